@@ -22,11 +22,11 @@ import (
 // Its operations are collective: every rank calls them, in the same order, each from one goroutine
 // at a time per communicator or handle.
 //
-// An error of ranks that wait for each other, for they have called things in different orders,
-// names no rank: its [PeerError] has the rank -1, wraps [ErrTimeout] and lists the circle.
+// If ranks call operations in different orders and therefore wait for each other, the error names no
+// rank: its [PeerError] has the rank -1, wraps [ErrTimeout] and lists the cycle.
 //
-// A failure is sticky. Once a rank has died, or a wait has ended at its deadline, every operation
-// returns the same [*PeerError], until the survivors call [Comm.SetMask] and go on without that
+// A failure is sticky. Once a rank has died, or a wait has reached its deadline, every operation
+// returns the same [*PeerError], until the survivors call [Comm.SetMask] and continue without that
 // rank.
 type Comm struct {
 	rank, size int
@@ -48,7 +48,7 @@ type Comm struct {
 
 	closed   atomic.Bool
 	released atomic.Bool  // its memory
-	closing  sync.RWMutex // held for reading by those who may look at shared memory while another goroutine closes
+	closing  sync.RWMutex // read-locked by code that may read shared memory while another goroutine closes
 
 	objects struct {
 		sync.Mutex
@@ -67,17 +67,17 @@ func (c *Comm) Size() int { return c.size }
 // LocalSize is the number of ranks on this host.
 func (c *Comm) LocalSize() int { return c.local }
 
-// Deadline is what bounds every wait beside its context.
+// Deadline bounds every wait, beside the wait's context.
 func (c *Comm) Deadline() time.Duration { return c.control.Waiter.Timeout }
 
-// Masked reports whether rank is left out of operations.
+// Masked reports whether a rank is masked: it takes part in no operation.
 func (c *Comm) Masked(rank int) bool { return c.control.Masked(rank) }
 
 // Mask returns the set of masked ranks.
 func (c *Comm) Mask() RankSet { return c.control.Mask() }
 
-// Err returns the failure that operations return from now on, or nil. It may be called from any
-// goroutine.
+// Err returns the failure that every operation returns until [Comm.SetMask], or nil. It may be
+// called from any goroutine.
 func (c *Comm) Err() error {
 	c.closing.RLock()
 	defer c.closing.RUnlock()
@@ -128,7 +128,7 @@ func (c *Comm) fault(op string) error {
 	return c.recordError(c.control.Fault(func() channel.Fault { return c.verdict(record) }), record)
 }
 
-// spread tells every rank that can be reached of a fault.
+// spread reports a fault to every rank that can be reached.
 func (c *Comm) spread(f channel.Fault) {
 	c.closing.RLock()
 	defer c.closing.RUnlock()
@@ -137,7 +137,7 @@ func (c *Comm) spread(f channel.Fault) {
 	}
 }
 
-// event takes what the mesh sees of the other ranks.
+// event handles an event of the mesh: a peer left or died.
 func (c *Comm) event(e shm.Event) {
 	switch e.Kind {
 	case shm.Left:
@@ -180,10 +180,10 @@ func (c *Comm) leave() error {
 }
 
 // Close leaves the communicator. Peers that still wait for this rank get an error that wraps
-// [ErrLeft]; data that it published stays readable to them. Windows and handles of the communicator
-// become unusable. Close waits for nobody; no operation of this rank may be in progress. On a GPU
-// it first lets the work in the rank's context end, until the deadline; memory that work still uses
-// then stays mapped, and the error says so.
+// [ErrLeft]; they can still read data that it published. Windows and handles of the communicator
+// become unusable. Close waits for no other rank; no operation of this rank may be in progress. On a
+// GPU it first waits until the work in the rank's context has ended, at most until the deadline. If
+// work still runs then, its memory stays mapped, and the error says so.
 func (c *Comm) Close() error {
 	errs := []error{c.leave()}
 	if c.released.Swap(true) {
@@ -193,7 +193,7 @@ func (c *Comm) Close() error {
 		ctx, cancel := context.WithTimeoutCause(context.Background(), c.control.Waiter.Timeout, ErrTimeout)
 		defer cancel()
 		if err := c.device.quiesce(ctx, "close"); err != nil && ctx.Err() != nil {
-			// Memory must not go from under kernels: they would take the whole context with them.
+			// A kernel that reads unmapped memory destroys the whole context, so keep it mapped.
 			return errors.Join(append(errs, err)...)
 		}
 	}

@@ -15,8 +15,8 @@ import (
 	"github.com/weftgo/weft/internal/shm"
 )
 
-// Device is the GPU that a rank is bound to, and what the rank has there. It lives as long as its
-// [Comm].
+// Device is the GPU that a rank is bound to, with the rank's stream and memory there. It lives as
+// long as its [Comm].
 type Device struct {
 	context *cuda.Context
 	owned   bool
@@ -30,13 +30,13 @@ type Device struct {
 	record  *device.Record   // the same, as the host sees it
 	claim   *cuda.Memory     // a word: whether the record has been written
 	abort   *abortWord
-	devices []*cuda.Device // by rank, as this process's driver knows them; nil for a GPU that it does not see
+	devices []*cuda.Device // by rank, of this process's driver; nil for a GPU that it does not see
 	peers   []gpuInfo      // by rank
 	kernels *kernel.Cache
 	lanes   lanes
 }
 
-// lanes are the words of the lanes of a Device's operations, by number from 1 on.
+// lanes are the words of a Device's lanes, by number from 1 on.
 type lanes struct {
 	sync.Mutex
 	words []*device.Words
@@ -70,33 +70,31 @@ func (d *Device) words(lane uint32) *device.Words {
 // Context is the CUDA context that the rank uses. It is borrowed.
 func (d *Device) Context() *cuda.Context { return d.context }
 
-// SMs is the number of multiprocessors that every rank's GPU has at the least: the same on all
-// ranks.
+// SMs is the number of SMs that every rank's GPU has at least: the same on all ranks.
 func (d *Device) SMs() int { return d.sms }
 
-// Arch is what kernels for this rank's GPU are compiled for, sm_90a for example. Ranks may differ.
+// Arch is the architecture for which kernels are compiled, sm_90a for example. Ranks may differ.
 func (d *Device) Arch() string { return d.info.arch }
 
-// Virtual reports whether windows are virtual memory, as they are unless a rank's GPU has none:
-// then the memory of a window lives until every rank has closed it.
+// Virtual reports whether windows are virtual memory: the memory of a window then lives until every
+// rank has closed it. They are unless a rank's GPU has no virtual memory.
 func (d *Device) Virtual() bool { return d.virtual }
 
-// Kernels is where the code of kernels for this rank's GPU is found, or compiled.
+// Kernels is the cache that finds or compiles the kernels of this rank's GPU.
 func (d *Device) Kernels() *kernel.Cache { return d.kernels }
 
 // kernels is the cache of communicators that were given none.
 var kernels = sync.OnceValue(func() *kernel.Cache { return kernel.New(kernel.Options{}) })
 
-// Stream is the Comm's own stream, for calls that are given none, and for operations beside a
-// stream of the caller's: see package ep's Streams. It has the greatest priority that the GPU
-// knows: while a kernel that peers wait for is not yet placed, they keep their multiprocessors for
-// nothing.
+// Stream is the Comm's own stream: for calls without a stream, and for operations beside a stream of
+// the caller's (see Streams in package ep). It has the greatest priority of the GPU, because peers
+// that wait for a kernel occupy SMs until it is scheduled.
 func (d *Device) Stream() *cuda.Stream { return d.stream }
 
 // Device is the GPU that this rank is bound to, or nil if its memory is the host's.
 func (c *Comm) Device() *Device { return c.device }
 
-// openDevice gets at the GPU that the options name. Without one it returns nil.
+// openDevice opens the GPU that the options name. It returns nil if they name none.
 func openDevice(cfg config) (*Device, error) {
 	d := &Device{context: cfg.context, kernels: cfg.kernels}
 	switch {
@@ -130,7 +128,7 @@ func openDevice(cfg config) (*Device, error) {
 	return d, nil
 }
 
-// deviceError puts an error of the driver in this package's terms.
+// deviceError turns an error of the driver into this package's.
 func deviceError(op string, err error) error {
 	switch {
 	case err == nil:
@@ -143,7 +141,7 @@ func deviceError(op string, err error) error {
 	return fmt.Errorf("%s: %w", op, err)
 }
 
-// bind makes what the rank needs on its GPU. region is its control page.
+// bind makes the rank's stream, record and abort word on its GPU. region is its control page.
 func (d *Device) bind(ctx context.Context, region *shm.Region) error {
 	_, priority, err := d.context.PriorityRange()
 	if err != nil {
@@ -166,7 +164,7 @@ func (d *Device) bind(ctx context.Context, region *shm.Region) error {
 	return deviceError("join", d.forget(ctx))
 }
 
-// forget makes the record as if no wait had ever given up. Nothing of the rank's runs.
+// forget clears the record of a wait that has timed out. No work of the rank may run.
 func (d *Device) forget(ctx context.Context) error {
 	atomic.StoreUint32(&d.record.State, device.RecordEmpty)
 	return errors.Join(d.stream.Memset(d.claim.Pointer(), 0, 4), d.stream.Wait(ctx))
@@ -174,10 +172,10 @@ func (d *Device) forget(ctx context.Context) error {
 
 func (d *Device) quiesce(ctx context.Context, op string) error {
 	if d.closed && d.owned {
-		return nil // the context has been given back, once it was quiet
+		return nil // close has released the context, after it was idle
 	}
-	// The driver has no bounded form of this wait, and graphs run on streams that nobody told us
-	// of. Should the work never end, the goroutine stays behind with it.
+	// The driver has no bounded form of this wait, and graphs run on streams that are unknown here.
+	// If the work never ends, the goroutine never ends either.
 	done := make(chan error, 1)
 	go func() { done <- d.context.Synchronize() }()
 	select {
@@ -188,7 +186,7 @@ func (d *Device) quiesce(ctx context.Context, op string) error {
 	}
 }
 
-// close gives back what bind and openDevice got, as far as they got.
+// close releases what bind and openDevice have made, also if they failed half-way.
 func (d *Device) close() error {
 	if d == nil || d.closed {
 		return nil

@@ -267,7 +267,7 @@ func deviceKinds() map[string]cudatest.Config {
 	}
 }
 
-// visit has this rank's GPU write its mark into every rank's part, then looks at what the others
+// visit has this rank's GPU write its mark into every rank's segment, then looks at what the others
 // have left in its own.
 func visit(ctx context.Context, c *weft.Comm, w *weft.Window, marks int) error {
 	cu := c.Device().Context()

@@ -17,18 +17,18 @@ type PeerError = channel.PeerError
 var (
 	// ErrTimeout: a rank did not answer before the deadline.
 	ErrTimeout = channel.ErrTimeout
-	// ErrAborted: a rank gave the operation up.
+	// ErrAborted: a rank aborted the operation.
 	ErrAborted = channel.ErrAborted
 	// ErrDied: a rank's process ended.
 	ErrDied = channel.ErrDied
 	// ErrLeft: a rank closed its communicator.
 	ErrLeft = channel.ErrLeft
-	// ErrUnsupported: the request can't be done here; nothing was enqueued. The error's text names
-	// the way out.
+	// ErrUnsupported: the request is not supported here; nothing was enqueued. The error's text
+	// names the way out.
 	ErrUnsupported = errors.New("unsupported")
 	// ErrInvalid: the arguments contradict each other or the contract; nothing was enqueued.
 	ErrInvalid = errors.New("invalid argument")
-	// ErrMismatch: ranks called the same operation with arguments that had to agree and did not.
+	// ErrMismatch: ranks made different calls, or arguments that must be equal on all ranks differ.
 	ErrMismatch = bootstrap.ErrMismatch
 	// ErrClosed: the communicator, window or handle was closed by this rank.
 	ErrClosed = errors.New("closed")
@@ -36,8 +36,8 @@ var (
 	ErrMasked = channel.ErrMasked
 )
 
-// ownLimit blames this rank for what failed because it has as many files open as it may, whichever
-// peer it was about.
+// ownLimit blames this rank for a failure at its own limit of open files, although the error names a
+// peer.
 func ownLimit(op string, rank int, err error) error {
 	if !filelimit.Reached(err) {
 		return err

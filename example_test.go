@@ -9,7 +9,7 @@ import (
 	"github.com/weftgo/weft/bootstrap"
 )
 
-// Two ranks, here goroutines, read each other's part of a window. Ranks that are processes leave
+// Two ranks, here goroutines, read each other's segment of a window. Ranks that are processes leave
 // WithBootstrap out.
 func ExampleJoin() {
 	meeting, _ := bootstrap.NewInProcess(2)

@@ -43,7 +43,7 @@ func (c *Comm) verdict(r device.Record) channel.Fault {
 	case c.control.Left(peer): // a device cannot know
 		return channel.Fault{Cause: channel.CauseLeft, Rank: peer}
 	}
-	// Nothing is seen of waits on devices before they have ended. Those of a circle do so at about
+	// Nothing is seen of waits on devices before they have ended. Those of a cycle do so at about
 	// the same time; what each was stays to be seen until SetMask.
 	own := channel.Record{
 		Op: r.OperationName(c.words(r)), Object: fmt.Sprintf("epoch %d", r.Epoch), Peer: peer,

@@ -77,7 +77,7 @@ func FuzzGPUInfo(f *testing.F) {
 	})
 }
 
-// FuzzSegment reads what a peer tells of its part of a window: what is accepted lies inside of its
+// FuzzSegment reads what a peer tells of its segment of a window: what is accepted lies inside of its
 // allocation.
 func FuzzSegment(f *testing.F) {
 	own := segment{kind: registeredSegment, base: 1 << 40, extent: 4096, offset: 96, ipc: cuda.IPCHandle{7}}

@@ -9,14 +9,14 @@ import (
 	"github.com/weftgo/weft/device"
 )
 
-// gpuInfo is what a rank tells the others of its GPU.
+// gpuInfo is the part of a peerInfo that describes the rank's GPU.
 type gpuInfo struct {
 	uuid    cuda.UUID
 	sms     int
-	blocks  int // that an SM can hold
+	blocks  int // of an SM, at most
 	virtual bool
 	fd      bool   // virtual memory can be shared by descriptors
-	bus     string // its place on the bus
+	bus     string // its address on the bus
 	arch    string
 }
 
@@ -46,8 +46,7 @@ const (
 	hasFD      = 2
 )
 
-// encode encodes the information. The others need neither the architecture nor how many blocks an SM
-// holds.
+// encode encodes the information. Peers need neither the architecture nor the blocks of an SM.
 func (p gpuInfo) encode() string {
 	b := append([]byte(nil), p.uuid[:]...)
 	b = binary.LittleEndian.AppendUint32(b, uint32(p.sms))
@@ -75,9 +74,9 @@ func parseGPUInfo(b []byte) (p gpuInfo, err error) {
 	return p, nil
 }
 
-// checkPeers learns from the peers where all ranks are. It refuses, on every rank alike, a communicator
-// of which only some are on GPUs, and one of which a rank could not get at its own. d is nil on the
-// host; own is why there is no device.
+// checkPeers takes the GPUs of all ranks from their peerInfos. It refuses, on every rank alike, a
+// communicator in which only some ranks are on GPUs, or in which a rank could not open its GPU. d is
+// nil on the host; own is the error of opening this rank's GPU.
 func (d *Device) checkPeers(peers []peerInfo, inProcess int, own error) error {
 	if own != nil {
 		return own
@@ -125,7 +124,7 @@ func (d *Device) checkPeers(peers []peerInfo, inProcess int, own error) error {
 	return nil
 }
 
-// find is the GPU in this process's driver, or nil if the process cannot see it.
+// find returns the GPU in this process's driver, or nil if the process does not see it.
 func (d *Device) find(u cuda.UUID) *cuda.Device {
 	all := d.context.Device().Driver().Devices()
 	i := slices.IndexFunc(all, func(o *cuda.Device) bool {
@@ -138,8 +137,8 @@ func (d *Device) find(u cuda.UUID) *cuda.Device {
 	return all[i]
 }
 
-// checkAccess refuses a peer whose memory this rank's GPU cannot use. Of a GPU that this process does not
-// see nothing is known before its memory is mapped.
+// checkAccess refuses a peer whose memory this rank's GPU cannot reach. For a GPU that this process
+// does not see, only mapping its memory shows that.
 func (d *Device) checkAccess(rank int) error {
 	for r, other := range d.devices {
 		if other == nil || other == d.context.Device() {
@@ -158,7 +157,7 @@ func (d *Device) checkAccess(rank int) error {
 	return nil
 }
 
-// message is what a rank's peerInfo says of its device.
+// message is the device part of a rank's peerInfo.
 func (d *Device) message(unbound error) []byte {
 	switch {
 	case unbound != nil:

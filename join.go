@@ -19,9 +19,9 @@ import (
 )
 
 // Join makes this process, or this goroutine, a rank of a communicator. Without [WithBootstrap] the
-// environment says which rank of how many it is and where the others are (see [bootstrap.Detect]);
-// with no environment at all it is the only rank. Join is collective and returns when all ranks
-// have joined.
+// environment gives the rank, the number of ranks and the address of the others (see
+// [bootstrap.Detect]); without an environment this is the only rank. Join is collective and returns
+// when all ranks have joined.
 func Join(ctx context.Context, options ...Option) (_ *Comm, err error) {
 	rank := 0
 	defer func() { err = ownLimit("join", rank, err) }()
@@ -71,7 +71,7 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 	if cfg.deadline <= 0 {
 		return nil, Invalidf("join: a deadline of %v; every wait must end", cfg.deadline)
 	}
-	// A rank that fails half-way may live on and say nothing: joining ends at the deadline like
+	// A peer that fails half-way may live on and report nothing: joining ends at the deadline like
 	// every other wait.
 	ctx, cancel := awake(ctx, cfg.deadline)
 	defer cancel()
@@ -134,14 +134,14 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 		Rank: c.rank, Size: c.size, InProcess: c.inProcess, Policy: policy, Timeout: cfg.deadline,
 		Fault: c.fault, Blame: c.spread, Logger: cfg.logger,
 	}, region.Bytes())
-	// A rank without its device goes on until it can tell the others.
+	// A rank that cannot use its device continues until it can report that to the others.
 	if gpu != nil {
 		if unbound = gpu.bind(ctx, region); unbound == nil {
 			c.record = gpu.record
 		}
 	}
 	if c.remote >= 0 {
-		// Ranks of other hosts are met through the bootstrap only; see requireOneHost.
+		// Ranks of other hosts are reached through the bootstrap only; see requireOneHost.
 		if unbound != nil {
 			return nil, errors.Join(unbound, listener.Close(), gpu.close(), region.Release())
 		}
@@ -181,12 +181,12 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 	return c, nil
 }
 
-// newsTime is how long a rank that sees another one go, while they join, waits to be told why. It
-// is told within a few milliseconds, if at all.
+// newsTime bounds the wait for the reason why a peer ended while ranks join. The reason arrives
+// within a few milliseconds, if at all.
 const newsTime = 100 * time.Millisecond
 
-// giveUp is what a rank does with an error that ends its join before others can see it go: it finds
-// out who is to blame, and tells them.
+// giveUp handles an error that ends this rank's join: it finds the culprit and reports it to the
+// other ranks, before they see this rank end.
 func giveUp(b bootstrap.Bootstrap, err error) error {
 	err = ownLimit("join", b.Rank(), translate("join", err))
 	witness, ok := b.(bootstrap.Witness)
@@ -198,7 +198,7 @@ func giveUp(b bootstrap.Bootstrap, err error) error {
 		culprit, why = peer.Rank, peer.Err
 	}
 	switch {
-	case errors.Is(err, context.Canceled): // by the caller: the peer that it waited for has done nothing
+	case errors.Is(err, context.Canceled): // by the caller: the awaited peer is not to blame
 		culprit, why = b.Rank(), fmt.Errorf("%w: its caller cancelled", ErrAborted)
 	case errors.Is(err, ErrTimeout), errors.Is(err, context.DeadlineExceeded):
 		why, wait = ErrTimeout, 0
@@ -214,9 +214,9 @@ func giveUp(b bootstrap.Bootstrap, err error) error {
 	return err
 }
 
-// untilBlamed is a context that ends when a rank gives up, which may be one that this rank waits
-// for and has no connection to. Deaths show otherwise, behind what the rank did before; one that
-// only left may have joined.
+// untilBlamed is a context that ends when a rank reports that its join has failed. This rank may
+// wait for that rank without a connection to it. Reports of deaths do not end the context: the
+// connection shows a death, after all that the rank sent before. A rank that left may have joined.
 func untilBlamed(ctx context.Context, b bootstrap.Bootstrap) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var watching sync.WaitGroup
@@ -233,8 +233,8 @@ func untilBlamed(ctx context.Context, b bootstrap.Bootstrap) (_ context.Context,
 	}
 }
 
-// awake is a context that ends when this process has run for so long: what others have not done
-// while it was stopped is not their fault.
+// awake is a context that ends when this process has run for the limit. Time in which the process
+// was stopped does not count, because peers are not to blame for it.
 func awake(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var watch channel.Stopwatch
@@ -257,8 +257,8 @@ func awake(ctx context.Context, limit time.Duration) (context.Context, context.C
 	}
 }
 
-// verifyDevices refuses, on every rank alike, GPUs that could not be set up and those that cannot reach each
-// other.
+// verifyDevices refuses, on every rank alike, GPUs that could not be set up and GPUs that cannot
+// reach each other.
 func (c *Comm) verifyDevices(ctx context.Context, own error) error {
 	if own == nil {
 		own = c.device.checkAccess(c.rank)
@@ -266,11 +266,11 @@ func (c *Comm) verifyDevices(ctx context.Context, own error) error {
 	return c.verifySame(ctx, "join", "ready", own)
 }
 
-// peerInfo is what ranks tell each other through the bootstrap.
+// peerInfo is a rank's address, processors and GPU, which ranks exchange through the bootstrap.
 type peerInfo struct {
 	address shm.Address
 	cpus    channel.CPUs // ranks may be bound to different ones
-	device  []byte       // a note: the words of a gpuInfo, or why there is no GPU; empty on the host
+	device  []byte       // a message: a gpuInfo, or the reason why there is no GPU; empty on the host
 }
 
 const peerInfoVersion = 3

@@ -31,25 +31,24 @@ type config struct {
 // Option configures [Join].
 type Option func(*config)
 
-// WithBootstrap joins through b instead of through what the environment says. The communicator owns
-// b from then on.
+// WithBootstrap joins through b; without it the environment decides. The communicator owns b from
+// then on.
 func WithBootstrap(b bootstrap.Bootstrap) Option { return func(c *config) { c.bootstrap = b } }
 
 // WithDeadline bounds every wait of the communicator, host and device. Contexts may end a wait
 // sooner, never later.
 func WithDeadline(d time.Duration) Option { return func(c *config) { c.deadline = d } }
 
-// WithWaitPolicy overrides how ranks wait, which otherwise follows from the number of ranks and
-// processors.
+// WithWaitPolicy sets how ranks wait. The default follows from the number of ranks and processors.
 func WithWaitPolicy(p channel.Policy) Option { return func(c *config) { c.policy = &p } }
 
-// WithLogger receives what is worth telling outside the hot path: joins, faults, masks, and why
-// kernels are compiled that a cache should have had (of a cache that [WithKernels] gives its own
-// logger is told). The default, and nil, is silence.
+// WithLogger sets the logger of events outside the hot path: joins, faults, masks, and kernels that
+// are compiled because no cache has them. (A cache of [WithKernels] uses its own logger.) The
+// default, and nil, log nothing.
 func WithLogger(l *slog.Logger) Option { return func(c *config) { c.logger = l } }
 
-// WithHugePages lets windows use huge pages from the system's pool where it has them. The default
-// is true.
+// WithHugePages lets windows use huge pages from the system's pool, if that has any. The default is
+// true.
 func WithHugePages(on bool) Option { return func(c *config) { c.hugePages = on } }
 
 // WithDevice binds the rank to the GPU of a context, which is borrowed and outlives the
@@ -65,6 +64,6 @@ func WithGPU(ordinal int) Option {
 	return func(o *config) { o.ordinal, o.onGPU = ordinal, true }
 }
 
-// WithKernels makes the rank find the code of its kernels in a cache of the caller's. The default
-// is the process's, which keeps it in the user's cache directory.
+// WithKernels sets the cache in which the rank finds the code of its kernels. The default is the
+// process's cache, which keeps code in the user's cache directory.
 func WithKernels(c *kernel.Cache) Option { return func(o *config) { o.kernels = c } }

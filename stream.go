@@ -14,8 +14,8 @@ import (
 // that the call returns when its work is done.
 type Stream struct{ stream *cuda.Stream }
 
-// StreamOf makes operations of this package's users enqueue on a stream of CUDA's, which stays its
-// owner's. It returns nil for nil.
+// StreamOf makes a Stream of a CUDA stream, which it borrows. Operations that get the Stream enqueue
+// there. It returns nil for nil.
 func StreamOf(s *cuda.Stream) *Stream {
 	if s == nil {
 		return nil
@@ -31,15 +31,14 @@ func (s *Stream) CUDA() *cuda.Stream {
 	return s.stream
 }
 
-// errSlice ends a slice of a longer wait.
+// errSlice is the cause that ends one slice of a longer wait.
 var errSlice = errors.New("slice of a wait")
 
-// Wait waits until what was enqueued on the stream has happened, the Comm's own stream if s is nil,
-// and returns the failure that an operation has met meanwhile, if one has: a bare synchronise
-// cannot tell. It ends when ctx does, or a little after the deadline, by which waits on the device
-// have given up. The work may then still be there, and can be waited for again. A stream that
-// captures has nothing to wait for, and is refused. On the host it returns the failure, if there is
-// one.
+// Wait waits until the work that was enqueued on the stream has ended; nil is the Comm's own stream.
+// It returns the failure that an operation has met meanwhile, which synchronising the stream would
+// not show. It ends when ctx does, or a little after the deadline, by which waits on the device have
+// ended. The work may then still run, and Wait may be called again. A stream that captures is
+// refused, because its work has not run. On the host Wait only returns the failure.
 func (c *Comm) Wait(ctx context.Context, s *Stream) error {
 	const op = "wait"
 	if c.closed.Load() || c.device == nil {
@@ -51,14 +50,14 @@ func (c *Comm) Wait(ctx context.Context, s *Stream) error {
 	}
 	// To ask such a stream whether it is done would break the capture.
 	if status, err := stream.CaptureStatus(); err != nil || status != cuda.NotCapturing {
-		return cmp.Or(deviceError(op, err), Unsupportedf("%s: the stream captures: nothing of what it was "+
-			"given has run; wait for the graph's launch", op))
+		return cmp.Or(deviceError(op, err), Unsupportedf("%s: the stream captures, so its work has not run; "+
+			"wait for the graph's launch", op))
 	}
 	timeout := c.control.Waiter.Timeout + c.control.Waiter.Timeout/4
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, ErrTimeout)
 	defer cancel()
-	// Between the slices it looks for a record: the work behind a wait that has given up must
-	// leave, too.
+	// Between the slices it looks for a record of a device wait that has timed out: the work behind
+	// that wait must end, too.
 	for {
 		slice, done := context.WithTimeoutCause(ctx, 5*time.Millisecond, errSlice)
 		err := stream.Wait(slice)

@@ -7,16 +7,16 @@ import (
 	"github.com/weftgo/weft/cuda"
 )
 
-// Tensor is a dense row-major view of memory that someone else owns. Operations borrow it: the
-// caller must neither change an input nor read an output until the operation has passed. Data of a
-// tensor on a GPU is an address of the device's, which the host must not follow.
+// Tensor is a dense row-major view of memory. It does not own the memory. Operations borrow it: the
+// caller must neither change an input nor read an output until the operation has passed. On a GPU
+// Data is a device address, which the host must not follow.
 type Tensor struct {
 	Data  unsafe.Pointer
 	DType DType
-	// Generation numbers the batch that a tensor of received rows was given out with, whose memory
-	// later batches use again: an operation that takes the tensor refuses it once the memory holds
-	// another batch. It is 0 for tensors of any other memory, and for those of received rows that
-	// the caller makes: these are not told from a later batch of the same routing.
+	// Generation is the number of the batch in a tensor of received rows. Later batches reuse the
+	// memory; an operation refuses the tensor once the memory holds another batch. It is 0 for
+	// tensors of other memory, and for tensors of received rows that the caller makes. For the
+	// latter an operation cannot detect a later batch of the same routing.
 	Generation uint32
 	Shape      []int
 }
@@ -30,15 +30,14 @@ type (
 	E8M0 uint8
 )
 
-// absent is the type of a tensor that is not there for a reason, to which Data points.
+// absent is the type of a tensor that [Absent] made. Data points to the reason.
 const absent DType = 255
 
-// Absent stands for a tensor that there is not, and says why. Operations refuse it, on every rank
-// with these words: so a layer over this package tells the other ranks what it has refused its
-// caller.
+// Absent makes a tensor without memory, for a reason. Every rank refuses an operation on it, with
+// that reason. A layer over this package uses it to report a refused argument to the other ranks.
 func Absent(why string) Tensor { return Tensor{Data: unsafe.Pointer(&why), DType: absent} }
 
-// Absence is why there is no tensor, or empty.
+// Absence is the reason of a tensor that [Absent] made, or empty.
 func (t Tensor) Absence() string {
 	if t.DType != absent {
 		return ""
@@ -46,7 +45,7 @@ func (t Tensor) Absence() string {
 	return *(*string)(t.Data)
 }
 
-// Element is what a Go slice must hold to become a Tensor.
+// Element is the element type of a Go slice that can become a Tensor.
 type Element interface {
 	BF16 | FP16 | E4M3 | E5M2 | E8M0 | float32 | float64 | int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64
 }
@@ -113,13 +112,12 @@ func TensorAt(mem []byte, d DType, shape ...int) Tensor {
 
 // DeviceTensor views memory of a GPU as a tensor of the given type and shape.
 func DeviceTensor(p cuda.Pointer, d DType, shape ...int) Tensor {
-	// Such an address lies outside of Go's heap, like one of a foreign mapping; the collector
-	// passes it over.
+	// The address lies outside of Go's heap, so the garbage collector ignores it.
 	at := uintptr(p)
 	return Tensor{Data: *(*unsafe.Pointer)(unsafe.Pointer(&at)), DType: d, Shape: shape}
 }
 
-// Pointer is Data as package cuda has it.
+// Pointer is Data in the type of package cuda.
 func (t Tensor) Pointer() cuda.Pointer { return cuda.Pointer(uintptr(t.Data)) }
 
 // SliceOf views a host tensor as a Go slice. It panics if T does not stand for the tensor's type.

@@ -17,29 +17,29 @@ import (
 	"github.com/weftgo/weft/internal/shm"
 )
 
-// Window is symmetric memory: a region of the same size on every rank, mapped by every rank. What
-// one rank stores in its part the others can load, and the other way round; channels say when.
-// Operands that lie in a window move without a staging copy.
+// Window is symmetric memory: a segment of the same size on every rank, mapped by every rank. Every
+// rank can load and store in all segments; channels say when. Operands that lie in a window move
+// without a staging copy.
 type Window struct {
 	comm    *Comm
 	id      uint64
 	size    int
-	base    uintptr  // of this rank's part, as whoever works on it sees it
-	mem     []byte   // this rank's part; nil on a GPU
+	base    uintptr  // of this rank's segment, on the host or on its GPU
+	mem     []byte   // this rank's segment; nil on a GPU
 	peers   [][]byte // by rank; nil for ranks masked when the window was made
 	regions []*shm.Region
 	huge    bool
 
-	pointers []cuda.Pointer // by rank, as this rank's GPU sees them; nil on the host
-	held     []io.Closer    // what goes with a window on a GPU, in this order
+	pointers []cuda.Pointer // peer pointers, by rank; nil on the host
+	held     []io.Closer    // on a GPU: closed with the window, in this order
 
 	once sync.Once
 	err  error
 }
 
-// Alloc makes a window of at least size bytes per rank, zeroed. It is collective: all ranks call it
-// with the same size, in the same order as their other Allocs and Registers. On a GPU the memory is
-// the device's.
+// Alloc makes a window of at least size bytes per rank, zeroed; on a GPU it is device memory. It is
+// collective: all ranks call it with the same size, in the same order as their other Allocs and
+// Registers.
 func (c *Comm) Alloc(ctx context.Context, size int) (*Window, error) {
 	const op = "alloc window"
 	if err := c.begin(op); err != nil {
@@ -62,13 +62,12 @@ func (c *Comm) Alloc(ctx context.Context, size int) (*Window, error) {
 	return c.window(ctx, op, size, own, err)
 }
 
-// populateLimit bounds the windows whose pages are made present when they are made. First touch of
-// 4 KiB pages costs about half a microsecond each; larger windows are often used in part only, and
-// pay as they go.
+// populateLimit is the largest window whose pages Alloc populates. The first touch of a 4 KiB page
+// costs about half a microsecond. Larger windows are often used in part only, and pay at the touch.
 const populateLimit = 64 << 20
 
-// Register makes a window of memory that the caller has: a memfd of at least size bytes, sealed
-// against shrinking. The descriptor is Register's, which closes it even when it fails.
+// Register makes a window of the caller's memfd: at least size bytes, sealed against shrinking.
+// Register owns the descriptor and closes it, even when it fails.
 func (c *Comm) Register(ctx context.Context, fd, size int) (*Window, error) {
 	const op = "register window"
 	own, err := shm.FromFD(fd, size)
@@ -81,7 +80,7 @@ func (c *Comm) Register(ctx context.Context, fd, size int) (*Window, error) {
 	return c.window(ctx, op, size, own, err)
 }
 
-// RegisterMemory makes a window of plain memory when all ranks are goroutines of this process. The
+// RegisterMemory makes a window of plain memory; all ranks must be goroutines of this process. The
 // memory stays the caller's and must outlive the window on every rank.
 func (c *Comm) RegisterMemory(ctx context.Context, mem []byte) (*Window, error) {
 	const op = "register memory"
@@ -109,7 +108,7 @@ func (c *Comm) RegisterMemory(ctx context.Context, mem []byte) (*Window, error) 
 	return w, nil
 }
 
-// window makes a window of this rank's part, or tells the others why there is none.
+// window makes a window of this rank's segment, or passes err to the other ranks.
 func (c *Comm) window(ctx context.Context, op string, size int, own *shm.Region, err error) (*Window, error) {
 	if err := c.verifySame(ctx, op, fmt.Sprintf("%d bytes", size), err); err != nil {
 		if own != nil {
@@ -145,9 +144,9 @@ func addressOf(mem []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceD
 // bounded is ctx for exchanges of the mesh: it also ends soon after the abort word is set, and at
 // the communicator's deadline. The caller calls stop.
 //
-// The abort word comes before the deadline: a rank that was stopped wakes to a clock that says
-// nothing about the others. Whom it then blames goes through that word, too. Meanwhile the others
-// see for whom this rank waits, as they do in the Waiter's waits.
+// It checks the abort word before the deadline, because the clock of a rank that was stopped and
+// woken says nothing about its peers. At the deadline it finds the culprit and sets the abort words.
+// Meanwhile the peers see which rank this one waits for, as they do in the Waiter's waits.
 func (c *Comm) bounded(ctx context.Context, op string) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var watching sync.WaitGroup
@@ -165,14 +164,14 @@ func (c *Comm) bounded(ctx context.Context, op string) (_ context.Context, stop 
 			}
 			if waited > c.control.Waiter.Timeout && peer >= 0 {
 				culprit := c.control.Waiter.Culprit(channel.Record{Op: op, Peer: peer}, 0)
-				if c.mesh.Awaited() != peer { // it has come after all
+				if c.mesh.Awaited() != peer { // the peer has answered by now
 					continue
 				}
 				c.spread(channel.Fault{Cause: channel.CauseTimeout, Rank: culprit})
 				cancel(cmp.Or(c.begin(op), ErrTimeout))
 				return
 			}
-			if waited > c.control.Waiter.Timeout+sendTime { // to give took so long: the error names to whom
+			if waited > c.control.Waiter.Timeout+sendTime { // it was sending: the mesh's error names the receiver
 				cancel(ErrTimeout)
 				return
 			}
@@ -190,11 +189,10 @@ func (c *Comm) bounded(ctx context.Context, op string) (_ context.Context, stop 
 	}
 }
 
-// sendTime is how long after the deadline an exchange may still be about to wait, and not be in a
-// wait.
+// sendTime is how long after the deadline an exchange may still send before it begins to wait.
 const sendTime = 50 * time.Millisecond
 
-// meshError spreads the word of a failure that the mesh met.
+// meshError turns a failure of the mesh into an error, and reports it to the other ranks.
 func (c *Comm) meshError(op string, err error) error {
 	if fault, ok := errors.AsType[*PeerError](err); ok { // the abort word's, by way of bounded
 		return fault
@@ -202,7 +200,8 @@ func (c *Comm) meshError(op string, err error) error {
 	err = ownLimit(op, c.rank, translate(op, err))
 	if peer, ok := errors.AsType[*PeerError](err); ok &&
 		(errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)) {
-		err = fmt.Errorf("%s: still waiting for rank %d: %w", op, peer.Rank, peer.Err) // the caller's: nobody is to blame
+		// The caller's context ended: no peer is to blame.
+		err = fmt.Errorf("%s: still waiting for rank %d: %w", op, peer.Rank, peer.Err)
 	}
 	if err = c.fail(err); c.control.LeftOut() {
 		return c.begin(op)
@@ -210,7 +209,7 @@ func (c *Comm) meshError(op string, err error) error {
 	return err
 }
 
-// translate puts an error of the mesh in this package's terms.
+// translate turns an error of the mesh into this package's.
 func translate(op string, err error) error {
 	var peer *shm.PeerError
 	switch {
@@ -241,8 +240,8 @@ func (l *windowList) open() []*Window {
 	return nil
 }
 
-// next returns the identifier of the next window. Windows are made in the same order on every rank;
-// one that was left out meanwhile has missed some, so the count begins anew with every generation.
+// next returns the identifier of the next window. All ranks make windows in the same order, but a
+// masked rank misses some. The count therefore begins anew with every generation.
 func (l *windowList) next(generation uint64) uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -280,17 +279,17 @@ func (l *windowList) close() []*Window {
 // ID identifies the window; it is the same on every rank.
 func (w *Window) ID() uint64 { return w.id }
 
-// Size is the size in bytes of each rank's part.
+// Size is the size in bytes of each rank's segment.
 func (w *Window) Size() int { return w.size }
 
-// Bytes is this rank's part; nil on a GPU.
+// Bytes is this rank's segment; nil on a GPU.
 func (w *Window) Bytes() []byte { return w.mem }
 
-// Peer is rank's part, mapped here; nil for a rank that was masked when the window was made, and on
-// a GPU.
+// Peer is a rank's segment as this rank maps it; nil for a rank that was masked when the window was
+// made, and on a GPU.
 func (w *Window) Peer(rank int) []byte { return w.peers[rank] }
 
-// Pointer is this rank's part on its GPU; 0 on the host.
+// Pointer is the address of this rank's segment on its GPU; 0 on the host.
 func (w *Window) Pointer() cuda.Pointer {
 	if w.pointers == nil {
 		return 0
@@ -298,8 +297,8 @@ func (w *Window) Pointer() cuda.Pointer {
 	return w.pointers[w.comm.rank]
 }
 
-// PeerPointer is rank's part as this rank's GPU reaches it; 0 on the host, and for a rank that was
-// masked when the window was made.
+// PeerPointer is the address at which this rank's GPU reaches a rank's segment; 0 on the host, and
+// for a rank that was masked when the window was made.
 func (w *Window) PeerPointer(rank int) cuda.Pointer {
 	if w.pointers == nil {
 		return 0
@@ -307,12 +306,13 @@ func (w *Window) PeerPointer(rank int) cuda.Pointer {
 	return w.pointers[rank]
 }
 
-// HugePages reports whether this rank's part lies on huge pages.
+// HugePages reports whether this rank's segment lies on huge pages.
 func (w *Window) HugePages() bool { return w.huge }
 
-// Close gives the window up on this rank. The memory itself goes when every rank has. On a GPU no
-// work may still use it. Memory that is not virtual (registered from a plain allocation, or on a
-// GPU without virtual memory) goes when its owner closes, so ranks of other processes close first.
+// Close closes the window on this rank. The memory is freed when every rank has closed it. On a GPU
+// no work may still use it. Memory that is not virtual (registered from a plain allocation, or on a
+// GPU without virtual memory) is freed when its owner closes, so ranks of other processes close
+// first.
 func (w *Window) Close() error {
 	w.comm.windows.remove(w)
 	return w.release()

@@ -13,8 +13,8 @@ import (
 	"github.com/weftgo/weft/cuda"
 )
 
-// segment is a rank's memory of a window on a GPU, in the terms in which its peers reach it: an
-// allocation and where in it the window begins.
+// segment is a rank's memory of a window on a GPU, as peers map it: an allocation, and the offset at
+// which the window begins.
 type segment struct {
 	kind    segmentKind
 	base    cuda.Pointer // of the allocation, in its owner's address space
@@ -22,20 +22,20 @@ type segment struct {
 	offset  int
 	ipc     cuda.IPCHandle // of plain memory that other processes map
 	file    *os.File       // of virtual memory that other processes map
-	release io.Closer      // gives own memory back; nil if it is the caller's
+	release io.Closer      // frees own memory; nil if it is the caller's
 }
 
 type segmentKind uint8
 
 const (
 	virtualSegment    segmentKind = iota + 1 // mapped allocations: descriptors between processes
-	plainSegment                             // cuMemAlloc's: cudaIpc between processes, peer access within one
+	plainSegment                             // of cuMemAlloc: cudaIpc between processes, peer access within one
 	registeredSegment                        // plain memory that a caller owns
 )
 
 func (p *segment) pointer() cuda.Pointer { return p.base.Add(p.offset) }
 
-// discard gives back what the part holds.
+// discard closes the segment's file and frees its memory.
 func (p *segment) discard() error {
 	errs := []error{p.closeFile()}
 	if p.release != nil {
@@ -45,7 +45,7 @@ func (p *segment) discard() error {
 	return errors.Join(errs...)
 }
 
-// closeFile ends what holds the memory once all have mapped it.
+// closeFile closes the descriptor, which is not needed once all ranks have mapped the memory.
 func (p *segment) closeFile() error {
 	if p.file == nil {
 		return nil
@@ -65,17 +65,17 @@ func (p *segment) encode() []byte {
 	return append(b, p.ipc[:]...)
 }
 
-// parseSegment reads what a peer says of its part of a window of size bytes.
+// parseSegment decodes a peer's segment of a window of size bytes.
 func parseSegment(b []byte, size int) (p segment, err error) {
 	if len(b) != segmentSize {
-		return p, fmt.Errorf("%w: %d bytes about its part", ErrMismatch, len(b))
+		return p, fmt.Errorf("%w: %d bytes about its segment", ErrMismatch, len(b))
 	}
 	p.kind, p.base = segmentKind(b[0]), cuda.Pointer(binary.LittleEndian.Uint64(b[1:]))
 	extent, offset := binary.LittleEndian.Uint64(b[9:]), binary.LittleEndian.Uint64(b[17:])
 	if p.kind < virtualSegment || p.kind > registeredSegment || p.base == 0 || extent == 0 || extent > math.MaxInt ||
 		offset > extent ||
 		uint64(size) > extent-offset {
-		return p, fmt.Errorf("%w: a part of kind %d, at %d of %d bytes", ErrMismatch, p.kind, offset, extent)
+		return p, fmt.Errorf("%w: a segment of kind %d, at %d of %d bytes", ErrMismatch, p.kind, offset, extent)
 	}
 	p.extent, p.offset = int(extent), int(offset)
 	copy(p.ipc[:], b[25:])
@@ -121,7 +121,7 @@ func (c *Comm) allocSegment(ctx context.Context, p *segment, size int) error {
 	return d.stream.Wait(ctx)
 }
 
-// exportSegment makes what other processes need to map the part.
+// exportSegment makes the descriptor or handle with which other processes map the segment.
 func (d *Device) exportSegment(p *segment, otherProcesses bool) (err error) {
 	if !otherProcesses {
 		return nil
@@ -139,10 +139,10 @@ func (d *Device) exportSegment(p *segment, otherProcesses bool) (err error) {
 }
 
 // RegisterDevice makes a window of size bytes of the caller's device memory: a plain allocation, or
-// virtual memory within one allocation, on this rank's GPU. The sizes are the same on every rank,
-// the kinds need not be. The memory stays the caller's and must outlive the window on every rank.
-// Anything else is refused, on every rank alike, with an error that wraps [ErrUnsupported] or
-// [ErrInvalid] and says what it is.
+// virtual memory within one allocation, on this rank's GPU. The size is the same on every rank; the
+// kind of memory may differ. The memory stays the caller's and must outlive the window on every
+// rank. Every rank refuses other memory, with an error that wraps [ErrUnsupported] or [ErrInvalid]
+// and names the kind of memory.
 func (c *Comm) RegisterDevice(ctx context.Context, p cuda.Pointer, size int) (*Window, error) {
 	const op = "register device memory"
 	if err := c.begin(op); err != nil {
@@ -158,7 +158,7 @@ func (c *Comm) RegisterDevice(ctx context.Context, p cuda.Pointer, size int) (*W
 	return c.deviceWindow(ctx, op, size, own, err)
 }
 
-// inspectSegment finds out what memory it is.
+// inspectSegment asks the driver what memory p points to.
 func (d *Device) inspectSegment(op string, p cuda.Pointer, size int, otherProcesses bool) (*segment, error) {
 	own := &segment{}
 	if size <= 0 || p == 0 {
@@ -178,7 +178,7 @@ func (d *Device) inspectSegment(op string, p cuda.Pointer, size int, otherProces
 	return own, nil
 }
 
-// refuseSegment says why memory cannot be a rank's part of a window.
+// refuseSegment refuses memory that cannot be a segment of a window.
 func (d *Device) refuseSegment(op string, p cuda.Pointer, size int, info cuda.PointerInfo, otherProcesses bool) error {
 	way := "allocate it with cuMemAlloc, cudaMalloc or cuMemCreate, or use Alloc"
 	switch {
@@ -192,8 +192,8 @@ func (d *Device) refuseSegment(op string, p cuda.Pointer, size int, info cuda.Po
 		return Invalidf("%s: %v is memory of another GPU, this rank's is %s", op, p, d.info.bus)
 	case uint64(p-info.Base)+uint64(size) > uint64(info.Size):
 		return Unsupportedf("%s: %d bytes at %v run over the end of their allocation (%d bytes at %v); "+
-			"memory of several allocations "+
-			"(PyTorch's expandable_segments) cannot be a window; %s", op, size, p, info.Size, info.Base, way)
+			"memory of several allocations (PyTorch's expandable_segments) cannot be a window; %s",
+			op, size, p, info.Size, info.Base, way)
 	case info.Virtual && otherProcesses && info.Share&cuda.ShareFD == 0:
 		return Unsupportedf("%s: %v is virtual memory that was not made to be shared by descriptors; %s", op, p, way)
 	case !info.Virtual && !info.IPC:
@@ -203,9 +203,9 @@ func (d *Device) refuseSegment(op string, p cuda.Pointer, size int, info cuda.Po
 	return nil
 }
 
-// deviceWindow makes a window of this rank's part, or tells the others why there is none. No rank
-// returns before all have mapped all parts, so what a rank shows of its memory stays there while
-// others look.
+// deviceWindow makes a window of this rank's segment, or passes err to the other ranks. Invariant:
+// no rank returns before all ranks have mapped all segments. A segment and its descriptor therefore
+// stay valid while peers map it.
 func (c *Comm) deviceWindow(ctx context.Context, op string, size int, own *segment, err error) (*Window, error) {
 	if err != nil {
 		err = errors.Join(prefixed(op, err), own.discard())
@@ -220,7 +220,7 @@ func (c *Comm) deviceWindow(ctx context.Context, op string, size int, own *segme
 	}
 	w.id = c.windows.next(c.control.Generation())
 	err = errors.Join(c.mapSegments(ctx, op, w, own, data), own.closeFile())
-	// Own memory goes last: what maps it within the process has a share in it.
+	// Own memory is freed last: mappings within the process refer to it.
 	w.held = append(w.held, closer(own.discard))
 	if err != nil && c.begin(op) != nil {
 		return nil, errors.Join(err, w.release())
@@ -242,7 +242,7 @@ func prefixed(op string, err error) error {
 	return deviceError(op, err)
 }
 
-// mapSegments maps every unmasked rank's part for this rank's GPU.
+// mapSegments maps every unmasked rank's segment for this rank's GPU.
 func (c *Comm) mapSegments(ctx context.Context, op string, w *Window, own *segment, data [][]byte) error {
 	segments := make([]segment, c.size)
 	descriptors := false
@@ -264,7 +264,7 @@ func (c *Comm) mapSegments(ctx context.Context, op string, w *Window, own *segme
 		defer func() {
 			for _, f := range files {
 				if f != nil {
-					_ = f.Close() // what was imported stays
+					_ = f.Close() // imported memory stays mapped
 				}
 			}
 		}()
@@ -283,15 +283,15 @@ func (c *Comm) mapSegments(ctx context.Context, op string, w *Window, own *segme
 		}
 		if err != nil {
 			there, here := c.device.peers[r].bus, c.device.info.bus
-			return deviceError(fmt.Sprintf("%s: rank %d's part on GPU %s, from rank %d on GPU %s", op, r, there,
+			return deviceError(fmt.Sprintf("%s: rank %d's segment on GPU %s, from rank %d on GPU %s", op, r, there,
 				c.rank, here), err)
 		}
 	}
 	return nil
 }
 
-// exchangeFiles gives the descriptors of this rank's part to the ranks of other processes, and
-// takes theirs. A rank whose part has none gives one of nothing.
+// exchangeFiles exchanges the descriptors of segments with the ranks of other processes. A rank
+// whose segment has none sends one of the null device.
 func (c *Comm) exchangeFiles(ctx context.Context, op string, id uint64, own *os.File, files []*os.File) error {
 	if own == nil {
 		nothing, err := os.Open(os.DevNull)
@@ -339,7 +339,7 @@ func (c *Comm) mapVirtual(w *Window, r int, p *segment, file *os.File) error {
 	return nil
 }
 
-// mapPlain gets at another rank's plain memory. Within the process it has an address already.
+// mapPlain maps another rank's plain memory. Within a process the address is valid already.
 func (c *Comm) mapPlain(w *Window, r int, p *segment) error {
 	d := c.device
 	if !c.sameProcess[r] {
@@ -373,15 +373,15 @@ func (c *Comm) mapPlain(w *Window, r int, p *segment) error {
 	return d.context.EnablePeer(peer)
 }
 
-// plain counts who uses plain allocations of this process, by address: ranks that are goroutines
-// share one pointer, and the last to let go frees.
+// plain counts the users of plain allocations of this process, by address. Ranks that are goroutines
+// share one pointer; the last user frees the memory.
 var plain struct {
 	sync.Mutex
 	users map[cuda.Pointer]*plainMemory
 }
 
 type plainMemory struct {
-	context *cuda.Context // a reference of its own: the owner's may go before the last user
+	context *cuda.Context // a reference of its own: the owner may release its context before the last user
 	memory  *cuda.Memory
 	count   int
 }
@@ -412,7 +412,7 @@ func retain(at cuda.Pointer) (io.Closer, error) {
 	defer plain.Unlock()
 	p := plain.users[at]
 	if p == nil {
-		return nil, fmt.Errorf("%w: its owner has given it up", ErrAborted)
+		return nil, fmt.Errorf("%w: its owner has freed it", ErrAborted)
 	}
 	p.count++
 	return closer(p.release), nil

@@ -10,7 +10,7 @@ import (
 	"github.com/weftgo/weft"
 )
 
-// exchangeThrough stores in this rank's part of the window and loads from the others'.
+// exchangeThrough stores in this rank's segment of the window and loads from the others'.
 func exchangeThrough(t testing.TB, c *weft.Comm, w *weft.Window) error {
 	ctx := testContext(t)
 	n := w.Size()

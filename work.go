@@ -2,7 +2,7 @@ package weft
 
 import "context"
 
-// Work is an operation that was started and whose second half is still to be done.
+// Work is an operation in split phases that was sent and not yet completed.
 type Work struct {
 	finish func(ctx context.Context) error
 	done   bool

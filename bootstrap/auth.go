@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// identity is what a rank proves, and wants proved, on every connection.
+// identity holds the facts that a rank proves, and wants proved, on every connection.
 type identity struct {
 	rank, size int
 	job        jobID
@@ -111,7 +111,8 @@ func (e *refusal) Unwrap() error { return sentinels[e.reason] }
 
 // examine runs the accepting side up to the verdict. The caller bounds the wait for the first word.
 // It returns the dialler's hello, proved to come from a holder of the secret, and a function that
-// seals the verdict to send. On an error the dialler has been told what it may know.
+// seals the verdict to send. On an error the dialler has already been sent the reason that it may
+// know.
 func (id identity) examine(conn net.Conn) (hello, func(verdict) verdict, error) {
 	if err := id.checkLoopback(conn); err != nil {
 		return hello{}, nil, err
@@ -120,8 +121,8 @@ func (id identity) examine(conn net.Conn) (hello, func(verdict) verdict, error) 
 	ask, err := expected[hello](m, err)
 	if err != nil {
 		if _, ok := errors.AsType[*versionError](err); ok {
-			// A frame of this version, whatever it says, tells the other side what this one told
-			// it.
+			// The answer is a frame of this side's version, so the other side gets the same
+			// version error.
 			_ = write(conn, frameVersion, verdict{reason: reasonProtocol, rank: uint32(id.rank)})
 		}
 		return hello{}, nil, err

@@ -22,9 +22,9 @@ const DefaultJoinTimeout = 2 * time.Minute
 // by every rank in the same order; calls of one rank that overlap are made one after the other.
 //
 // A failure is reported by rank and at once. When a rank dies, or leaves while others still need
-// it, every pending and later call that cannot complete without it returns a [*PeerError] that
-// names it, or the rank whose earlier death made it leave. Send and Recv between other ranks go on
-// working, so that survivors can agree on what to do.
+// it, every pending and later call that needs it returns a [*PeerError]. The error names that rank,
+// or the rank whose earlier death made it leave. Send and Recv between other ranks keep working, so
+// that survivors can agree on how to continue.
 type Bootstrap interface {
 	// Rank is this rank, from 0.
 	Rank() int
@@ -44,7 +44,7 @@ type Bootstrap interface {
 	// AllGather gives every rank's data, of any length up to [MaxMessage] per rank, to every rank.
 	// The result is indexed by rank and owned by the caller. When the context's deadline passes,
 	// the error names the rank that was missing; finding that out may take a quarter of a second
-	// more. A collective that was given up is not resumed: later ones return the same error.
+	// more. A collective that has failed is not resumed: later ones return the same error.
 	AllGather(ctx context.Context, data []byte) ([][]byte, error)
 
 	// Barrier returns once every rank has entered it. Contexts are treated as in AllGather.

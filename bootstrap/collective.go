@@ -20,7 +20,7 @@ const (
 
 func (o op) String() string { return [...]string{"join", "all-gather", "barrier"}[o] }
 
-// hub is what rank 0 knows about the collectives.
+// hub is rank 0's state of the collectives.
 type hub struct {
 	shares [][]share // received and not used yet, by rank: at most one of the current and one of the next collective
 	short  int       // how many ranks the collective that rank 0 is in still misses
@@ -177,7 +177,7 @@ func (m *mesh) absent(seq uint64) []uint32 {
 	return ranks
 }
 
-// takeShare is rank 0 hearing from a rank.
+// takeShare handles a rank's message at rank 0.
 func (m *mesh) takeShare(from int, s share) error {
 	if m.rank != 0 {
 		return fmt.Errorf("%w: share sent to rank %d", ErrProtocol, m.rank)
@@ -254,15 +254,15 @@ func (m *mesh) complete(blocks *[][]byte) bool {
 	return true
 }
 
-// takeGathered is another rank hearing from rank 0.
+// takeGathered handles a message of rank 0 at another rank.
 func (m *mesh) takeGathered(from int, g gathered) error {
 	if from != 0 {
-		return fmt.Errorf("%w: rank %d sent what only rank 0 sends", ErrProtocol, from)
+		return fmt.Errorf("%w: rank %d sent a message that only rank 0 sends", ErrProtocol, from)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.broken != nil {
-		return nil // for a collective that this rank gave up
+		return nil // for a collective that this rank has aborted
 	}
 	if g.seq+1 != m.seq || int(g.first) != len(m.down) || len(g.blocks) == 0 || len(g.blocks) > m.size-len(m.down) {
 		return fmt.Errorf("%w: unexpected part of collective %d", ErrProtocol, g.seq)
@@ -274,12 +274,13 @@ func (m *mesh) takeGathered(from int, g gathered) error {
 	return nil
 }
 
-// inquiryTimeout is how long a rank whose deadline has passed waits for rank 0 to say who was
+// inquiryTimeout bounds the wait of a rank whose deadline has passed for rank 0's answer to who was
 // missing.
 const inquiryTimeout = 250 * time.Millisecond
 
-// giveUpContribution ends a collective that this rank's context ended. Rank 0 is asked who is to
-// blame; if it doesn't answer, it is. Should the collective complete meanwhile, all is well.
+// giveUpContribution ends a collective that this rank's context ended. The rank asks rank 0 for the
+// culprit; if rank 0 does not answer, it is the culprit. Should the collective complete meanwhile,
+// all is well.
 func (m *mesh) giveUpContribution(ctx context.Context, s share, hub link) ([][]byte, error) {
 	cause := late(ctx)
 	var err error = fmt.Errorf("%v: %w", s.op, cause)
@@ -316,7 +317,7 @@ func (m *mesh) lateRanks(cause error, op op) error {
 	e := &PeerError{Op: op.String()}
 	switch {
 	case m.answer == nil:
-		e.Err = fmt.Errorf("%w: rank 0 does not say who is missing", cause)
+		e.Err = fmt.Errorf("%w: rank 0 does not answer which rank is missing", cause)
 	case len(m.answer.ranks) == 0:
 		e.Err = fmt.Errorf("%w: every rank had entered the %v", cause, op)
 	default:
@@ -326,7 +327,7 @@ func (m *mesh) lateRanks(cause error, op op) error {
 	return e
 }
 
-// answerInquiry is rank 0 telling a rank who is missing. It needs no call on rank 0 to be in
+// answerInquiry is rank 0's answer to which rank is missing. It needs no call on rank 0 to be in
 // progress.
 func (m *mesh) answerInquiry(from int, q inquiry) error {
 	if m.rank != 0 {
@@ -342,7 +343,7 @@ func (m *mesh) answerInquiry(from int, q inquiry) error {
 
 func (m *mesh) takeAnswer(from int, a missing) error {
 	if from != 0 {
-		return fmt.Errorf("%w: rank %d sent what only rank 0 sends", ErrProtocol, from)
+		return fmt.Errorf("%w: rank %d sent a message that only rank 0 sends", ErrProtocol, from)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -12,15 +12,15 @@ import (
 	"github.com/weftgo/weft/internal/filelimit"
 )
 
-// What dial found by the time that its context ended.
+// The states of dial when its context ends.
 var (
 	errUnreachable = errors.New("nothing answers")
 	errUnproven    = errors.New("no link to it") // though something, which may be the peer, takes connections
 )
 
-// dial connects to peer at one of addrs and proves who is who. While nobody answers it tries again,
-// until the context ends. Its errors are *PeerErrors of a join, but for that of a process that can
-// open no more files.
+// dial connects to peer at one of addrs, and both sides prove their identity. While no peer answers
+// it tries again, until the context ends. Its errors are *PeerErrors of a join, but for that of a
+// process that can open no more files.
 func (t *tcpRank) dial(ctx context.Context, r role, peer int, addrs []string) (*net.TCPConn, jobID, error) {
 	fail := func(rank int, err error) (*net.TCPConn, jobID, error) {
 		return nil, jobID{}, &PeerError{Rank: rank, Op: opJoin.String(), Err: err}
@@ -74,8 +74,8 @@ type connectError struct{ error }
 func (e *connectError) Unwrap() error { return e.error }
 
 // hopeless reports whether the address will give the same answer next time. Rank 0 may not listen
-// yet where it is dialled to join; the others listened before they joined, and where nobody does
-// any more, nobody will.
+// yet when a rank dials it to join, so dial tries again. All other ranks listened before they
+// joined: if one does not listen any more, it has ended.
 func hopeless(r role, err error) bool {
 	return !errors.Is(err, errFull) &&
 		(errors.Is(err, ErrSecret) || errors.Is(err, ErrProtocol) || errors.Is(err, ErrNotLoopback)) ||

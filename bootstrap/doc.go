@@ -36,38 +36,38 @@
 //	     \ rank 2          a pair's own link, from its first Send on
 //	      '--'
 //
-// A link is a TCP connection with one goroutine that reads and one that writes from a queue: no
-// caller waits for a slow peer, and no slow peer keeps rank 0 from telling the others. In process,
-// a link is a function call into the peer. The protocol above it is the same.
+// A link is a TCP connection with one goroutine that reads and one that writes from a queue.
+// Therefore no caller waits for a slow peer, and no slow peer delays rank 0's messages to the
+// others. In process, a link is a function call into the peer. The protocol above it is the same.
 //
 // # Cost
 //
 // A rank takes part in two sequential rounds for a collective, however many ranks there are: it
 // speaks once and listens once. Rank 0 handles one message each way for every other rank, n*n*b
-// bytes in all for shares of b bytes; that is the price of hearing of every failure at first hand,
-// and for kilobytes a small one. Joining costs a connection, two round trips of handshake and one
-// AllGather: 2 to 3 ms for eight ranks of one host, 0.2 s for 64 processes started on two cores.
+// bytes in all for shares of b bytes. In return it sees every failure first; for kilobytes the cost
+// is small. Joining costs a connection, two round trips of handshake and one AllGather: 2 to 3 ms
+// for eight ranks of one host, 0.2 s for 64 processes started on two cores.
 //
 // # Failures
 //
-// Each rank's process is watched by the link to rank 0, whose end is seen as soon as the system
-// closes it, and by keep-alive probes in case the system went with it. Rank 0 spreads the news
-// before any of its own callers hear it, and so does everyone else; a rank that exits because of a
-// failure is therefore not taken for its cause. Calls return a [*PeerError] with the rank to blame:
+// Rank 0 watches each rank's process by its link: the system closes that when the process ends.
+// Keep-alive probes detect a system that has ended. Rank 0 spreads the news before its own callers
+// get it, and so does every other rank. A rank that exits because of a failure is therefore not
+// taken for its cause. Calls return a [*PeerError] with the rank to blame:
 //
-//   - [ErrDied]: the connection ended without a farewell, or nobody is there for a new one;
+//   - [ErrDied]: the connection ended without a farewell, or a new connection finds no listener;
 //   - [ErrLeft]: it called Close;
-//   - [ErrTimeout]: it was not there at a deadline, for which a rank asks rank 0 who is missing,
+//   - [ErrTimeout]: the rank was missing at a deadline. A rank asks rank 0 which one is missing,
 //     and blames rank 0 if there is no answer;
 //   - [ErrAborted]: it gave a collective up, so it takes part in no more of them;
 //   - [ErrMismatch], [ErrProtocol], [ErrDuplicateRank], [ErrSizeMismatch]: it does not fit.
 //
-// The order of events does not matter to who fails: news of a lost rank carries the number of
+// The order of events does not decide which calls fail: news of a lost rank carries the number of
 // collectives that it took part in, and those still complete. A job forms with all of its ranks or
 // not at all: the join of every rank fails when one of them dies before the last has come.
 //
-// Ranks that set something up beyond the bootstrap tell each other by [Witness] because of whom
-// they give it up.
+// Ranks that set up something beyond the bootstrap use [Witness] to report which rank made them
+// fail.
 //
 // A rank that ends before it has reached rank 0 breaks no connection. "weft run" writes down how
 // (see [EndedVariable]), and ranks that join read it.
@@ -80,9 +80,9 @@
 // Before anything a peer says is believed, both sides prove that they hold the job's secret, by
 // HMAC-SHA256 over two fresh nonces, their ranks, the number of ranks, the job and the direction.
 // Until then a connection may say 512 bytes, the first of them within a second and all within ten
-// more; failing costs it the connection, and the job nothing. Where thousands are there that have
-// proved nothing, the oldest one of the address with most of them goes. Without a secret only peers
+// more; failing costs it the connection, and the job nothing. If thousands of unproven connections
+// are open, the oldest one of the address with most of them is closed. Without a secret only peers
 // on the loopback interface are accepted. Frames are versioned, limited in length, and read by one
-// fuzzed function. Connections are authenticated when they are made and neither encrypted nor
-// signed afterwards: whoever can alter packets between the hosts can alter messages.
+// fuzzed function. Connections are authenticated when they are made, and neither encrypted nor
+// signed afterwards: an attacker that can alter packets between the hosts can alter messages.
 package bootstrap

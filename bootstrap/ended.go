@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// EndedVariable names the file in which "weft run" writes down which ranks of its job have ended,
-// and how: for those who wait for them to join, whom no connection tells. The first line is the
-// number of ranks, each further one a rank and a few words:
+// EndedVariable names the file in which "weft run" records which ranks of its job have ended, and
+// how. Ranks that wait for them to join read it, because no connection tells them. The first line
+// is the number of ranks, each further one a rank and a few words:
 //
 //	4
 //	2 exit status 7 after 12ms
 //
-// Nobody has to read it. It is a file of the launcher's memory, which the ranks' user alone can
+// Reading it is optional. It is a file of the launcher's memory, which the ranks' user alone can
 // open.
 const EndedVariable = "WEFT_RUN_ENDED"
 
@@ -24,7 +24,7 @@ const (
 	// endedInterval is how often a rank that joins looks into the file.
 	endedInterval = 50 * time.Millisecond
 
-	// endedGrace is how long a rank that has not reached rank 0 leaves it to rank 0 to tell.
+	// endedGrace is how long a rank that has not reached rank 0 waits for rank 0 to report an end.
 	endedGrace = 5 * endedInterval
 )
 

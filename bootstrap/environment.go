@@ -13,7 +13,7 @@ import (
 // DefaultPort is rank 0's port where a launcher gives a host only.
 const DefaultPort = 29411
 
-// Environment is what the launcher's environment variables say about this rank.
+// Environment is the launch environment of this rank, read from the launcher's variables.
 type Environment struct {
 	// Source names the launcher: "WEFT", "torchrun", "Slurm", "Open MPI", "MPICH", "Kubernetes", or
 	// "none".
@@ -25,12 +25,11 @@ type Environment struct {
 	// not say.
 	LocalRank, LocalSize int
 
-	// Address is the host:port of rank 0, or of the TCPStore if Store is set. It is empty where the
-	// launcher has another way, or none, to tell.
+	// Address is the host:port of rank 0, or of the TCPStore if Store is set. It is empty if the
+	// launcher passes it another way, or not at all.
 	Address string
 
-	// Store says that a PyTorch TCPStore is the meeting point, and Prefix what goes before its
-	// keys.
+	// Store says that a PyTorch TCPStore is the meeting point; Prefix is the prefix of its keys.
 	Store  bool
 	Prefix string
 
@@ -63,7 +62,7 @@ var launchers = []struct {
 // Detect finds out from environment variables which rank this process is and how to meet the
 // others. Give it [os.Getenv].
 //
-// The launcher is the first of these that is there:
+// The launcher is the first of these whose variables are set:
 //
 //	WEFT        WEFT_RANK and WEFT_SIZE
 //	torchrun    RANK and WORLD_SIZE; MASTER_ADDR, MASTER_PORT
@@ -72,12 +71,12 @@ var launchers = []struct {
 //	MPICH       PMI_RANK (Hydra, and others that speak PMI)
 //	Kubernetes  LWS_WORKER_INDEX, or JOB_COMPLETION_INDEX with WEFT_SIZE
 //
-// Whoever the launcher, WEFT_SIZE, WEFT_LOCAL_RANK, WEFT_LOCAL_SIZE, WEFT_ADDRESS (rank 0's
-// host:port), WEFT_STORE (a TCPStore's host:port), WEFT_ID, WEFT_SECRET and WEFT_INTERFACE have the
-// last word on what they name. Without a launcher there is one rank.
+// For every launcher these variables override the values that they name: WEFT_SIZE,
+// WEFT_LOCAL_RANK, WEFT_LOCAL_SIZE, WEFT_ADDRESS (rank 0's host:port), WEFT_STORE (a TCPStore's
+// host:port), WEFT_ID, WEFT_SECRET and WEFT_INTERFACE. Without a launcher there is one rank.
 //
-// The error wraps [ErrEnvironment] and names the variable; the Environment is then what could be
-// made out.
+// The error wraps [ErrEnvironment] and names the variable; the Environment then holds the values
+// that were valid.
 func Detect(getenv func(string) string) (Environment, error) {
 	v := &variables{getenv: getenv}
 	e := Environment{Source: "none", Size: 1, LocalSize: 1}
@@ -135,8 +134,8 @@ func (e *Environment) override(v *variables) {
 	e.Interface = v.text("WEFT_INTERFACE")
 }
 
-// String says in one line which launcher won, which rank this is, where the ranks meet, and what
-// keeps strangers out.
+// String says in one line which launcher was found, which rank this is, where the ranks meet, and
+// how the job is protected.
 func (e Environment) String() string {
 	if e.Source == "none" {
 		return "no launcher: one rank"
@@ -168,7 +167,7 @@ func (e Environment) String() string {
 	return b.String()
 }
 
-// Dial joins the job. One rank alone joins nobody.
+// Dial joins the job. A job of one rank joins no other.
 func (e Environment) Dial(ctx context.Context) (Bootstrap, error) {
 	switch {
 	case e.Size <= 1:
@@ -215,7 +214,7 @@ func (v *variables) has(names ...string) bool {
 }
 
 // number is the value of a variable that must be there. All of them count ranks, or hosts of ranks;
-// how many there may be is for those to say who join.
+// the packages that join bound their number.
 func (v *variables) number(name string) int {
 	n, err := strconv.Atoi(v.text(name))
 	if err != nil || n < 0 || n > math.MaxInt32 {

@@ -15,8 +15,8 @@ var (
 	// ErrLeft: the rank closed its bootstrap.
 	ErrLeft = errors.New("rank left")
 
-	// ErrDied: the rank's connection ended without a farewell, or nobody is there for a new one:
-	// its process ended, or the network to it did.
+	// ErrDied: the rank's connection ended without a farewell, or a new connection finds no
+	// listener: its process ended, or the network to it did.
 	ErrDied = errors.New("rank died")
 
 	// ErrTimeout: the rank did not answer before the deadline of some rank's context.
@@ -24,7 +24,7 @@ var (
 
 	// ErrAborted: the rank gave a collective up because its context was cancelled or expired, or it
 	// could open no more files.
-	ErrAborted = errors.New("given up")
+	ErrAborted = errors.New("aborted")
 
 	// ErrMismatch: ranks made different collective calls where the same was due, or run different
 	// versions of Weft.
@@ -56,7 +56,7 @@ var (
 // PeerError names the rank and the operation of a failure.
 type PeerError struct {
 	Rank int    // the rank to blame, which may be a third rank; -1 for none, where ranks wait for each other
-	Op   string // what this rank was doing: "join", "send", "recv", "all-gather" or "barrier"
+	Op   string // the operation of this rank: "join", "send", "recv", "all-gather" or "barrier"
 	Err  error  // wraps one of the sentinels of this package, a context's error, or both
 }
 

@@ -16,12 +16,12 @@ type seenFault struct {
 // news is a fault that this rank has learned of.
 type news struct {
 	fault
-	from   int // who told, or this rank
+	from   int // the reporter, which may be this rank
 	packet *packet
-	passed bool // peers have been told
+	passed bool // peers have the news
 }
 
-// audience is the peer at the other end of a link, and how much of the news it has been told.
+// audience is the peer at the other end of a link, and how much of the news it has been sent.
 type audience struct {
 	rank    int
 	told    int
@@ -31,7 +31,7 @@ type audience struct {
 // never is the count of a fault that rank 0 has not confirmed: it holds up no collective.
 const never = math.MaxUint64
 
-// flushFault is how long a rank holds news back from its own callers so that its peers hear it
+// flushFault is how long a rank holds news back from its own callers so that its peers get it
 // first. Callers often exit on an error, and a peer should then know that this rank was not the
 // first to go.
 const flushFault = 100 * time.Millisecond
@@ -80,8 +80,8 @@ func (m *mesh) observe(from int, f fault) {
 	m.mu.Unlock()
 }
 
-// tell sends l what it has not been told. One caller at a time does it for a link, so that the
-// order is that of the news.
+// tell sends l the news that it has not been sent. One caller at a time does it for a link, so that
+// the order is that of the news.
 func (m *mesh) tell(l link) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -93,7 +93,7 @@ func (m *mesh) tell(l link) {
 	for a.told < len(m.news) {
 		n := m.news[a.told]
 		a.told++
-		// Rank 0 tells the reporter too: only it can say how many collectives are unharmed.
+		// Rank 0 sends it to the reporter too: only rank 0 knows how many collectives are unharmed.
 		if a.rank == n.from && m.rank != 0 || a.rank == int(n.rank) && n.reason.deadly() {
 			continue
 		}
@@ -104,10 +104,10 @@ func (m *mesh) tell(l link) {
 	a.telling = false
 }
 
-// awaitEnd gives the end of a rank a moment to be told by whoever is believed about it: the link to
-// rank 0, for rank 0's own, and rank 0, while it is there, for any other's. A messenger of rank 0's
-// death is held up by it: only this rank's own link is believed, but what the messenger does next,
-// such as die of it, must not be seen first.
+// awaitEnd waits a moment for a report of a rank's end from the link that is trusted about it: for
+// rank 0's own end the link to rank 0; for any other's end rank 0, while that exists. It delays a
+// rank that reports rank 0's death. Only this rank's own link is trusted about rank 0, but
+// consequences of the report, such as the reporter's death, must not be seen first.
 func (m *mesh) awaitEnd(rank uint32) {
 	ctx, cancel := context.WithTimeout(context.Background(), flushFault)
 	defer cancel()
@@ -118,9 +118,9 @@ func (m *mesh) awaitEnd(rank uint32) {
 // caller holds mu.
 func (m *mesh) orphaned() bool { return m.seen[seenFault{0, true}] }
 
-// confirmed is the number of collectives that the rank of f took part in. Rank 0 counts them; what
-// another rank says counts for nothing, except that without rank 0 there are no more collectives.
-// The caller holds mu.
+// confirmed is the number of collectives that the rank of f took part in. Rank 0 counts them. Other
+// ranks' counts are ignored, except that without rank 0 there are no more collectives. The caller
+// holds mu.
 func (m *mesh) confirmed(from int, f fault) uint64 {
 	switch {
 	case f.reason.ofJob():

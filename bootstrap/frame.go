@@ -15,9 +15,9 @@ import (
 //	6  zero
 //	8  length of the payload, 32 bits, little-endian
 //
-// The header and the messages of the handshake are the same in every version. A handshake is spoken
-// in the dialler's version, which is what its frames say, and the acceptor judges it when both have
-// proved who they are. All other messages may differ.
+// The header and the messages of the handshake are the same in every version. A handshake has the
+// dialler's version, which its frames carry. The acceptor checks the version after both sides have
+// proved their identity. All other messages may differ.
 //
 // Everything that arrives on a connection goes through readFrame.
 const (

@@ -57,7 +57,7 @@ func preferring(a netip.Addr) IDOption { return func(c *idConfig) { c.prefer = a
 
 // NewID makes the ID of a new job. Its port, one that the system chooses, listens from now on, so
 // ranks may dial it at once; their join goes on when this process calls [DialTCP] with the ID as
-// rank 0. An ID that is not used after all is given up with Release.
+// rank 0. An ID that is not used is released with Release.
 func NewID(opts ...IDOption) (ID, error) {
 	var cfg idConfig
 	for _, o := range opts {
@@ -119,7 +119,7 @@ func published(prefer netip.Addr) []netip.Addr {
 	return addrs
 }
 
-// Release gives up an ID that no rank 0 of this process has used, and closes its port. It does
+// Release releases an ID that no rank 0 of this process has used, and closes its port. It does
 // nothing otherwise.
 func (id ID) Release() error {
 	ports.Lock()
@@ -230,8 +230,8 @@ func (id ID) loopback() bool {
 	return true
 }
 
-// Dial joins the job of the ID. A rank of "weft run" that dials as the same rank of as many is told
-// of those that end before they join.
+// Dial joins the job of the ID. A rank of "weft run" that dials as the same rank of a job of the
+// same size learns of ranks that end before they join.
 func (id ID) Dial(ctx context.Context, rank, size int) (Bootstrap, error) {
 	return DialTCP(ctx, TCPConfig{Rank: rank, Size: size, ID: id, ended: ledgerOf(rank, size)})
 }

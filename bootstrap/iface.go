@@ -29,8 +29,8 @@ func interfaceAddr(s string) (netip.Addr, error) {
 	return addrs[0], nil
 }
 
-// checkInterface refuses an interface at which nobody would find rank 0: it listens there alone,
-// and the others dial Address. All ranks of the host refuse alike. A name may stand for other
+// checkInterface refuses an interface on which no rank would find rank 0: rank 0 listens there
+// only, and the others dial Address. All ranks of the host refuse alike. A name may stand for other
 // addresses on other hosts, so it passes, unless it is that of every host for itself.
 func checkInterface(ctx context.Context, cfg TCPConfig) error {
 	if cfg.Interface == "" || !cfg.ID.IsZero() || !literal(cfg.Address) && !namesLoopback(cfg.Address) {
@@ -47,7 +47,7 @@ func checkInterface(ctx context.Context, cfg TCPConfig) error {
 	if slices.Contains(addrs, own) || slices.ContainsFunc(addrs, func(a netip.Addr) bool { return !isLocal(a) }) {
 		return nil
 	}
-	return fmt.Errorf("interface %s has the address %v, so nobody finds rank 0 at %s: "+
+	return fmt.Errorf("interface %s has the address %v, so no rank finds rank 0 at %s: "+
 		"leave the interface out (WEFT_INTERFACE), or give an address of it (WEFT_ADDRESS)", cfg.Interface, own, cfg.Address)
 }
 

@@ -18,9 +18,9 @@ func detectWeft(v *variables, e *Environment) bool {
 	return true
 }
 
-// detectTorchrun also takes the same variables set by hand, or by Kubeflow. Where torchrun's agent
-// keeps a TCPStore, that is the meeting point; else nobody listens at MASTER_PORT yet, and rank 0
-// does.
+// detectTorchrun also takes the same variables set by hand, or by Kubeflow. If torchrun's agent
+// keeps a TCPStore, that is the meeting point. Else MASTER_PORT has no listener yet, and rank 0
+// listens there.
 func detectTorchrun(v *variables, e *Environment) bool {
 	if !v.has("RANK", "WORLD_SIZE") {
 		return false
@@ -52,8 +52,7 @@ func detectOpenMPI(v *variables, e *Environment) bool {
 	return true
 }
 
-// detectMPICH takes any launcher that speaks PMI-1, in which ranks can tell each other where rank 0
-// is.
+// detectMPICH takes any launcher that speaks PMI-1, through which rank 0 can publish its address.
 func detectMPICH(v *variables, e *Environment) bool {
 	if !v.has("PMI_RANK") {
 		return false
@@ -66,7 +65,7 @@ func detectMPICH(v *variables, e *Environment) bool {
 }
 
 // detectKubernetes takes pods of a LeaderWorkerSet, whose leader is rank 0, and of an indexed job,
-// whose size and service name are the user's to say.
+// whose size and service name the user sets.
 func detectKubernetes(v *variables, e *Environment) bool {
 	switch {
 	case v.has("LWS_WORKER_INDEX"):

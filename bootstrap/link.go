@@ -10,8 +10,8 @@ import (
 
 // link carries messages to one peer, in order.
 type link interface {
-	// send queues p. It never blocks, and drops what a broken link can't carry: its reader reports
-	// the break.
+	// send queues p. It never blocks, and drops messages that a broken link cannot carry: its
+	// reader reports the break.
 	send(p *packet)
 
 	// room waits until the link has place for more of the caller's data.
@@ -20,7 +20,7 @@ type link interface {
 	// flush waits until everything queued has been handed to the system, or until the deadline.
 	flush(deadline time.Time)
 
-	// shut ends the link after what is queued. The peer's side ends in turn.
+	// shut ends the link after it has sent its queue. The peer's side ends in turn.
 	shut(deadline time.Time)
 }
 
@@ -56,7 +56,7 @@ type tcpLink struct {
 	busy    bool          // the writer holds bytes that it has not written yet
 	stopped bool          // writing failed, or the link was shut
 	work    chan struct{} // wakes the writer
-	idle    chan struct{} // closed when there is nothing left to write; nil when nobody waits
+	idle    chan struct{} // closed when the queue is empty; nil when no caller waits
 	written sync.WaitGroup
 }
 
@@ -105,14 +105,14 @@ func (l *tcpLink) write() {
 			l.mu.Unlock()
 			if _, err := batch.WriteTo(l.conn); err != nil {
 				l.mu.Lock()
-				l.stopped = true // the reader sees the break, after what the peer said before it
+				l.stopped = true // the reader sees the break, after the peer's earlier messages
 				l.mu.Unlock()
 			}
 		}
 	}
 }
 
-// release wakes those who wait for an empty queue.
+// release wakes the callers that wait for an empty queue.
 func (l *tcpLink) release() {
 	if l.idle != nil {
 		close(l.idle)
@@ -168,8 +168,8 @@ func (l *tcpLink) shut(deadline time.Time) {
 	l.conn.SetWriteDeadline(time.Now()) // frees a writer that the peer keeps waiting
 	l.kick()
 	l.written.Wait()
-	// Half-close, so that the reader goes on: closing with unread bytes would reset the connection
-	// and take with it what the peer has not read yet.
+	// Half-close, so that the reader continues: closing with unread bytes would reset the
+	// connection and discard data that the peer has not read yet.
 	l.conn.CloseWrite()
 }
 

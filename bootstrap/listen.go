@@ -22,7 +22,7 @@ const (
 	wsaConnectionRefused = syscall.Errno(10061)
 )
 
-// inUse reports whether somebody listens at the address already.
+// inUse reports whether the address has a listener already.
 func inUse(err error) bool {
 	return errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, wsaAddressInUse)
 }
@@ -32,7 +32,7 @@ func broken(err error) bool {
 	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, wsaConnectionReset)
 }
 
-// refused reports whether nobody listens at the address.
+// refused reports whether the address has no listener.
 func refused(err error) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, wsaConnectionRefused)
 }
@@ -75,8 +75,8 @@ const (
 	starvedTries = 20
 )
 
-// serveOn makes a listener, which calls starved where it can take no connection and nobody but this
-// process could help it.
+// serveOn makes a listener. It calls starved if it cannot accept connections and only this process
+// could change that.
 func serveOn(ln *net.TCPListener, accept func(*arrival), starved func()) *listener {
 	l := &listener{ln: ln, lobby: newLobby()}
 	l.work.Go(func() {
@@ -120,7 +120,7 @@ func (l *listener) close() {
 
 // port is an address at which this process is rank 0. It outlives the join, for two reasons: an
 // id's port must be listening from the moment the id exists, and a second job of the same ranks may
-// form at the same address while the first one lives. The youngest job owns it.
+// form at the same address while the first one runs. The youngest job owns it.
 type port struct {
 	ln     *net.TCPListener
 	serve  *listener // nil until a job takes the port; until then arrivals wait in the system's queue
@@ -162,8 +162,8 @@ func takePort(addr netip.AddrPort, t *tcpRank) (*port, error) {
 	if p == nil {
 		var err error
 		if p, err = holdLocked(addr); inUse(err) {
-			// Launchers give no other port than that of their own store, whose server may be in
-			// this very process.
+			// Launchers pass no port but that of their own store, whose server may run in this
+			// process.
 			return nil, fmt.Errorf("%w? Something listens there, perhaps PyTorch's store, through which "+
 				"ranks can join as well; or give another port: %w", ErrDuplicateRank, err)
 		}

@@ -20,10 +20,10 @@ const (
 // errCrowded is why a connection ended that others needed the place of.
 var errCrowded = errors.New("closed to make room: too many connections were there that had not proved themselves")
 
-// lobby is the connections of a listener that have not proved themselves. Strangers may open as
-// many as they like, so it is always the oldest one of the address with most of them that goes: a
-// rank proves itself in milliseconds, and is there for no longer even where strangers come from its
-// own address.
+// lobby is the connections of a listener that have not proved themselves. Unproven connections may
+// be as many as strangers like, so the lobby closes the oldest one of the address with most of
+// them. A rank proves itself in milliseconds and leaves the lobby, so it survives even if strangers
+// share its address.
 type lobby struct {
 	room  int
 	mu    sync.Mutex
@@ -88,8 +88,8 @@ func (l *lobby) dismiss() bool {
 	return true
 }
 
-// reset closes a connection that was told nothing, and leaves nothing of it in the system: one that
-// was closed in good order would hold its port for a minute.
+// reset closes a connection on which nothing was sent, and leaves no state in the system: a
+// connection that was closed in good order would hold its port for a minute.
 func (a *arrival) reset() {
 	_ = a.SetLinger(0)
 	a.Close()

@@ -12,26 +12,26 @@ import (
 )
 
 // mesh is one rank of a job: the state that its links feed, and the calls that wait on it. It does
-// not know what its links are made of.
+// not depend on the kind of its links.
 //
 // Nothing is sent while mu is held, so that in-process links may call straight into the peer.
 type mesh struct {
 	rank, size int
 	open       opener
 	trace      tracer
-	stop       func()         // ends what the links run on, after the farewell
+	stop       func()         // closes the links' transport, after the farewell
 	turn       chan struct{}  // held by the collective call in progress
 	work       sync.WaitGroup // links being opened
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced when a waiter may go on
 	closed  bool
-	out     map[int]link       // what this rank sends on, by peer
+	out     map[int]link       // the links on which this rank sends, by peer
 	peers   map[link]*audience // every link, either direction
 	opening map[int]*opening   // links being opened
 	inbox   map[int][][]byte
 	news    []*news
-	faults  []fault // what callers are told: the first of the news, as far as all have been passed on
+	faults  []fault // the failure that callers get: the first of the news that all peers have been sent
 	seen    map[seenFault]bool
 	limit   map[uint32]uint64 // collectives that a faulty rank took part in, as rank 0 counts them
 
@@ -41,7 +41,7 @@ type mesh struct {
 	hub     hub      // rank 0
 	formed  bool     // rank 0: every rank has joined, and none died before the last one did
 	refused []string // rank 0: connections that were turned away
-	down    [][]byte // other ranks: what has come back of the collective in progress
+	down    [][]byte // other ranks: the result so far of the collective in progress
 	answer  *missing // other ranks: to the last inquiry
 }
 
@@ -239,7 +239,7 @@ func (m *mesh) handle(from int, msg message) error {
 	}
 }
 
-// farewellTimeout bounds how long Close waits for a peer to take what was sent.
+// farewellTimeout bounds how long Close waits for a peer to take the messages that were sent.
 const farewellTimeout = 2 * time.Second
 
 func (m *mesh) Close() error {

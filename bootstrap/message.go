@@ -22,7 +22,7 @@ const (
 	kindMissing
 )
 
-// message is what one frame carries. Numbers are little-endian.
+// message is the content of one frame. Numbers are little-endian.
 type message interface {
 	kind() kind
 	appendTo(dst []byte) []byte
@@ -34,7 +34,7 @@ type (
 	jobID [8]byte
 )
 
-// role says what a connection is for.
+// role is the purpose of a connection.
 type role uint8
 
 const (
@@ -49,12 +49,12 @@ func (r role) String() string {
 	return "pair"
 }
 
-// The handshake, in the order in which it is spoken; auth.go says what it proves.
+// The messages of the handshake, in their order; auth.go says what each proves.
 type (
 	hello struct {
 		version    uint8 // of the frame that it came in
 		role       role
-		rank, peer uint32 // who dials whom
+		rank, peer uint32 // the dialling rank and the dialled one
 		size       uint32
 		job        jobID // zero where the dialling rank does not know it yet
 		nonce      nonce
@@ -73,7 +73,7 @@ type (
 	}
 )
 
-// What an established link carries.
+// The messages of an established link.
 type (
 	data struct{ bytes []byte } // a Send
 
@@ -101,7 +101,7 @@ type (
 
 	bye struct{}
 
-	// inquiry asks rank 0 who is missing from a collective; missing answers.
+	// inquiry asks rank 0 which rank is missing from a collective; missing answers.
 	inquiry struct{ seq uint64 }
 	missing struct {
 		seq   uint64

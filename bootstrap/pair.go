@@ -106,7 +106,7 @@ func (m *mesh) judge(peer int, err error) {
 	m.observe(m.rank, end)
 }
 
-// unwatched reports whether peer's end would go unnoticed: rank 0, which tells of it, has gone, and
+// unwatched reports whether peer's end would go unnoticed: rank 0, which reports ends, is gone, and
 // there is no link to peer. A Recv then opens one. The caller holds mu.
 func (m *mesh) unwatched(peer int) bool {
 	return peer != m.rank && m.out[peer] == nil && m.orphaned() && !m.seen[seenFault{uint32(peer), true}]

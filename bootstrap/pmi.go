@@ -23,8 +23,8 @@ type pmiClient struct {
 // maxPMILine bounds a line from the process manager.
 const maxPMILine = 16 << 10
 
-// pmiSession is what the session on one descriptor told. It is remembered, since a process has one
-// session: a further job of the same ranks meets at the same address under the same secret.
+// pmiSession is the state of the session on one descriptor. It is remembered, since a process has
+// one session: a further job of the same ranks meets at the same address under the same secret.
 type pmiSession struct {
 	sync.Mutex
 	id ID
@@ -33,7 +33,7 @@ type pmiSession struct {
 // pmiSessions holds a *pmiSession for each descriptor, by its number.
 var pmiSessions sync.Map
 
-// exchangeThroughPMI makes rank 0 tell the others its ID by way of the process manager on file
+// exchangeThroughPMI publishes rank 0's ID to the other ranks through the process manager on file
 // descriptor fd. The session is finished afterwards, since a process that ends inside one counts as
 // failed; so a process that itself uses MPI needs WEFT_ADDRESS instead.
 func exchangeThroughPMI(ctx context.Context, fd string, rank int, oneHost bool, iface string) (ID, error) {

@@ -37,8 +37,8 @@ var sentinels = [reasonCount]error{
 	reasonFull:        errFull,
 }
 
-// errOtherJob and errFull are answers to try again, elsewhere or later; what is reported in the end
-// wraps them in a sentinel.
+// errOtherJob and errFull are answers that ask to try again, elsewhere or later; the error that is
+// finally reported wraps them in a sentinel.
 var (
 	errOtherJob = fmt.Errorf("%w: another job answers at this address", ErrProtocol)
 	errFull     = fmt.Errorf("%w: the job at this address already has it", ErrDuplicateRank)
@@ -55,8 +55,8 @@ func (r reason) err(text string) error {
 // deadly reports whether nothing more will come from the rank.
 func (r reason) deadly() bool { return r == reasonDied || r == reasonLeft || r == reasonProtocol }
 
-// death reports whether the rank is to blame for what its peers do next.
+// death reports whether the rank is to blame for later failures of its peers.
 func (r reason) death() bool { return r == reasonDied || r == reasonProtocol }
 
-// ofJob reports whether the job can't go on at all, whatever its ranks did before.
+// ofJob reports whether the job cannot continue at all, whatever its ranks did before.
 func (r reason) ofJob() bool { return r == reasonDuplicate || r == reasonSize || r == reasonMismatch }

@@ -11,7 +11,7 @@ import (
 // gone.
 const unacknowledged = 15 * time.Second
 
-// tune makes the connection notice a peer whose host or network is gone without a word.
+// tune makes the connection notice a peer whose host or network is gone without a farewell.
 func tune(conn *net.TCPConn) {
 	conn.SetKeepAliveConfig(keepAlive)
 	if raw, err := conn.SyscallConn(); err == nil {

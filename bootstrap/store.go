@@ -28,10 +28,10 @@ type StoreConfig struct {
 	ended string // as in [TCPConfig]
 }
 
-// DialTCPStore joins a job whose ranks know a PyTorch TCPStore, such as the one that torchrun
-// keeps. The store is only the rendezvous: rank 0 puts an [ID] there, and the ranks then connect to
-// each other as in [DialTCP]. Whoever can read the store can join the job. The same ranks may join
-// several times under one prefix, one job after the other.
+// DialTCPStore joins a job through a PyTorch TCPStore, such as torchrun's. The store is only the
+// rendezvous: rank 0 puts an [ID] there, and the ranks then connect to each other as in [DialTCP].
+// Any process that can read the store can join the job. The same ranks may join several times under
+// one prefix, one job after the other.
 //
 // The context, or else [DefaultJoinTimeout], bounds the join only.
 func DialTCPStore(ctx context.Context, cfg StoreConfig) (Bootstrap, error) {

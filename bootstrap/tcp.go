@@ -25,8 +25,8 @@ type TCPConfig struct {
 	// ID replaces Address, and Secret where that is empty.
 	ID ID
 
-	// Secret is what all ranks of the job share and nobody else has. Without one, only peers on the
-	// loopback interface are accepted.
+	// Secret is shared by all ranks of the job and known to no one else. Without one, only peers on
+	// the loopback interface are accepted.
 	Secret []byte
 
 	// Interface is the name or an address of the network interface to listen on. Without one, rank
@@ -55,8 +55,8 @@ type tcpRank struct {
 	listen *listener // other ranks: where pairs arrive
 
 	admission sync.Mutex // held while one arrival is decided
-	arrived   int        // rank 0: ranks that were told whether they are in
-	expected  int        // rank 0: how many there may be to tell
+	arrived   int        // rank 0: ranks that were sent whether they are in
+	expected  int        // rank 0: how many ranks it still has to answer
 	addrs     [][]string // where pairs arrive, by rank
 
 	running sync.Mutex
@@ -68,9 +68,9 @@ type tcpRank struct {
 // DialTCP joins a job over TCP. Rank 0 listens, the others dial it; all return once all have
 // arrived. Links between other ranks are opened by their first Send.
 //
-// The context, or else [DefaultJoinTimeout], bounds the join only. Whoever connects to rank 0
-// without the job's secret is turned away and disturbs nothing; who the last few were is in the
-// error if the join fails for lack of a rank.
+// The context, or else [DefaultJoinTimeout], bounds the join only. Rank 0 rejects a connection
+// without the job's secret; it disturbs nothing. If the join fails for lack of a rank, the error
+// lists the last few such connections.
 func DialTCP(ctx context.Context, cfg TCPConfig) (Bootstrap, error) {
 	if err := checkRank(cfg.Rank, cfg.Size); err != nil {
 		return nil, err
@@ -190,8 +190,8 @@ func (t *tcpRank) checkReach(addrs []netip.Addr, name string) error {
 	return nil
 }
 
-// tellLatecomers keeps a failed rank 0 at its address for a moment, so that the ranks still to come
-// learn why there is no job.
+// tellLatecomers keeps a failed rank 0 at its address for a moment, so that the ranks that have not
+// dialled yet learn why there is no job.
 func (t *tcpRank) tellLatecomers(ctx context.Context) {
 	deadline := time.NewTimer(500 * time.Millisecond)
 	defer deadline.Stop()
@@ -305,7 +305,7 @@ func (t *tcpRank) openPair(peer int) (link, error) {
 			err = pe.Err
 		}
 		if filelimit.Reached(err) {
-			_ = new(backoff).wait(ctx) // who needs the link may try again at once
+			_ = new(backoff).wait(ctx) // a rank that needs the link may try again at once
 		}
 		return nil, err
 	}

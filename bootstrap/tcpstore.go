@@ -39,7 +39,7 @@ const (
 
 var ne = binary.NativeEndian
 
-// dialStore connects to the store at address, trying again until it is there or the context ends.
+// dialStore connects to the store at address, trying again until it answers or the context ends.
 func dialStore(ctx context.Context, address string) (*storeClient, error) {
 	var pause backoff
 	for {
@@ -97,7 +97,7 @@ func (c *storeClient) ping(ctx context.Context) error {
 			return err
 		}
 		if ne.Uint32(echo[:]) != nonce {
-			return fmt.Errorf("%w: what answers at %v is no TCPStore", ErrProtocol, c.conn.RemoteAddr())
+			return fmt.Errorf("%w: the server at %v is no TCPStore", ErrProtocol, c.conn.RemoteAddr())
 		}
 		return nil
 	})

@@ -1,7 +1,7 @@
 package bootstrap
 
-// tracer hears of every message of a collective that a rank sends or takes, in the order in which
-// the rank does. Tests count rounds with it.
+// tracer gets every message of a collective that a rank sends or takes, in the rank's order. Tests
+// count rounds with it.
 type tracer func(sent bool, peer int, seq uint64)
 
 // post sends p, a message of a collective, to peer by way of l.

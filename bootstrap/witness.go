@@ -7,18 +7,18 @@ import (
 	"strings"
 )
 
-// Witness is what a [Bootstrap] may be besides: the ranks of this package's are. Ranks that set
-// something up beyond the bootstrap, and fail, do so because of one of them; those that give up
-// because of it must not be taken for the cause by others.
+// Witness is an optional interface of a [Bootstrap]; the ranks of this package implement it. Ranks
+// that set up something beyond the bootstrap fail because of one of them. Ranks that fail as a
+// consequence must not be taken for the cause.
 type Witness interface {
-	// Blame tells the other ranks that this one gives up because of rank, which may be itself, and
-	// why. It returns when the news is on its way: what this rank does next is not seen before it,
-	// as far as that goes through the bootstrap.
+	// Blame reports to the other ranks that this one fails because of rank, which may be itself,
+	// and why. It returns when the report is on its way: no other rank sees this rank's next action
+	// before it, if both go through the bootstrap.
 	Blame(rank int, why error)
 
-	// Blamed returns the first failure that this rank has been told of, or has seen, in op's name;
-	// that a rank left is none. If there is none it waits for one until the context ends, and then
-	// returns nil.
+	// Blamed returns the first failure that this rank has seen or was sent, under the name op; a
+	// rank that left is no failure. If there is none it waits for one until the context ends, and
+	// then returns nil.
 	Blamed(ctx context.Context, op string) *PeerError
 }
 

@@ -13,7 +13,8 @@ import (
 // ControlSize is the number of bytes of a [Control].
 const ControlSize = 7 * Stride
 
-// Control is a rank's abort word, which its peers write, and what it shows them of its waits.
+// Control is the part of a rank's shared memory that its peers may write, the abort word, and the wait
+// record, which peers read to find the rank that delays all others.
 type Control struct {
 	abort atomic.Uint64
 	_     [Stride - 8]byte
@@ -28,14 +29,14 @@ type Status struct {
 	expected atomic.Uint64
 	seen     atomic.Uint64
 	op       [3]atomic.Uint64 // the first 24 bytes of the operation's name
-	object   [2]atomic.Uint64 // and 16 of that of what it is an operation of
+	object   [2]atomic.Uint64 // and 16 for the name of the operation's object
 	beat     atomic.Uint64    // advances while the rank waits: a stopped process shows a wait that stands still
 	final    atomic.Uint32    // the wait has ended at its deadline, and nothing beats
 	_        [Stride - 76]byte
 
-	// The circle in which ranks wait for each other, in words, for a fault of this rank's that
-	// blames nobody.
-	circle [5 * Stride / 8]atomic.Uint64
+	// The cycle of ranks that wait for each other, in words, for a fault of this rank that names no
+	// culprit.
+	cycle [5 * Stride / 8]atomic.Uint64
 }
 
 // putText writes as much of a text as fits; text reads it.
@@ -78,14 +79,14 @@ const (
 	CauseNone    Cause = iota
 	CauseDied          // the rank's process ended
 	CauseTimeout       // the rank did not answer before a deadline
-	CauseAbort         // the rank gave up: its caller cancelled or called Abort
+	CauseAbort         // its caller cancelled or called Abort
 	CauseLeft          // the rank closed its communicator while others needed it
 	CauseMasked        // the others go on without the rank
-	CauseFiles         // the rank gave up: it has as many files open as it may
+	CauseFiles         // it has reached its limit of open files
 )
 
-// Fault is a cause, the rank that it concerns and the rank that says so: what an abort word holds.
-// The rank is -1 where ranks wait for each other in a circle.
+// Fault is the content of an abort word: a cause, the culprit and the reporter. The rank is -1
+// where ranks wait for each other in a cycle.
 type Fault struct {
 	Cause    Cause
 	Rank     int
@@ -157,16 +158,16 @@ func (c *Control) Abort(f Fault) {
 	}
 }
 
-// Fault returns what the abort word holds.
+// Fault returns the content of the abort word.
 func (c *Control) Fault() Fault { return faultOf(c.abort.Load()) }
 
 // Clear empties the abort word if it still holds f.
 func (c *Control) Clear(f Fault) bool { return c.abort.CompareAndSwap(f.word(), 0) }
 
-// Record is what a rank waits for, as it left it in shared memory.
+// Record is a rank's wait record, as it left it in shared memory.
 type Record struct {
 	Op       string
-	Object   string // what it is an operation of; empty where there is but one
+	Object   string // the operation's object; empty where there is only one
 	Peer     int    // -1 when the rank does not wait
 	Expected uint64
 	Seen     uint64
@@ -180,7 +181,7 @@ func (r Record) String() string {
 	return fmt.Sprintf("%s waits for rank %d: expected %d, seen %d", r.what(), r.Peer, r.Expected, r.Seen)
 }
 
-// what is the operation of what.
+// the name of an operation and its object.
 func (r Record) what() string {
 	if r.Object == "" {
 		return r.Op

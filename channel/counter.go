@@ -6,8 +6,8 @@ import (
 	"unsafe"
 )
 
-// CounterBytes is how much of a [Counter]'s lines it uses itself. What it announces may stand in
-// the rest: the reader has the line already.
+// CounterBytes is how much of a [Counter]'s lines it uses itself. The rest of the line may hold the
+// data that the counter announces: the reader has the line already.
 const CounterBytes = 12
 
 // Stride is the distance in bytes between two words that different ranks write: two cache lines,
@@ -15,9 +15,9 @@ const CounterBytes = 12
 const Stride = 128
 
 // Counter is a monotonic 64-bit word in shared memory with one writer and any number of waiters. It
-// fills its own pair of cache lines. The writer publishes ever larger values; whoever sees a value
-// also sees every store that its writer made before publishing it. A Counter is never reset, so
-// nothing races with a reset.
+// fills its own pair of cache lines. The writer publishes growing values. A reader that sees a
+// value also sees every store that the writer made before publishing it. A Counter is never reset,
+// so nothing races with a reset.
 //
 // The zero value is ready. A Counter must lie on a multiple of [Stride] and is laid over shared
 // memory with [CounterAt].
@@ -54,8 +54,8 @@ func (c *Counter) reached(want uint64) bool {
 	return true
 }
 
-// Publish sets the value and wakes whoever sleeps on it. Only the Counter's one writer may call it,
-// with values that grow.
+// Publish sets the value and wakes the ranks that sleep on it. Only the Counter's one writer may
+// call it, with values that grow.
 func (c *Counter) Publish(v uint64) {
 	// A sequentially consistent store (XCHG on amd64): the load of sleepers below cannot move
 	// before it, and a waiter raises sleepers before it looks at the value for the last time. One

@@ -44,7 +44,7 @@ func ParseCPUs(b []byte) CPUs {
 	return s
 }
 
-// firstCPUs is the set of the first n processors, for systems that do not tell which ones a process
+// firstCPUs is the set of the first n processors, for systems that do not say which ones a process
 // may use.
 func firstCPUs(n int) CPUs {
 	var s CPUs

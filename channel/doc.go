@@ -1,5 +1,5 @@
-// Package channel is how two ranks that share memory tell each other things: counters, semaphores,
-// memory channels and packets, and the rules by which a rank waits.
+// Package channel synchronises two ranks that share memory: counters, semaphores, memory channels
+// and packets, and the rules by which a rank waits.
 //
 // # Data flow
 //
@@ -14,13 +14,11 @@
 // A [Waiter] spins, then yields, then sleeps on a futex, by a [Policy] that follows from how many
 // ranks share how many processors. Every wait ends: with the value, at its deadline, when its
 // context ends, when the communicator's abort word is set, or when the peer is gone. The error is a
-// [*PeerError] that names the operation and the rank to blame: at a deadline the Waiter follows the
-// records that waiting ranks leave in their [Control], so that a rank which itself waits for a
-// third is not blamed for it.
+// [*PeerError] that names the operation and the culprit. At a deadline the Waiter follows the wait
+// records in the [Control]s, so that it does not blame a rank that itself waits for a third.
 //
 // # Cost
 //
-// The floor is the trip of one cache line between two cores, 60 to 200 ns. A publication with
-// nobody asleep is one locked store and one load of the same line; a wait that is satisfied is one
-// load.
+// The floor is the trip of one cache line between two cores, 60 to 200 ns. A publication without a
+// sleeper costs one locked store and one load of the same line; a satisfied wait costs one load.
 package channel

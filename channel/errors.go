@@ -7,7 +7,7 @@ import (
 	"github.com/weftgo/weft/bootstrap"
 )
 
-// errFiles is how the others hear of it.
+// errFiles is the error of the other ranks in that case.
 var errFiles = fmt.Errorf("%w: it has reached its limit of open files: raise it there (ulimit -n)", ErrAborted)
 
 // PeerError names the rank and the operation of a failure.
@@ -23,6 +23,6 @@ var (
 	ErrDied = bootstrap.ErrDied
 	// ErrLeft: the rank closed its communicator.
 	ErrLeft = bootstrap.ErrLeft
-	// ErrMasked: the rank is left out of what the others do.
+	// ErrMasked: the rank is masked and takes part in no operation.
 	ErrMasked = errors.New("masked")
 )

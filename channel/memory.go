@@ -13,7 +13,7 @@ type Memory struct {
 	local, remote []byte
 }
 
-// NewMemory makes a channel from this rank's part of a window, the peer's part and a Semaphore
+// NewMemory makes a channel from this rank's segment of a window, the peer's segment and a Semaphore
 // between the two.
 func NewMemory(s *Semaphore, local, remote []byte) *Memory {
 	return &Memory{Semaphore: s, local: local, remote: remote}

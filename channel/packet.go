@@ -14,8 +14,8 @@ import (
 // payload has arrived, so a message costs one trip of the cache line and no fence. The price is
 // twice the memory; packets are for messages of up to a few kilobytes.
 //
-// A buffer has two halves, used by odd and even rounds. Before a rank writes round n it must know
-// that the peer has read round n-2; reading the peer's round n-1 proves it if the peer reads each
+// A buffer has two halves, used by odd and even rounds. Invariant: a rank writes round n only after
+// the peer has read round n-2. Reading the peer's round n-1 proves that if the peer reads each
 // round before it writes the next, as two ranks that exchange messages do. An empty message is one
 // word for that reason. After an exchange that failed, the two ranks may be in different rounds:
 // Packets can then no longer be used.
@@ -50,9 +50,9 @@ func (p *Packets) word(mem []byte, round uint32, i int) *atomic.Uint64 {
 	return (*atomic.Uint64)(unsafe.Pointer(&mem[off]))
 }
 
-// lastRounds begins the last two rounds before the numbers start again. They write their halves
-// whole: a word that no message has reached since then would still carry a number that is about to
-// come back.
+// lastRounds begins the last two rounds before the numbers start again. Each rank writes its half
+// whole: a word that no message has written since then would still carry a number that is about to
+// be used again.
 const lastRounds = math.MaxUint32 - 1
 
 // Exchange sends data and receives as many bytes into recv (both of the same length on both ranks)
@@ -94,7 +94,7 @@ func (p *Packets) Exchange(ctx context.Context, recv, data []byte) error {
 	return nil
 }
 
-// await borrows the Waiter's policy and reasons to give up for a word that is no Counter.
+// await uses the Waiter's policy and its reasons to end for a word that is no Counter.
 func (p *Packets) await(ctx context.Context, w *atomic.Uint64) (uint64, error) {
 	var v uint64
 	round := p.round

@@ -16,7 +16,7 @@ import (
 	"github.com/weftgo/weft/internal/ranktest/processes"
 )
 
-// end is a process's end of channels to every other process of a test. Its part of the window
+// end is a process's end of channels to every other process of a test. Its segment of the window
 // holds, for each peer, the counter that the peer raises, the packets that it sends, and the data
 // that it puts (in) and gets (out); before the latter, a counter that all may raise.
 type end struct {

@@ -8,9 +8,9 @@ import (
 )
 
 // The race detector takes no notice of atomic operations on memory that is not Go's, as shared
-// memory is. So that goroutine ranks which pass ordinary memory to each other are not accused of
-// races, counters tell it what they order. Words that fall on the same stand-in are taken for one,
-// which can hide a race and never invents one.
+// memory is. Counters report their ordering to the race detector, so that it does not accuse
+// goroutine ranks that pass ordinary memory to each other. Words that fall on the same stand-in are
+// taken for one, which can hide a race and never invents one.
 var standIns [4096]byte
 
 func standIn(p unsafe.Pointer) unsafe.Pointer {

@@ -2,12 +2,13 @@ package channel
 
 import "context"
 
-// Semaphore is one direction-pair of signals between two ranks: what the peer signals arrives in
-// this rank's memory, what this rank signals goes to the peer's. Counts are 64-bit and monotonic,
-// so s signals may be outstanding and w waits consume them one by one, in any interleaving.
+// Semaphore is a pair of signals between two ranks, one for each direction: the peer's signals
+// arrive in this rank's memory, and this rank's signals in the peer's. Counts are 64-bit and
+// monotonic, so s signals may be outstanding and w waits consume them one by one, in any
+// interleaving.
 //
-// Signal orders: whoever has waited for a signal sees every store made before it. A Semaphore may
-// be used by one goroutine at a time on each side.
+// Signal orders: a rank that has waited for a signal sees every store made before it. A Semaphore
+// may be used by one goroutine at a time on each side.
 type Semaphore struct {
 	peer     int
 	in, out  *Counter

@@ -3,10 +3,10 @@ package channel
 // generationShift leaves a generation 2^40 numbers.
 const generationShift = 40
 
-// Sequence numbers what every rank of a communicator does in the same order, for its Counters to
-// publish. Numbers only grow: those of a generation are larger than all those of the generations
-// before it. Hence a rank never takes what was published before a failure for what is published
-// after it.
+// Sequence numbers the operations that every rank of a communicator makes in the same order, for
+// its Counters to publish. Numbers only grow: those of a generation are larger than all those of
+// the generations before it. A rank therefore never takes a value from before a failure for one
+// from after it.
 //
 // The zero value is ready for generation 0, whose first number is 1.
 type Sequence struct{ last uint64 }

@@ -20,8 +20,8 @@ type Policy struct {
 	// another goroutine).
 	Yield int
 	// Goroutines is set when several ranks are goroutines of this process. Such ranks must not
-	// block their thread: what they wait for may need it. They yield to the Go scheduler and then
-	// sleep with short timers.
+	// block their thread: the rank that they wait for may need it. They yield to the Go scheduler
+	// and then sleep with short timers.
 	Goroutines bool
 }
 
@@ -42,29 +42,29 @@ func PolicyFor(local, inProcess, cpus int) Policy {
 // first use and not changed after. One Waiter may be used by several goroutines.
 type Waiter struct {
 	Policy Policy
-	// Rank is the rank that waits; Own is its Control; Peers are everyone's Status, nil where there
-	// is none.
+	// Rank is the rank that waits; Own is its Control; Peers are the Statuses of all ranks, nil for
+	// a rank without one.
 	Rank  int
 	Own   *Control
 	Peers []*Status
-	// Object names what the waits are for where a rank has several such, to tell them apart:
-	// "handle 2". At most 16 bytes are shown.
+	// Object names the object of the waits, such as "handle 2", where a rank has several. At most
+	// 16 bytes are shown.
 	Object string
 	// Timeout bounds every wait beside its context.
 	Timeout time.Duration
-	// Fault, when set, is asked whenever the abort word is set and decides what it means: nil means
-	// to go on (a fault of a masked rank). Gone says that the peer left in good order and will
-	// publish nothing more.
+	// Fault, if set, is called whenever the abort word is set, and decides what the word means: nil
+	// means that the wait continues (a fault of a masked rank). Gone says that the peer left in
+	// good order and will publish nothing more.
 	Fault func(op string) error
 	Gone  func(peer int) bool
-	// Blame, when set, is told of the rank that a wait gave up on, and tells the others. The rank
+	// Blame, if set, gets the culprit of a wait that ended, and reports it to the others. The rank
 	// is -1 when they wait for each other.
 	Blame func(f Fault)
 }
 
 // Wait returns when c has reached want. It fails when the deadline passes, the communicator is
 // aborted or the peer that should publish is gone: with a [*PeerError] that names op and the rank
-// to blame. When the context ends nobody is to blame; the error then names op and peer and wraps
+// to blame. When the context ends no rank is to blame; the error then names op and peer and wraps
 // the context's.
 func (w *Waiter) Wait(ctx context.Context, c *Counter, want uint64, op string, peer int) error {
 	if c.reached(want) {
@@ -76,8 +76,8 @@ func (w *Waiter) Wait(ctx context.Context, c *Counter, want uint64, op string, p
 			return nil
 		}
 	}
-	// A few turns of the other ranks on this processor are what most waits take when there are more
-	// ranks than processors; they come before anything is noted down.
+	// With more ranks than processors most waits take a few turns of the other ranks on this
+	// processor. They come before the wait writes its record.
 	for range min(w.Policy.Yield, briefYields) {
 		w.yield()
 		if c.reached(want) {
@@ -87,15 +87,15 @@ func (w *Waiter) Wait(ctx context.Context, c *Counter, want uint64, op string, p
 	return w.waitLong(ctx, c, want, op, peer)
 }
 
-// What a wait does before anything is noted down and anybody looks for a reason to give up: a
-// fraction of a millisecond. A policy that spins or yields for longer goes on after that.
+// The part of a wait before it writes its record and checks for a reason to end: a fraction of a
+// millisecond. A policy that spins or yields for longer goes on after that.
 const (
 	briefSpins  = 1 << 14
 	briefYields = 8
 )
 
-// pause must stay a call that is not inlined and not a leaf: its prologue is where the Go runtime
-// can stop a goroutine that spins in a process whose preemption signals go elsewhere.
+// pause must stay a call that is not inlined and not a leaf: only its prologue lets the Go runtime
+// stop a goroutine that spins in a process whose preemption signals go elsewhere.
 //
 //go:noinline
 func pause() { simd.Pause() }
@@ -170,8 +170,8 @@ func (w *Waiter) waitLong(ctx context.Context, c *Counter, want uint64, op strin
 	}
 }
 
-// Until returns when done reports true. It is [Waiter.Wait] for conditions that nobody announces,
-// so instead of sleeping until woken it looks again after ever longer naps.
+// Until returns when done reports true. It is [Waiter.Wait] for conditions without a wake-up:
+// instead of sleeping it looks again after ever longer naps.
 func (w *Waiter) Until(ctx context.Context, op string, peer int, done func() bool) error {
 	for range min(w.Policy.Spin, briefSpins) {
 		if done() {
@@ -187,7 +187,7 @@ func (w *Waiter) Until(ctx context.Context, op string, peer int, done func() boo
 	look := func() error {
 		w.pulse(op, peer, 1, 0)
 		err := w.check(ctx, &none, 1, op, peer, &watch)
-		if errors.Is(err, ErrLeft) && done() { // what a peer did before it left still counts
+		if errors.Is(err, ErrLeft) && done() { // values that a peer published before it left still count
 			return nil
 		}
 		return err
@@ -238,7 +238,7 @@ func (w *Waiter) ShowFinal(r Record) {
 	w.Own.final.Store(1)
 }
 
-// Hide ends what the others are shown.
+// Hide removes the wait record.
 func (w *Waiter) Hide() { w.Own.clearRecord() }
 
 func (w *Waiter) record(op string, peer int, expected, seen uint64) {
@@ -268,12 +268,12 @@ func (w *Waiter) yield() {
 	yieldThread()
 }
 
-// check is asked between looks at the word: is there a reason to give up?
+// check runs between looks at the word, and finds a reason to end the wait.
 func (w *Waiter) check(ctx context.Context, c *Counter, want uint64, op string, peer int, watch *Stopwatch) error {
 	if err := w.fault(op); err != nil {
 		return err
 	}
-	// Gone first, then the word once more: what a peer published before it left still counts.
+	// Gone first, then the word once more: values that a peer published before it left still count.
 	if w.Gone != nil && w.Gone(peer) && c.value.Load() < want {
 		return &bootstrap.PeerError{Rank: peer, Op: op, Err: ErrLeft}
 	}
@@ -282,12 +282,13 @@ func (w *Waiter) check(ctx context.Context, c *Counter, want uint64, op string, 
 	}
 	if waited := watch.Look(); w.Timeout > 0 && waited > w.Timeout {
 		f := Fault{Cause: CauseTimeout, Rank: w.Culprit(Record{Op: op, Object: w.Object, Peer: peer}, 0), Reporter: w.Rank}
-		// Ranks give up at about the same time. The peer may have done so while the chain was
-		// followed, and then looked idle: it has told us whom it blames before it stopped waiting.
+		// Ranks reach their deadlines at about the same time. The peer may have reached its
+		// deadline while this rank followed the chain, and then looked idle. It reported the
+		// culprit before it stopped waiting.
 		if err := w.fault(op); err != nil {
 			return err
 		}
-		if c.reached(want) { // who seemed to wait for us has come
+		if c.reached(want) { // the rank that seemed to wait for this one has answered
 			return nil
 		}
 		if w.Blame != nil {
@@ -301,21 +302,21 @@ func (w *Waiter) check(ctx context.Context, c *Counter, want uint64, op string, 
 	return nil
 }
 
-// Err is the error of a fault, with the circle where ranks wait for each other.
+// Err is the error of a fault, with the cycle where ranks wait for each other.
 func (w *Waiter) Err(f Fault, op string) error {
 	if f.Cause != CauseTimeout || f.Rank >= 0 {
 		return f.Err(op)
 	}
-	circle := ""
+	cycle := ""
 	if f.Reporter >= 0 && f.Reporter < len(w.Peers) && w.Peers[f.Reporter] != nil {
-		circle = text(w.Peers[f.Reporter].circle[:])
+		cycle = text(w.Peers[f.Reporter].cycle[:])
 	}
 	err := fmt.Errorf("%w: ranks wait for each other: %s; call everything in the same order on every rank",
-		ErrTimeout, circle)
+		ErrTimeout, cycle)
 	return &bootstrap.PeerError{Rank: f.Rank, Op: op, Err: err}
 }
 
-// fault is what the abort word says, unless it concerns ranks that are left out.
+// fault turns the abort word into an error, unless it concerns masked ranks.
 func (w *Waiter) fault(op string) error {
 	f := w.Own.Fault()
 	switch {
@@ -329,12 +330,12 @@ func (w *Waiter) fault(op string) error {
 }
 
 // Culprit follows the chain of waits from this rank's own, which has outlasted its deadline: the
-// peer may itself wait for another rank. To blame is the one that waits for nobody, or whose wait
-// stands still because its process was stopped. Nobody is, and it is -1, where the chain closes in
-// a circle of ranks that are all awake: they have called things in different orders. The circle is
-// then in words where [Waiter.Err] finds it.
+// peer may itself wait for another rank. The culprit is the rank in the chain that waits for no
+// other, or whose wait stands still because its process was stopped. There is none, and it is -1,
+// if the chain closes in a cycle of ranks that are all awake: they have called operations in
+// different orders. The cycle is then in words where [Waiter.Err] finds it.
 //
-// Within the grace a rank may still come to show for whom it waits.
+// Within the grace a rank may still begin to show which rank it waits for.
 func (w *Waiter) Culprit(own Record, grace time.Duration) int {
 	chain, records := []int{w.Rank}, []Record{own}
 	end := time.Now().Add(grace)
@@ -342,10 +343,10 @@ func (w *Waiter) Culprit(own Record, grace time.Duration) int {
 		peer := records[len(records)-1].Peer
 		if first := slices.Index(chain, peer); first >= 0 {
 			if w.stands(chain[first:], records[first:]) {
-				putText(w.Own.circle[:], circleOf(chain[first:], records[first:]))
+				putText(w.Own.cycle[:], cycleOf(chain[first:], records[first:]))
 				return -1
 			}
-			// They move, and are only slow: the last before the circle closes gives no further
+			// They move, and are only slow: the last before the cycle closes gives no further
 			// clue.
 			return chain[len(chain)-1]
 		}
@@ -374,7 +375,7 @@ func (w *Waiter) stands(chain []int, records []Record) bool {
 	time.Sleep(4 * slice)
 	for i, r := range chain {
 		if r == w.Rank {
-			continue // who asks looks again before it believes the answer
+			continue // the caller looks again before it believes the answer
 		}
 		p := w.Peers[r]
 		if p.final.Load() == 0 && !w.beats(p) || p.Record() != records[i] {
@@ -384,9 +385,9 @@ func (w *Waiter) stands(chain []int, records []Record) bool {
 	return true
 }
 
-// circleOf says the waits in words, as many as there is room for.
-func circleOf(chain []int, records []Record) string {
-	const room = len(Status{}.circle) * 8
+// cycleOf says the waits in words, as many as there is room for.
+func cycleOf(chain []int, records []Record) string {
+	const room = len(Status{}.cycle) * 8
 	words := ""
 	for i, r := range chain {
 		more := fmt.Sprintf("rank %d for rank %d in %s", r, records[i].Peer, records[i].what())

@@ -30,7 +30,7 @@ var bigEndian = func() bool {
 }()
 
 func wake(v *atomic.Uint64) {
-	// Waking never blocks, so the raw form, which does not tell the scheduler, is right here.
+	// Waking never blocks, so the raw form is right: it need not inform the scheduler.
 	syscall.RawSyscall6(unix.SYS_FUTEX, uintptr(word32(v)), futexWake, 1<<30, 0, 0, 0)
 }
 

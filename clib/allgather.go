@@ -75,8 +75,8 @@ func (a *allGather) gather(mine []byte) ([]byte, error) {
 		return nil, fmt.Errorf("%w: the caller's all-gather returned %d", weft.ErrAborted, code)
 	}
 	if !bytes.Equal(all[a.rank*len(mine):][:len(mine)], mine) {
-		return nil, fmt.Errorf("%w: the caller's all-gather brought rank %d something else than what it "+
-			"gave: does it keep the ranks' order?", weft.ErrMismatch, a.rank)
+		return nil, fmt.Errorf("%w: the caller's all-gather returned other bytes for rank %d than it "+
+			"passed: does it keep the ranks' order?", weft.ErrMismatch, a.rank)
 	}
 	return all, nil
 }

@@ -46,7 +46,7 @@ func run[T any](t *handle.Table[T], id C.uint64_t, f func(*T) error) (status C.i
 	return C.WEFT_OK
 }
 
-// timed is run, of what may wait no longer than a thread has said: see weft_timeout_set.
+// timed is run for calls that wait no longer than the thread has set: see weft_timeout_set.
 func timed[T any](t *handle.Table[T], id C.uint64_t, ms C.int64_t, f func(context.Context, *T) error) C.int {
 	return run(t, id, func(o *T) error { return within(ms, func(ctx context.Context) error { return f(ctx, o) }) })
 }
@@ -65,8 +65,8 @@ func within(ms C.int64_t, f func(context.Context) error) error {
 	return err
 }
 
-// keepContext puts back, at the end of a call, what CUDA context the calling thread had: it is the
-// caller's, whose idea of the current device goes with it.
+// keepContext restores the calling thread's CUDA context at the end of a call. The context is the
+// caller's, and the caller's current device goes with it.
 func keepContext(c *cuda.Context) (restore func()) {
 	restore, err := c.Bind()
 	if err != nil {
@@ -107,7 +107,7 @@ func panicked(broken any) error {
 	return fmt.Errorf("%w: %v\n%s", errInternal, broken, debug.Stack())
 }
 
-// add gives an object a handle and tells C.
+// add registers an object and writes its handle to C.
 func add[T any](t *handle.Table[T], o *T, gate *sync.Mutex, out unsafe.Pointer) error {
 	id, err := t.Add(o, gate)
 	if err == nil {

@@ -21,11 +21,11 @@ import (
 	"github.com/weftgo/weft/cuda"
 )
 
-// comm is what a weft_comm stands for. Its gate is that of the calls that are collective.
+// comm is the object of a weft_comm. Its gate is that of the calls that are collective.
 type comm struct {
 	weft *weft.Comm
 	ops  sync.Mutex
-	life sync.RWMutex // held for reading by who waits for a stream, which several threads may do at once
+	life sync.RWMutex // read-locked by threads that wait for a stream, of which there may be several
 	log  *logger
 
 	context *cuda.Context // of the thread that joins on a GPU, while it does
@@ -33,8 +33,8 @@ type comm struct {
 
 var comms = handle.NewTable[comm](handle.Comm)
 
-// beside runs f on a communicator whatever else is done with it: f makes calls that a weft.Comm
-// allows at any time, also while it is closed.
+// beside runs f on a communicator whatever other calls are in progress: f makes calls that a
+// weft.Comm allows at any time, also while it is closed.
 func beside(id C.uint64_t, f func(*comm) error) C.int {
 	return local(func() error {
 		c, err := comms.Get(uint64(id))
@@ -45,7 +45,8 @@ func beside(id C.uint64_t, f func(*comm) error) C.int {
 	})
 }
 
-// join makes a communicator of C's options. Without a bootstrap the environment says who is who.
+// join makes a communicator of C's options. Without a bootstrap the environment says which rank
+// this is.
 func join(options *C.weft_comm_options, out *C.weft_comm, ms C.int64_t,
 	meet func(context.Context) (bootstrap.Bootstrap, error),
 ) C.int {
@@ -73,7 +74,7 @@ func join(options *C.weft_comm_options, out *C.weft_comm, ms C.int64_t,
 	})
 }
 
-// join meets the others, as the environment says if nobody else does.
+// join joins through b or, if that is nil, through the environment.
 func (c *comm) join(ctx context.Context, o []weft.Option,
 	meet func(context.Context) (bootstrap.Bootstrap, error),
 ) error {
@@ -156,7 +157,7 @@ func goweft_comm_create_with_all_gather(f C.weft_all_gather_fn, its unsafe.Point
 	})
 }
 
-// uniqueID reads an id, of which there is no more than fits.
+// uniqueID reads an id, at most WEFT_UNIQUE_ID_BYTES of it.
 func uniqueID(p *C.char) (bootstrap.ID, error) {
 	if p == nil {
 		return bootstrap.ID{}, invalidf("the id is NULL")
@@ -240,8 +241,8 @@ func goweft_comm_destroy(id C.uint64_t) C.int {
 	})
 }
 
-// stop keeps calls on what was made from the communicator, and waits for streams, from beginning,
-// if none is in progress. resume lets them begin again.
+// stop keeps calls on the communicator's objects, and waits for streams, from beginning, if none is
+// in progress. resume lets them begin again.
 func (c *comm) stop() ([]child, error) {
 	if !c.life.TryLock() {
 		return nil, fmt.Errorf("%w: another thread waits for a stream of this %s", handle.ErrBusy, handle.Comm)
@@ -269,7 +270,7 @@ type child struct {
 	gate   *sync.Mutex
 	kind   handle.Kind
 	close  func() error
-	forget func() // takes its handle away, and those of what was made from it
+	forget func() // removes its handle, and those of the objects that were made from it
 }
 
 func (c *comm) children() []child {
@@ -281,7 +282,7 @@ func (c *comm) children() []child {
 	}
 	for id, n := range counters.All() {
 		if n.comm == c {
-			all = append(all, child{&n.ops, handle.Counter, n.counter.Close, func() { counters.Remove(id) }})
+			all = append(all, child{&n.ops, handle.TokenCounter, n.counter.Close, func() { counters.Remove(id) }})
 		}
 	}
 	for id, g := range groups.All() {
@@ -401,7 +402,7 @@ type streams struct {
 	last   *weft.Stream
 }
 
-// of is a stream of C's as Go has it; nil is the communicator's own, or the host's.
+// of turns a stream of C into one of Go; nil is the communicator's own, or the host's.
 func (s *streams) of(c *comm, p unsafe.Pointer) (*weft.Stream, error) {
 	number, device := uintptr(p), c.weft.Device()
 	switch {

@@ -34,7 +34,7 @@ func adoptEnvironment() {
 			changed = append(changed, [2]string{strings.Clone(name), strings.Clone(value)})
 		}
 	}
-	// Go tells C of what it sets; that is the same again, and only what has changed.
+	// Setting a variable in Go sets it in C too, so this changes only what differs.
 	for _, c := range changed {
 		os.Setenv(c[0], c[1])
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// epHandle is what a weft_ep stands for. Its gate is that of all that is made from it, too.
+// epHandle is the object of a weft_ep. Its gate is that of all that is made from it, too.
 type epHandle struct {
 	comm    *comm
 	ep      *ep.Handle
@@ -25,7 +25,7 @@ type epHandle struct {
 	streams streams
 	spare   []*received // that were released, for the next dispatches
 
-	// What the last calls were given: see refresh.
+	// The arguments of the last calls: see refresh.
 	topk, weights weft.Tensor
 	rows          ep.Rows
 	copies        ep.Copies
@@ -131,7 +131,7 @@ func goweft_ep_destroy(id C.uint64_t) C.int {
 	})
 }
 
-// forget takes the handle away, and those of what was made from it.
+// forget removes the handle, and those of the objects that were made from it.
 func (e *epHandle) forget(id uint64) {
 	for id, r := range routings.All() {
 		if r.ep == e {
@@ -177,7 +177,7 @@ func goweft_ep_gradient_buffer(id C.uint64_t, out *C.weft_tensor) C.int {
 	return tellBuffer(id, out, (*ep.Handle).GradientBuffer)
 }
 
-// tellBuffer tells of memory of a handle's.
+// tellBuffer writes a buffer of the handle to a weft_tensor.
 func tellBuffer(id C.uint64_t, out *C.weft_tensor, buffer func(*ep.Handle) weft.Tensor) C.int {
 	return run(eps, id, func(e *epHandle) error {
 		if err := output(out, "tensor"); err != nil {
@@ -190,9 +190,9 @@ func tellBuffer(id C.uint64_t, out *C.weft_tensor, buffer func(*ep.Handle) weft.
 }
 
 //export goweft_ep_count
-func goweft_ep_count(topk *C.weft_tensor, layout *C.weft_ep_layout) C.int {
+func goweft_ep_count(topk *C.weft_tensor, counts *C.weft_ep_token_counts) C.int {
 	return local(func() error {
-		v, err := input(layout, "weft_ep_layout")
+		v, err := input(counts, "weft_ep_token_counts")
 		if err != nil {
 			return err
 		}
@@ -456,7 +456,7 @@ func goweft_ep_combine_backward(id C.uint64_t, stream unsafe.Pointer, args *C.we
 	})
 }
 
-// by is what the operations that come after a dispatch go by.
+// by is the routing of the operations that follow a dispatch.
 func (e *epHandle) by(r C.weft_routing, stream unsafe.Pointer) (*ep.Routing, *weft.Stream, error) {
 	by, err := e.routing(number(r))
 	if err != nil {
@@ -478,8 +478,8 @@ func (e *epHandle) routing(id uint64) (*routing, error) {
 	return r, nil
 }
 
-// generation is that of what was received, 0 of nothing. What was released has none: so it is ep
-// that refuses it, and the other ranks hear of it.
+// generation is the generation of a received batch, 0 for none. A released batch has NoGeneration:
+// package ep then refuses it on every rank.
 func (e *epHandle) generation(received C.weft_received) uint32 {
 	id := uint64(uintptr(unsafe.Pointer(received)))
 	if id == 0 {
@@ -492,7 +492,7 @@ func (e *epHandle) generation(received C.weft_received) uint32 {
 	return r.Data.Generation
 }
 
-// received is what a handle has received, if it is this ep handle's.
+// received returns the received batch of a C handle, if it belongs to this ep handle.
 func (e *epHandle) received(id uint64) (*ep.Received, error) {
 	r, err := receiveds.Get(id)
 	if err != nil {

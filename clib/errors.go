@@ -22,7 +22,7 @@ var errInternal = errors.New("internal error")
 
 func invalidf(format string, args ...any) error { return weft.Invalidf(format, args...) }
 
-// statuses says which error is which, the more telling first: an error may wrap several.
+// statuses maps errors to statuses, the more specific first: an error may wrap several.
 var statuses = []struct {
 	err    error
 	status C.int
@@ -68,7 +68,7 @@ func statusOf(err error) (status C.int, rank int) {
 	return C.WEFT_ERROR_SYSTEM, rank
 }
 
-// fieldsInC are what C calls the choices of a Spec's that errors speak of.
+// fieldsInC are C's names of the Spec's fields and values that errors name.
 var fieldsInC = map[string]string{
 	"MaxTokens": "max_tokens", "TopK": "topk", "Hidden": "hidden", "RowBytes": "row_bytes",
 	"ScaleBytes": "scale_bytes", "Capacity": "capacity", "Live": "live",
@@ -80,11 +80,11 @@ var fieldsInC = map[string]string{
 	"Dependent": "dependent",
 }
 
-// capitalised is what may be one of them: errors begin with small letters, and so do most of their
-// words.
+// capitalised matches words that may be one of them: errors begin with small letters, and most of
+// their words do.
 var capitalised = regexp.MustCompile(`\b(Tuning\.(Dispatch|Combine)|[A-Z][A-Za-z]+)\b`)
 
-// inC has an error's words name what the caller of C has.
+// inC replaces Go's names in an error's words by C's.
 func inC(words string) string {
 	return capitalised.ReplaceAllStringFunc(words, func(name string) string {
 		if in, ok := fieldsInC[name]; ok {

@@ -1,9 +1,10 @@
 // go:build cgo && linux
 
-// The last failure of each thread, and the children of fork, whose every call fails.
+// The last failure of each thread; and the refusal of every call in a forked child.
 //
-// A thread's message lies on the heap and not in the thread's static storage: the Go runtime makes the linker place all
-// of this library's thread-local storage in the little that the loader has to spare for libraries that are opened late.
+// A thread's message lies on the heap and not in thread-local storage. The Go runtime makes the linker place all of
+// this library's thread-local storage in the small static block that the loader reserves for libraries that are
+// opened late.
 
 #include "internal.h"
 
@@ -96,7 +97,7 @@ int weft_error_rank(void) { return last ? last->rank : none.rank; }
 
 int weft_version(void) { return WEFT_VERSION; }
 
-/* What of a DLManagedTensor stands before its manager_ctx is a DLTensor. */
+/* The members of a DLManagedTensor before its manager_ctx are a DLTensor. */
 enum { DL_TENSOR_BYTES = 48 };
 
 void weft_dlpack_deleter(void *managed_tensor) {

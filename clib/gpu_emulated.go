@@ -17,8 +17,8 @@ import (
 	"github.com/weftgo/weft/cuda/kernel"
 )
 
-// emulatedGPUs is how many a library has that tests build with the tag emulated: ranks are threads
-// then, and device memory is the process's, so that arrays of the host's stand for arrays on GPUs.
+// emulatedGPUs is the number of GPUs of a library that tests build with the tag emulated: ranks are
+// then threads, and device memory is the process's, so arrays of the host stand for arrays on GPUs.
 const emulatedGPUs = 4
 
 type emulated struct {
@@ -83,7 +83,7 @@ func weft_emulated_stream(gpu C.int) unsafe.Pointer {
 	return address(s.Handle())
 }
 
-// address is a number as C has it, which is none of Go's addresses.
+// address makes C's pointer of a number, which is no address of Go's.
 func address(n uintptr) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&n)) }
 
 // onGPU binds a rank to an emulated GPU.

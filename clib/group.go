@@ -17,13 +17,13 @@ import (
 	"github.com/weftgo/weft/collective"
 )
 
-// group is what a weft_group stands for.
+// group is the object of a weft_group.
 type group struct {
 	comm    *comm
 	group   *collective.Group
 	ops     sync.Mutex
 	streams streams
-	out, in weft.Tensor // what the last call was given: see refresh
+	out, in weft.Tensor // the arguments of the last call: see refresh
 }
 
 var groups = handle.NewTable[group](handle.Group)
@@ -108,7 +108,7 @@ func goweft_broadcast(id C.uint64_t, stream unsafe.Pointer, tensor *C.weft_tenso
 	})
 }
 
-// operands takes what a call was given.
+// operands reads the tensors of a call.
 func (g *group) operands(stream unsafe.Pointer, out, in *C.weft_tensor) (*weft.Stream, error) {
 	if err := cmp.Or(refresh(&g.out, out, "output"), refresh(&g.in, in, "input")); err != nil {
 		return nil, err
@@ -116,8 +116,8 @@ func (g *group) operands(stream unsafe.Pointer, out, in *C.weft_tensor) (*weft.S
 	return g.streams.of(g.comm, stream)
 }
 
-// enum is an enumerator of C's as Go's types have it. What is out of their range is the last that
-// they can hold, which no list reaches.
+// enum is an enumerator of C's as Go's types have it. A number out of range becomes the largest of
+// its type, which no list reaches.
 func enum(v C.int32_t) uint8 {
 	if v < 0 || v > 255 {
 		return 255

@@ -1,4 +1,4 @@
-// What the Go files and the C files of libweft.so share.
+// Declarations that the Go files and the C files of libweft.so share.
 #ifndef WEFT_INTERNAL_H
 #define WEFT_INTERNAL_H
 
@@ -18,10 +18,10 @@ int libweft_refuse_child(void);
 void libweft_log(weft_log_fn log, void *context, const char *line);
 int libweft_all_gather(weft_all_gather_fn all_gather, void *context, const void *mine, size_t bytes, void *all);
 
-// The i-th entry of the environment as C has it, or NULL behind the last.
+// The i-th entry of the environment in C, or NULL behind the last.
 const char *libweft_environment(size_t i);
 
-// A handler of a signal: its address, and what dladdr knows of it, or NULL.
+// A signal handler: its address, and its name by dladdr, or NULL.
 typedef struct libweft_handler {
 	uintptr_t address, offset; // in the file
 	const char *symbol, *file;

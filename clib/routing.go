@@ -14,11 +14,11 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// routing is what a weft_routing stands for.
+// routing is the object of a weft_routing.
 type routing struct {
 	ep      *epHandle
 	routing *ep.Routing
-	// of the host that C knows of, but for those that are to be asked for anew
+	// tensors of host memory that C holds, except those that are to be read anew
 	parts   [C.WEFT_SOURCE_SELECTIONS + 1]weft.Tensor
 	pinner  runtime.Pinner // holds those that are Go's memory where they are
 	weights runtime.Pinner // the same of weights
@@ -28,13 +28,13 @@ var routings = handle.NewTable[routing](handle.Routing)
 
 func (r *routing) owner() *comm { return r.ep.comm }
 
-// reweighed says that what the routing said of weights is so no more.
+// reweighed says that the weights of the tensors are outdated.
 func (r *routing) reweighed() {
 	r.parts[C.WEFT_ROW_WEIGHTS], r.parts[C.WEFT_ROW_SELECTION_WEIGHTS] = weft.Tensor{}, weft.Tensor{}
 	r.weights.Unpin()
 }
 
-// unpin lets go of what C knew of.
+// unpin releases the tensors that C holds.
 func (r *routing) unpin() {
 	r.pinner.Unpin()
 	r.weights.Unpin()
@@ -93,8 +93,8 @@ func goweft_routing_tensor(id C.uint64_t, part C.int, out *C.weft_tensor) C.int 
 	})
 }
 
-// part asks for a tensor. What is asked for twice may be in new memory the second time. What a
-// layout does not have is no tensor.
+// part asks for a tensor. A tensor that is asked for twice may be in new memory the second time. A
+// tensor that the layout does not have is WEFT_NONE.
 func (r *routing) part(part C.int) weft.Tensor {
 	switch part {
 	case C.WEFT_EXPERT_COUNTS:
@@ -136,7 +136,7 @@ func goweft_routing_describe(id C.uint64_t, p *C.weft_routing_description) C.int
 			return err
 		}
 		if r.ep.comm.weft.Device() != nil {
-			return weft.Unsupportedf("on GPUs what describes a routing is there: take it by weft_routing_tensor")
+			return weft.Unsupportedf("on GPUs routing metadata is in the GPU's memory: use weft_routing_tensor")
 		}
 		describe(v.expert_counts, r, C.WEFT_EXPERT_COUNTS)
 		describe(v.expert_demand, r, C.WEFT_EXPERT_DEMAND)
@@ -194,7 +194,7 @@ func goweft_routing_release(id C.uint64_t) C.int {
 	})
 }
 
-// received is what a weft_received stands for.
+// received is the object of a weft_received.
 type received struct {
 	ep       *epHandle
 	received *ep.Received
@@ -229,12 +229,12 @@ func goweft_received_release(id C.uint64_t) C.int {
 // dispatch is one on its way.
 type dispatch struct {
 	ep      *epHandle
-	routing uint64   // that it goes by; 0: it makes one
+	routing uint64   // the routing of the dispatch; 0: it makes one
 	by      *routing // the same
 	weighs  bool     // it brings the routing weights
 }
 
-// args are what the caller has passed.
+// args are the caller's arguments.
 func (d *dispatch) args() ep.DispatchArgs {
 	a := ep.DispatchArgs{TopK: d.ep.topk, Weights: d.ep.weights, Rows: d.ep.rows}
 	if d.by != nil {
@@ -260,7 +260,7 @@ func resultOf(out *C.weft_ep_dispatch_result) (data, scales *C.weft_tensor, err 
 	return v.data, v.scales, nil
 }
 
-// deliver tells C of what has arrived.
+// deliver writes a received batch to C's structs.
 func (d *dispatch) deliver(got *ep.Received, out *C.weft_ep_dispatch_result, data, scales *C.weft_tensor) error {
 	o := d.ep.newReceived()
 	o.received = got

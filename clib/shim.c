@@ -121,24 +121,24 @@ weft_status weft_ep_gradient_buffer(weft_ep ep, weft_tensor *tensor) {
 	return CALL(goweft_ep_gradient_buffer(ID(ep), tensor));
 }
 
-weft_status weft_ep_count(const weft_tensor *topk, const weft_ep_layout *layout) {
-	return CALL(goweft_ep_count((weft_tensor *)topk, (weft_ep_layout *)layout));
+weft_status weft_ep_count(const weft_tensor *topk, const weft_ep_token_counts *counts) {
+	return CALL(goweft_ep_count((weft_tensor *)topk, (weft_ep_token_counts *)counts));
 }
 
-weft_status weft_ep_counter_create(weft_comm comm, int64_t experts, int64_t ranks,
-		int64_t ranks_per_node, weft_ep_counter *counter) {
-	return CALL(goweft_ep_counter_create(ID(comm), experts, ranks, ranks_per_node, counter,
+weft_status weft_ep_token_counter_create(weft_comm comm, int64_t experts, int64_t ranks,
+		int64_t ranks_per_node, weft_ep_token_counter *counter) {
+	return CALL(goweft_ep_token_counter_create(ID(comm), experts, ranks, ranks_per_node, counter,
 		libweft_timeout));
 }
 
-weft_status weft_ep_counter_count(weft_ep_counter counter, weft_stream stream,
-		const weft_tensor *topk, const weft_ep_census *into) {
-	return CALL(goweft_ep_counter_count(ID(counter), stream, (weft_tensor *)topk,
-		(weft_ep_census *)into, libweft_timeout));
+weft_status weft_ep_token_counter_count(weft_ep_token_counter counter, weft_stream stream,
+		const weft_tensor *topk, const weft_ep_device_token_counts *into) {
+	return CALL(goweft_ep_token_counter_count(ID(counter), stream, (weft_tensor *)topk,
+		(weft_ep_device_token_counts *)into, libweft_timeout));
 }
 
-weft_status weft_ep_counter_destroy(weft_ep_counter counter) {
-	return CALL(goweft_ep_counter_destroy(ID(counter)));
+weft_status weft_ep_token_counter_destroy(weft_ep_token_counter counter) {
+	return CALL(goweft_ep_token_counter_destroy(ID(counter)));
 }
 
 weft_status weft_ep_prepare(weft_ep ep, weft_stream stream, const weft_tensor *topk,

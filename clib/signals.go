@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// offStack lists the handlers that would run on the stack of what they interrupt. A goroutine's
-// stack has no room for one: it would overwrite what lies below. Go's runtime has given the flag to
+// offStack lists the handlers that would run on the interrupted code's stack. A goroutine's stack
+// has no room for one: it would overwrite the memory below. Go's runtime has given the flag to
 // those that were there when the library was loaded. With repair the others get it here, in place,
 // and those that took it are not listed.
 func offStack(repair bool) (found []string) {
@@ -54,7 +54,7 @@ func goweft_signal_check(repair C.int) C.int {
 	})
 }
 
-// warnOfSignals tells the log of handlers that will bring the process down one day.
+// warnOfSignals logs handlers that can crash the process.
 func (l *logger) warnOfSignals() {
 	if l == nil {
 		return

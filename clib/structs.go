@@ -25,9 +25,9 @@ func leastSize(p any) uintptr {
 		return 128
 	case *C.weft_ep_info:
 		return 40
-	case *C.weft_ep_layout:
+	case *C.weft_ep_token_counts:
 		return 64
-	case *C.weft_ep_census:
+	case *C.weft_ep_device_token_counts:
 		return 40
 	case *C.weft_ep_dispatch_args:
 		return 48

@@ -1,6 +1,6 @@
 // go:build cgo && linux
 
-// What Go cannot do for itself: pointers to C functions, and the parts of C's library that have no counterpart in Go.
+// Functions that Go lacks: calls of C function pointers, and the parts of C's library that have no counterpart in Go.
 
 #define _GNU_SOURCE
 #include "internal.h"
@@ -24,7 +24,7 @@ const char *libweft_environment(size_t i) { return environ ? environ[i] : NULL; 
 int libweft_duplicate(int fd) { return fcntl(fd, F_DUPFD_CLOEXEC, 0); }
 
 // The kernel's struct, as far as it is the same on every architecture. C's sigaction refuses the signals that glibc
-// keeps for itself, whose handlers interrupt Go like any other.
+// reserves, whose handlers interrupt Go like any other.
 struct action {
 	uintptr_t handler;
 	unsigned long flags;

@@ -13,9 +13,9 @@ import (
 	"github.com/weftgo/weft"
 )
 
-// refresh makes a tensor what C says. The tensor is the one that the last such call was given,
-// which is mostly much the same: its shape need not be allocated again then (what has held on to it
-// keeps it), and of what was written a moment ago no copies are made, for which processors wait.
+// refresh copies a weft_tensor into a tensor. The tensor keeps the values of the last such call,
+// which are mostly the same. Its shape then need not be allocated again, and equal values are not
+// written, which avoids waits of processors for stores of a moment ago.
 func refresh(t *weft.Tensor, p *C.weft_tensor, name string) error {
 	if p == nil {
 		return forget(t)
@@ -76,9 +76,9 @@ func addressable(shape []int) bool {
 	return true
 }
 
-// tellTensor writes a tensor to a struct of C's that was checked.
+// tellTensor writes a tensor to a checked struct of C's.
 func tellTensor(p *C.weft_tensor, t *weft.Tensor) {
-	// As a number: it may be memory of Go's, which whoever gives it has pinned.
+	// As a number: it may be memory of Go's, which the caller has pinned.
 	*(*uintptr)(unsafe.Pointer(&p.data)) = uintptr(t.Data)
 	p.dtype, p.dims = C.int32_t(t.DType), C.int32_t(len(t.Shape))
 	for i := range p.shape {

@@ -58,7 +58,7 @@ func output[T any](p *T, name string) error {
 	return err
 }
 
-// fill writes to a struct what fits into it. The first member stays.
+// fill writes to a struct the members that fit into it. The first member stays.
 func fill[T any](p *T, v T) {
 	size := min(*(*uintptr)(unsafe.Pointer(p)), unsafe.Sizeof(v))
 	const first = unsafe.Sizeof(uintptr(0))

@@ -18,7 +18,7 @@ import (
 	"github.com/weftgo/weft/cuda"
 )
 
-// window is what a weft_window stands for.
+// window is the object of a weft_window.
 type window struct {
 	comm   *comm
 	window *weft.Window
@@ -29,7 +29,7 @@ var windows = handle.NewTable[window](handle.Window)
 
 func (w *window) owner() *comm { return w.comm }
 
-// newWindow gives what open makes a handle.
+// newWindow makes a handle of the window that open returns.
 func newWindow(id C.uint64_t, bytes C.size_t, out *C.weft_window, ms C.int64_t,
 	open func(ctx context.Context, c *comm, size int) (*weft.Window, error),
 ) C.int {
@@ -115,7 +115,7 @@ func goweft_window_peer(id C.uint64_t, rank C.int, out *unsafe.Pointer) C.int {
 	})
 }
 
-// peer is a rank's part as C knows it.
+// peer is the address of a rank's segment, for C.
 func (w *window) peer(rank int) unsafe.Pointer {
 	if w.comm.weft.Device() != nil {
 		return weft.DeviceTensor(w.window.PeerPointer(rank), weft.Uint8, w.window.Size()).Data

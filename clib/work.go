@@ -14,7 +14,7 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// work is what a weft_work stands for: a dispatch or a combine that was sent.
+// work is the object of a weft_work: a dispatch or a combine that was sent.
 type work struct {
 	dispatch
 	pending *ep.PendingDispatch
@@ -38,8 +38,8 @@ func (d dispatch) send(ctx context.Context, s *weft.Stream, out *C.weft_work) er
 	return addWork(w, out)
 }
 
-// addWork gives an operation that was sent a handle. Without one nobody could finish it, nor the
-// handle do anything else: that is a failure for all.
+// addWork gives an operation that was sent a handle. Without one no caller could complete it, and
+// the handle could run no other operation: that is a failure on all ranks.
 func addWork(w *work, out *C.weft_work) error {
 	err := add(works, w, &w.ep.ops, unsafe.Pointer(out))
 	if err != nil {

@@ -4,7 +4,7 @@ package cuda
 type Attribute int32
 
 // The attributes that a program which moves data asks for. Sizes are bytes, rates are kHz, widths
-// are bits; what can be had or not is 1 or 0.
+// are bits; capabilities are 1 or 0.
 const (
 	MaxThreadsPerBlock            Attribute = 1   // CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK
 	MaxGridX                      Attribute = 5   // CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X

@@ -12,9 +12,9 @@ import (
 // Context is a device's primary context: the one that the CUDA runtime, PyTorch and every other
 // library of the process use.
 //
-// A Context owns one reference to it. What is made in the context must be closed before; the
-// device's memory of this process goes with the last reference. It is safe for concurrent use, by
-// any goroutine on any thread.
+// A Context owns one reference to it. Objects of the context must be closed before it. This
+// process's memory on the device is freed with the last reference. It is safe for concurrent use,
+// by any goroutine on any thread.
 type Context struct {
 	driver *Driver
 	table  *sys.Table
@@ -23,8 +23,8 @@ type Context struct {
 	closed atomic.Bool
 }
 
-// Primary retains the device's primary context, and makes it if nobody has. Making it takes a good
-// part of a second.
+// Primary retains the device's primary context, and creates it if it does not exist. Making it
+// takes a good part of a second.
 func (d *Device) Primary() (*Context, error) {
 	handle := new(sys.Context)
 	if err := d.driver.check("cuDevicePrimaryCtxRetain",
@@ -76,9 +76,9 @@ func (c *Context) SetCurrent() error {
 }
 
 // Bind locks the goroutine to its thread and makes the context current there; unbind puts back the
-// thread's own context and unlocks. Calls of this package leave their context current on whatever
-// thread they ran on. Go's own threads do not mind. Whoever is called by a host that has its own
-// ideas about the thread (a Python thread with another device) calls this package between Bind and
+// thread's own context and unlocks. Calls of this package leave their context current on the thread
+// that they ran on. That does not disturb Go's own threads. A host that keeps another context
+// current on its thread (a Python thread with another device) calls this package between Bind and
 // unbind.
 func (c *Context) Bind() (unbind func(), err error) {
 	runtime.LockOSThread()
@@ -97,7 +97,7 @@ func (c *Context) Bind() (unbind func(), err error) {
 			return
 		}
 		bound = false
-		c.table.CtxSetCurrent(*previous) // a driver that refuses what it said itself will refuse the next call too
+		c.table.CtxSetCurrent(*previous) // an error here would show in the next call too
 		runtime.UnlockOSThread()
 	}, nil
 }
@@ -125,8 +125,8 @@ func (c *Context) PriorityRange() (least, greatest int, err error) {
 	return int(*l), int(*g), err
 }
 
-// use refuses a context that is not there, or no longer: somebody else of the process may still
-// have the device's, in which calls would work until they leave.
+// use refuses a context that does not exist, or no longer: calls would still work in it while
+// another owner in the process retains the device's.
 func (c *Context) use(call string) error {
 	switch {
 	case c == nil:
@@ -139,13 +139,13 @@ func (c *Context) use(call string) error {
 
 func (c *Context) check(call string, r sys.Result) error { return c.driver.check(call, r) }
 
-// modes are what the driver swaps a thread's mode of capture with.
+// modes exchange a thread's capture mode with the driver's.
 var modes = sync.Pool{New: func() any { return new(int32) }}
 
-// asking makes a call that asks whether work is done, or waits for it, in a mode of the thread's in
-// which no capture minds. Otherwise the driver would refuse it while any thread of the process
-// captures in global mode, as PyTorch does unless told otherwise, and break that capture. A stream
-// that captures itself cannot be asked in any mode.
+// asking makes a call that queries or waits for work, in a capture mode of the thread in which no
+// capture forbids it. In any other mode the driver would refuse it while a thread of the process
+// captures in global mode, PyTorch's default, and would break that capture. A stream that captures
+// itself cannot be asked in any mode.
 func (c *Context) asking(call func() sys.Result) sys.Result {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -153,7 +153,7 @@ func (c *Context) asking(call func() sys.Result) sys.Result {
 	defer modes.Put(mode)
 	*mode = sys.CaptureRelaxed
 	if c.table.ThreadExchangeStreamCaptureMode(mode) != sys.Success {
-		return call() // a driver before CUDA 10.1, or one that refuses whatever it is asked
+		return call() // a driver before CUDA 10.1, or one that refuses every call
 	}
 	r := call()
 	c.table.ThreadExchangeStreamCaptureMode(mode) // it was the thread's own

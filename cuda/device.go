@@ -15,7 +15,7 @@ type Device struct {
 	spares  spares
 }
 
-// UUID tells a GPU, or a part of one, from every other in the world.
+// UUID identifies a GPU, or a part of one.
 type UUID [16]byte
 
 func (u UUID) String() string {
@@ -25,7 +25,7 @@ func (u UUID) String() string {
 // Ordinal is the device's place in [Driver.Devices].
 func (d *Device) Ordinal() int { return d.ordinal }
 
-// Driver is what the device belongs to.
+// Driver is the driver that the device belongs to.
 func (d *Device) Driver() *Driver { return d.driver }
 
 // Name is the product's name.
@@ -35,7 +35,7 @@ func (d *Device) Name() (string, error) {
 	return sys.GoString(&name[0]), err
 }
 
-// UUID is what tools and other processes know the device by.
+// UUID is the identifier by which tools and other processes know the device.
 func (d *Device) UUID() (UUID, error) {
 	u := new(sys.UUID)
 	err := d.driver.check("cuDeviceGetUuid", d.driver.table.DeviceGetUUID(u, d.handle))
@@ -56,8 +56,8 @@ func (d *Device) Attribute(a Attribute) (int, error) {
 	return int(*value), err
 }
 
-// Has says whether an attribute that is a capability is there. A driver that does not know the
-// attribute does not have the capability.
+// Has reports whether the device has a capability. A driver that does not know the attribute does
+// not have the capability.
 func (d *Device) Has(a Attribute) bool {
 	value, err := d.Attribute(a)
 	return err == nil && value != 0
@@ -75,8 +75,8 @@ func (d *Device) ComputeCapability() (major, minor int, err error) {
 	return major, minor, err
 }
 
-// Architecture is what to compile for to use all that the device has: sm_80, sm_90a. From 9.0 on
-// that is the architecture-specific target.
+// Architecture is the compile target that uses all features of the device: sm_80, sm_90a. From 9.0
+// on that is the architecture-specific target.
 func (d *Device) Architecture() (string, error) {
 	major, minor, err := d.ComputeCapability()
 	if err != nil {

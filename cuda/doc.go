@@ -1,7 +1,6 @@
 // Package cuda drives NVIDIA GPUs from Go without cgo, without CUDA's headers and without a
-// toolkit: what it needs is the driver, which it opens at run time. It is useful on its own.
-// Package nvrtc compiles kernels for it, package cudatest is a driver for tests on machines without
-// a GPU.
+// toolkit. It needs only the driver, which it opens at run time. It is useful on its own. Package
+// nvrtc compiles kernels for it, package cudatest is a driver for tests on machines without a GPU.
 //
 // # Data flow
 //
@@ -21,15 +20,14 @@
 //	err = stream.Wait(ctx)
 //
 // Between a method and the driver lies one table of typed functions. It is filled from libcuda,
-// function by function, each in the form that a named version of CUDA brought; what the driver at
-// hand does not have answers [ErrUnsupported] when it is called, and names the version to install.
-// libcuda is not linked: a program with this package also starts where there is no driver. It does
-// need glibc.
+// function by function, each in the form of a named version of CUDA. A function that the driver
+// lacks returns [ErrUnsupported] when it is called, with the version to install. libcuda is not
+// linked: a program with this package also starts where there is no driver. It does need glibc.
 //
 // # Who owns what
 //
-// Whoever makes an object closes it: contexts, streams, events, memory, modules, graphs. Close may
-// be called again, and does nothing then. What belongs to a context must be closed before the
+// The caller that makes an object closes it: contexts, streams, events, memory, modules, graphs.
+// Close may be called again, and does nothing then. Objects of a context must be closed before the
 // context. A closed object's methods return [ErrClosed] and do not reach the driver. Functions live
 // as long as their module; a [Launch] needs no closing. A [Virtual] owns its mappings, its
 // addresses and its allocations, and takes them down in this order, also when making it fails
@@ -41,24 +39,23 @@
 //
 // # Ordering
 //
-// What is enqueued in one stream happens in order. Between streams there is no order but what
-// events make: [Event.Record], then [Stream.WaitEvent]. The host sees the result of work after
-// [Stream.Wait], [Stream.Synchronize], a Query that says done, or the same of an event recorded
-// after the work. An error of a kernel shows in a later call, of whatever kind; codes that are
-// [Code.Sticky] end the context for good.
+// Work in one stream runs in order. Between streams only events make an order: [Event.Record], then
+// [Stream.WaitEvent]. The host sees the result of work after [Stream.Wait], [Stream.Synchronize], a
+// Query that says done, or the same of an event recorded after the work. An error of a kernel shows
+// in a later call, of any kind; codes that are [Code.Sticky] end the context for good.
 //
 // # Threads
 //
 // The driver keeps a current context for every thread of the operating system, and goroutines
 // change threads. So every call that needs a context makes its own current, in the same crossing
-// from Go into C and right before the call itself: nothing comes between the two, no thread has to
-// be locked, and it costs a few nanoseconds instead of a second crossing. Any goroutine may use any
-// object at any time; types that are for one goroutine at a time ([Launch]) say so.
+// from Go into C, right before the call itself. No other call comes between the two, no thread has
+// to be locked, and it costs a few nanoseconds instead of a second crossing. Any goroutine may use
+// any object at any time; types that are for one goroutine at a time ([Launch]) say so.
 //
-// The context stays current on that thread. Go's own threads do not mind, since every call sets
-// what it needs. A thread of somebody else's does: where a host program calls into Go, its thread's
-// context must be what it was when the call returns. [Context.Bind] is for such an entry: it locks
-// the goroutine to the thread, sets the context, and its unbind restores what was there. An
+// The context stays current on that thread. That does not disturb Go's own threads, since every
+// call sets its context. It may disturb a foreign thread: where a host program calls into Go, its
+// thread's context must be the same when the call returns. [Context.Bind] is for such an entry: it
+// locks the goroutine to the thread and sets the context; its unbind restores the old one. An
 // executor goroutine for each device, the other common way, would cost a hand-over of microseconds
 // for every call.
 //
@@ -71,10 +68,10 @@
 //
 // # Cost
 //
-// Calls that belong in an inner loop do not allocate, and cost 3 to 21 ns more than a bare crossing
-// into C (42 ns on the same machine), the setting of the context included: starting a [Launch],
-// recording and asking events, asking and waiting for streams, async copies and fills, launching
-// graphs, [Context.SetCurrent].
+// Calls for inner loops do not allocate, and cost 3 to 21 ns more than a bare crossing into C (42
+// ns on the same machine), including setting the context. They are: starting a [Launch], recording
+// and querying events, querying and waiting for streams, async copies and fills, launching graphs,
+// [Context.SetCurrent].
 //
 // # What is not here
 //

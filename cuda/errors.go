@@ -68,7 +68,7 @@ func (c Code) Error() string {
 func (c Code) Sticky() bool {
 	switch c {
 	case 214, 220, 226, // uncorrectable and contained memory or link errors
-		ErrIllegalAddress, 702, 710, 714, 715, ErrMisalignedAddress, 717, 718, ErrLaunchFailed, // what a kernel did
+		ErrIllegalAddress, 702, 710, 714, 715, ErrMisalignedAddress, 717, 718, ErrLaunchFailed, // the kernel's error
 		721, 810: // tensor memory, the MPS server's end
 		return true
 	}
@@ -79,7 +79,7 @@ func (c Code) Sticky() bool {
 type Error struct {
 	Call string // as the driver names it: cuMemAlloc
 	Code Code
-	Text string // the driver's words, and what else is known
+	Text string // the driver's text, and details
 }
 
 func (e *Error) Error() string { return e.Call + ": " + e.Code.Error() + ": " + e.Text }
@@ -92,7 +92,7 @@ func (e *Error) Is(target error) bool {
 	return target == ErrUnsupported && (e.Code == ErrNotSupported || e.Code == errNewerDriver || e.Code == ErrStubLibrary)
 }
 
-// wayOut is what to do about codes whose name does not say it.
+// wayOut is the advice for codes whose name does not say it.
 var wayOut = map[Code]string{
 	ErrStubLibrary: "this libcuda only serves to link programs: take the toolkit's stubs folder out of LD_LIBRARY_PATH",
 	ErrNoDevice:    "is a GPU visible to this process and container (nvidia-smi, CUDA_VISIBLE_DEVICES)?",

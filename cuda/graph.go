@@ -15,9 +15,9 @@ type Graph struct {
 	closed  atomic.Bool
 }
 
-// Capture records what fn enqueues in the stream, and in streams that come to wait for it, instead
-// of running it. fn runs on the calling goroutine, locked to its thread, and must bring all streams
-// that took part back by events. The caller closes the graph.
+// Capture records the work that fn enqueues in the stream, and in streams that come to wait for it,
+// instead of running it. fn runs on the calling goroutine, locked to its thread, and must join all
+// these streams by events. The caller closes the graph.
 func (s *Stream) Capture(fn func() error) (g *Graph, err error) {
 	if fn == nil {
 		return nil, missing("cuStreamBeginCapture", "function")
@@ -59,7 +59,7 @@ func (s *Stream) BeginCapture() error {
 }
 
 // EndCapture ends what BeginCapture began, on the same goroutine, and unlocks it from its thread.
-// The stream runs what it is given again, also after an error.
+// The stream then runs work again, also after an error.
 func (s *Stream) EndCapture() (*Graph, error) {
 	const call = "cuStreamEndCapture"
 	defer runtime.UnlockOSThread()
@@ -74,7 +74,7 @@ func (s *Stream) EndCapture() (*Graph, error) {
 	return &Graph{context: s.context, handle: *handle}, nil
 }
 
-// Close destroys the graph. What was instantiated from it stays. Further calls do nothing.
+// Close destroys the graph. Graphs that were instantiated from it remain. Further calls do nothing.
 func (g *Graph) Close() error {
 	if g.closed.Swap(true) {
 		return nil
@@ -96,7 +96,7 @@ func (g *Graph) Nodes() (int, error) {
 	return int(*count), err
 }
 
-// GraphExec is a graph made ready to run, any number of times. What its operations refer to
+// GraphExec is a graph made ready to run, any number of times. Objects that its operations refer to
 // (memory, modules) must live as long.
 type GraphExec struct {
 	context *Context
@@ -118,8 +118,7 @@ func (g *Graph) Instantiate() (*GraphExec, error) {
 	return &GraphExec{context: g.context, handle: *handle}, nil
 }
 
-// Upload enqueues what the first launch would do besides running, so that it takes no longer than
-// the others.
+// Upload does the set-up of the first launch, so that this takes no longer than later ones.
 func (e *GraphExec) Upload(s *Stream) error {
 	const call = "cuGraphUpload"
 	if e.closed.Load() {

@@ -50,8 +50,8 @@ func (c *Context) AllocHost(size int, o HostOptions) (*HostMemory, error) {
 }
 
 // RegisterHost pins memory that the caller has and maps it into every device. It must come from
-// outside Go (a memory file, a mapping), for Go's collector would give it to somebody else; it
-// stays the caller's, who frees it after Close.
+// outside Go (a memory file, a mapping), because Go's collector could reuse Go memory. It stays the
+// caller's, who frees it after Close.
 func (c *Context) RegisterHost(memory []byte, o HostOptions) (*HostMemory, error) {
 	const call = "cuMemHostRegister"
 	if err := c.use(call); err != nil {

@@ -8,7 +8,7 @@ import (
 
 // IPCHandle names an allocation of [Context.Alloc]'s kind to the other processes of the host. It is
 // the way to share for memory that is not virtual, as most of PyTorch's. It names the whole
-// allocation: where in it something lies must travel beside it.
+// allocation: the offset of a part must travel beside it.
 type IPCHandle [64]byte
 
 // IPCHandle names the allocation that holds p. It fails for virtual memory: see

@@ -24,7 +24,7 @@ type LaunchConfig struct {
 	// Cooperative makes all blocks run at once, or the launch fail.
 	Cooperative bool
 	// Dependent lets the kernel begin before its predecessor in the stream has ended. It must wait
-	// itself (griddepcontrol.wait) before it touches what the predecessor writes.
+	// itself (griddepcontrol.wait) before it touches memory that the predecessor writes.
 	Dependent bool
 }
 
@@ -48,8 +48,8 @@ type Launch struct {
 
 // Prepare lays out a launch. The arguments are the kernel's, in order, as Go values of the same
 // size: int32, uint64, float32, [Pointer] and so on, or structs and arrays of them. Values whose
-// size C would not agree on (int, uint, bool, strings, Go pointers) are refused, and so is, where
-// the driver can tell, whatever does not fit the kernel's parameters.
+// size differs in C (int, uint, bool, strings, Go pointers) are refused. So are values that do not
+// fit the kernel's parameters, if the driver knows these.
 //
 // An argument may end in an array, as its last field or that of its last field, whose type has a
 // method Least() int. The kernel's parameter may then be shorter: its array has that many elements
@@ -162,7 +162,7 @@ func fixed(t reflect.Type) error {
 	return invalid("cuLaunchKernelEx", "a %v is no value of C's: say which size, as int32 or Pointer do", t)
 }
 
-// compare asks the driver for the kernel's parameters. Drivers before CUDA 12.4 cannot tell.
+// compare asks the driver for the kernel's parameters. Drivers before CUDA 12.4 do not.
 func (l *Launch) compare() error {
 	f := l.function
 	for i := 0; ; i++ {
@@ -210,8 +210,7 @@ func fits(t reflect.Type, size uintptr) bool {
 }
 
 // For is a launch of another kernel of the same parameters, in the shape of this one. They share
-// the arguments: what is changed in place is so for both, and together they are for one goroutine
-// at a time.
+// the arguments: a change in place holds for both, and one goroutine at a time may use the two.
 func (l *Launch) For(f *Function) (*Launch, error) {
 	if f.module.closed.Load() {
 		return nil, closed("cuLaunchKernelEx")

@@ -8,8 +8,8 @@ import (
 	"github.com/weftgo/weft/cuda/internal/sys"
 )
 
-// Pointer is an address in the address space that the host and all devices share. What may read or
-// write there depends on the memory.
+// Pointer is an address in the address space that the host and all devices share. The kind of
+// memory decides which processors may access it.
 type Pointer uint64
 
 // Add is the address n bytes further.
@@ -53,13 +53,13 @@ func (m *Memory) Close() error {
 // Pointer is where the memory begins.
 func (m *Memory) Pointer() Pointer { return m.pointer }
 
-// Size is what was asked for, in bytes.
+// Size is the requested size, in bytes.
 func (m *Memory) Size() int { return m.size }
 
 // Upload copies src to the device and waits for it. src may be any memory.
 //
-// The driver's own call returns when it has read memory that is not pinned, and the bytes may reach
-// the device later than a kernel of a stream that does not wait for the default one: so this waits
+// The driver's own call returns when it has read memory that is not pinned. The bytes may reach the
+// device later than a kernel of a stream that does not wait for the default stream. So this waits
 // for the default stream.
 func (c *Context) Upload(dst Pointer, src []byte) error {
 	const call = "cuMemcpyHtoD"
@@ -103,7 +103,7 @@ func (s *Stream) Upload(dst Pointer, src []byte) error {
 	return c.check(call, r)
 }
 
-// Download enqueues a copy from the device. What [Stream.Upload] says of src holds for dst.
+// Download enqueues a copy from the device. The rules for [Stream.Upload]'s src hold for dst.
 func (s *Stream) Download(dst []byte, src Pointer) error {
 	const call = "cuMemcpyDtoHAsync"
 	if err := s.use(call); err != nil {

@@ -88,8 +88,8 @@ func (m *Module) Function(name string) (*Function, error) {
 	}
 	f := &Function{module: m, name: name, handle: *handle}
 	// Drivers load code lazily, at the first launch if it is left to them. That may wait for the
-	// device, where a kernel may be waiting for what this launch brings. Older drivers, which
-	// cannot be asked, load it by now.
+	// device, where a kernel may wait for the data of this launch. Older drivers, which cannot be
+	// asked, load it by now.
 	if r := f.table().FuncLoad(f.context(), f.handle); r != sys.Missing {
 		if err := f.check("cuFuncLoad", r); err != nil {
 			return nil, err
@@ -101,19 +101,19 @@ func (m *Module) Function(name string) (*Function, error) {
 // Name is the name that the kernel was found by.
 func (f *Function) Name() string { return f.name }
 
-// FunctionAttributes are what a kernel takes. Sizes are in bytes.
+// FunctionAttributes are a kernel's resources. Sizes are in bytes.
 type FunctionAttributes struct {
 	Registers        int // of a thread
 	LocalBytes       int // of a thread: spilled registers and arrays
 	StaticShared     int // of a block
-	MaxDynamicShared int // of a block: what launches may ask for
+	MaxDynamicShared int // of a block: the most that launches may ask for
 	ConstBytes       int
 	MaxThreads       int // of a block
 	PTXVersion       int // 90 for sm_90
 	BinaryVersion    int
 }
 
-// Attributes asks the driver what the kernel takes.
+// Attributes asks the driver for the kernel's resources.
 func (f *Function) Attributes() (FunctionAttributes, error) {
 	var a FunctionAttributes
 	for _, ask := range []struct {
@@ -143,15 +143,15 @@ func (f *Function) Attributes() (FunctionAttributes, error) {
 }
 
 // SetMaxDynamicShared lets launches ask for that much dynamic shared memory; more than 48 KiB must
-// be allowed in this way. The limit is [SharedMemoryPerBlockOptIn] less what the kernel has
-// statically.
+// be allowed in this way. The limit is [SharedMemoryPerBlockOptIn] less the kernel's static shared
+// memory.
 func (f *Function) SetMaxDynamicShared(bytes int) error {
 	return f.set(sys.FuncMaxDynamicSharedSizeBytes, bytes)
 }
 
 // PreferShared says how much of the memory that an SM has for cache and shared memory is to be
-// shared where this kernel runs, in percent of the most. An SM changes that only while it is idle,
-// so of kernels that must find room beside each other each should prefer what all need.
+// shared where this kernel runs, in percent of the most. An SM changes the split only while it is
+// idle, so kernels that must fit beside each other should all prefer the split that all need.
 func (f *Function) PreferShared(percent int) error {
 	return f.set(sys.FuncPreferredSharedMemoryCarveout, percent)
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/weftgo/weft/cuda/internal/sys"
 )
 
-// PeerLink is what connects one device to another, seen from the first.
+// PeerLink is the connection from one device to another.
 type PeerLink struct {
 	Access  bool // the first can read and write the second's memory
 	Atomics bool // with atomic operations as well

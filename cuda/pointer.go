@@ -18,7 +18,7 @@ const (
 	OnDevice
 )
 
-// PointerInfo is what the driver knows of an address.
+// PointerInfo is the driver's description of an address.
 type PointerInfo struct {
 	Kind    MemoryKind
 	Device  *Device // where the memory is, or which device it was pinned for; nil if unregistered
@@ -32,7 +32,7 @@ type PointerInfo struct {
 	Size    int     // of the same, in bytes
 }
 
-// Inspect tells what an address is. An address that CUDA does not know is no error: it is
+// Inspect asks the driver about an address. An address that CUDA does not know is no error: it is
 // [Unregistered].
 func (c *Context) Inspect(p Pointer) (PointerInfo, error) {
 	const call = "cuPointerGetAttributes"
@@ -41,7 +41,7 @@ func (c *Context) Inspect(p Pointer) (PointerInfo, error) {
 	}
 	out := new(struct {
 		kind, ordinal uint32
-		managed, ipc  uint32 // of which the driver writes a byte
+		managed, ipc  uint32 // the driver writes one byte of it
 		handles       uint64
 		base          sys.Pointer
 		size          uint64
@@ -78,7 +78,7 @@ func (c *Context) Inspect(p Pointer) (PointerInfo, error) {
 	return c.inspectDevice(p, info, HandleType(out.handles))
 }
 
-// inspectDevice adds what there is to know of device memory only.
+// inspectDevice adds the properties of device memory.
 func (c *Context) inspectDevice(p Pointer, info PointerInfo, handles HandleType) (PointerInfo, error) {
 	base, size := new(sys.Pointer), new(uint64)
 	if err := c.check("cuMemGetAddressRange",

@@ -27,7 +27,7 @@ type spare struct {
 	handle  sys.Stream
 }
 
-// put keeps a stream, if there is room and somebody who may want it.
+// put keeps a stream, if there is room and a later NewStream may use it.
 func (p *spares) put(s spare) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -38,7 +38,7 @@ func (p *spares) put(s spare) bool {
 		}
 	}
 	if p.contexts == 0 || same == maxSpares {
-		return false // nobody would destroy it, or want it
+		return false // it would be neither destroyed nor reused
 	}
 	p.streams = append(p.streams, s)
 	return true

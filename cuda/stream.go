@@ -10,8 +10,8 @@ import (
 	"github.com/weftgo/weft/cuda/internal/sys"
 )
 
-// Stream is a queue of work on a device: what is in it happens in order. It is safe for concurrent
-// use; the order of what two goroutines enqueue is theirs to arrange.
+// Stream is a queue of work on a device that runs in order. It is safe for concurrent use; callers
+// order the work of two goroutines themselves.
 type Stream struct {
 	context *Context
 	options StreamOptions
@@ -29,9 +29,9 @@ type StreamOptions struct {
 	Blocking bool
 }
 
-// NewStream makes a stream, which the caller closes. One that was closed idle, and was made with
-// the same options, is used again: once a stream has been destroyed, the driver may put a new one
-// into the hardware queue of a stream in use, and what is in them then waits for each other.
+// NewStream makes a stream, which the caller closes. A stream that was closed idle is reused by the
+// next one with the same options. Once a stream has been destroyed, the driver may put a new one
+// into the hardware queue of a stream in use, and the two then wait for each other.
 func (c *Context) NewStream(o StreamOptions) (*Stream, error) {
 	const call = "cuStreamCreateWithPriority"
 	if err := c.use(call); err != nil {
@@ -52,17 +52,17 @@ func (c *Context) NewStream(o StreamOptions) (*Stream, error) {
 	return &Stream{context: c, options: o, handle: *handle}, nil
 }
 
-// WrapStream borrows a stream that somebody else made in this device's primary context: a
-// cudaStream_t of PyTorch's, or one of the driver's own names, 0 and 1 for the legacy default
-// stream, 2 for the thread's (of use between [Context.Bind] and unbind only). Close forgets it and
-// leaves it open. A handle is its owner's: after the owner's Close it may be another stream's.
+// WrapStream borrows an existing stream of this device's primary context: a cudaStream_t of
+// PyTorch's, or one of the driver's own names, 0 and 1 for the legacy default stream, 2 for the
+// thread's (of use between [Context.Bind] and unbind only). Close forgets it and leaves it open. A
+// handle is its owner's: after the owner's Close it may be another stream's.
 func (c *Context) WrapStream(handle uintptr) *Stream {
 	return &Stream{context: c, handle: sys.Stream(handle), foreign: true}
 }
 
-// Close gives the stream up; what is in it still happens. Further calls do nothing. A stream whose
-// work is done stays with the device, which hands its handle to the next [Context.NewStream] with
-// the same options, so that it keeps its hardware queue; any other stream is destroyed.
+// Close closes the stream; its work still runs. Further calls do nothing. An idle stream stays with
+// the device, which gives its handle to the next [Context.NewStream] with the same options, so that
+// it keeps its hardware queue; any other stream is destroyed.
 func (s *Stream) Close() error {
 	if s.closed.Swap(true) || s.foreign {
 		return nil
@@ -73,11 +73,11 @@ func (s *Stream) Close() error {
 	return s.context.destroyStream(s.handle)
 }
 
-// idle says whether the stream can be somebody else's: it captures nothing, and all that was
-// enqueued has happened, without an error.
+// idle reports whether the stream can be reused: it captures nothing, and its work has ended
+// without an error.
 func (s *Stream) idle() bool {
 	if s.context.closed.Load() {
-		return false // there may be nobody left to ask
+		return false // the context may be gone already
 	}
 	// A capture would break if the stream were asked whether it is done.
 	if c, err := s.readCapture(); err != nil || CaptureStatus(c.status) != NotCapturing {
@@ -105,7 +105,7 @@ func (s *Stream) use(call string) error {
 	return nil
 }
 
-// Context is what the stream belongs to.
+// Context is the stream's context.
 func (s *Stream) Context() *Context { return s.context }
 
 // Handle is the driver's CUstream. After Close it may be another Stream's.
@@ -151,7 +151,7 @@ func (s *Stream) Synchronize() error {
 // once, then between other goroutines' turns, then less and less often, up to every millisecond.
 func (s *Stream) Wait(ctx context.Context) error { return poll(ctx, s.Query) }
 
-// WaitEvent makes what is enqueued from now on wait for what the event has recorded.
+// WaitEvent makes later work of the stream wait for the work that the event has recorded.
 func (s *Stream) WaitEvent(e *Event) error {
 	const call = "cuStreamWaitEvent"
 	if err := cmp.Or(s.use(call), e.use(call)); err != nil {
@@ -160,7 +160,7 @@ func (s *Stream) WaitEvent(e *Event) error {
 	return s.context.check(call, s.context.table.StreamWaitEvent(s.context.handle, s.handle, e.handle, 0))
 }
 
-// CaptureStatus says what a stream does with what is enqueued.
+// CaptureStatus says whether a stream captures.
 type CaptureStatus int32
 
 const (
@@ -178,8 +178,8 @@ func (s *Stream) CaptureStatus() (CaptureStatus, error) {
 	return CaptureStatus(c.status), err
 }
 
-// CaptureID is the number of the capture that records what is enqueued, which no other capture of
-// the process has; 0 where none does. A capture that went wrong has the number of all ones.
+// CaptureID is the number of the stream's capture, unique in the process; 0 if it does not capture.
+// A capture that went wrong has the number of all ones.
 func (s *Stream) CaptureID() (uint64, error) {
 	c, err := s.captureInfo()
 	switch {
@@ -192,14 +192,13 @@ func (s *Stream) CaptureID() (uint64, error) {
 	}
 }
 
-// captureInfo is what the driver says of a capture.
+// captureInfo is the driver's description of a capture.
 type captureInfo struct {
 	id     uint64
 	status int32
 }
 
-// captures are what the driver writes its answers to: who enqueues asks each time, and should not
-// allocate.
+// captures hold the driver's answers: every enqueue asks, and should not allocate.
 var captures = sync.Pool{New: func() any { return new(captureInfo) }}
 
 func (s *Stream) captureInfo() (captureInfo, error) {

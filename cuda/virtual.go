@@ -19,9 +19,9 @@ const (
 	NotShared HandleType = sys.MemHandleTypeNone
 	// ShareFD: as a file descriptor, between processes of one host.
 	ShareFD HandleType = sys.MemHandleTypePosixFD
-	// ShareFabric: as 64 bytes, between hosts of one NVLink domain. No machine that this package
-	// was tested on has such a fabric: what concerns it is known to compile and to pass the right
-	// arguments, no more.
+	// ShareFabric: as 64 bytes, between hosts of one NVLink domain. No machine on which this
+	// package was tested has such a fabric: its support compiles and passes the right arguments,
+	// and is untested beyond.
 	ShareFabric HandleType = sys.MemHandleTypeFabric
 )
 
@@ -35,8 +35,8 @@ type AllocationOptions struct {
 	RDMA bool
 }
 
-// Granularity is what the sizes of allocations on the device are multiples of, in bytes: at the
-// least, and for best speed.
+// Granularity is the unit of the sizes of allocations on the device, in bytes: the minimum, and the
+// one for best speed.
 func (d *Device) Granularity(o AllocationOptions) (least, best int, err error) {
 	const call = "cuMemGetAllocationGranularity"
 	l, b := new(uint64), new(uint64)
@@ -139,9 +139,9 @@ func (c *Context) ImportFabric(h FabricHandle, size int) (*Allocation, error) {
 	return &Allocation{context: c, handle: *handle, size: size}, nil
 }
 
-// RetainAllocation gets at the allocation that is mapped at an address, as an allocator of somebody
-// else's may have done. Its size is that of the mapping at p, which [Context.Inspect] tells: size
-// is what the caller takes it for.
+// RetainAllocation retains the allocation that is mapped at an address, which another allocator may
+// have made. Its size is that of the mapping at p (see [Context.Inspect]); size is the caller's
+// idea of it.
 func (c *Context) RetainAllocation(p Pointer, size int) (*Allocation, error) {
 	const call = "cuMemRetainAllocationHandle"
 	if err := c.use(call); err != nil {
@@ -257,7 +257,7 @@ func (c *Context) Map(allocations []*Allocation, devices ...*Device) (*Virtual, 
 	return v, nil
 }
 
-// build does what unmap undoes, as far as it gets.
+// build is the inverse of unmap, as far as it gets.
 func (v *Virtual) build(devices []*Device) error {
 	c := v.context
 	base := new(sys.Pointer)
@@ -284,8 +284,7 @@ func (v *Virtual) build(devices []*Device) error {
 		uint64(len(access))))
 }
 
-// unmap takes down the mappings, last first, and then the range. What fails does not keep it from
-// the rest.
+// unmap takes down the mappings, last first, and then the range. An error does not stop it.
 func (v *Virtual) unmap() error {
 	c := v.context
 	var errs []error
@@ -320,8 +319,8 @@ func (v *Virtual) Close() error {
 // Pointer is where the range begins.
 func (v *Virtual) Pointer() Pointer { return v.pointer }
 
-// Size is the range's size in bytes, at least what was asked for.
+// Size is the range's size in bytes: at least the requested size.
 func (v *Virtual) Size() int { return v.size }
 
-// Allocations are what is mapped, in order, to be exported. They belong to the Virtual.
+// Allocations are the mapped allocations, in order, for export. They belong to the Virtual.
 func (v *Virtual) Allocations() []*Allocation { return append([]*Allocation(nil), v.allocations...) }

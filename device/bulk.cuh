@@ -1,5 +1,5 @@
-// Bulk copies of rows through shared memory, on Hopper and later: a warp has a whole row in flight and
-// needs no registers for it, so that few SMs fill the links.
+// Bulk copies of rows through shared memory, on Hopper and later: a warp has a whole row in flight
+// without registers, so that few SMs fill the links.
 #pragma once
 #include "ptx.cuh"
 
@@ -16,8 +16,8 @@ struct Carrier {
 	u64 *barrier;
 	u32 parity, lane;
 
-	// Every warp that carries makes one at the beginning of the kernel. After a wait for what peers
-	// store, fence_async comes before the fetch that reads it.
+	// Every warp that carries makes one at the beginning of the kernel. After a wait for peers'
+	// stores, fence_async comes before the fetch that reads them.
 	__device__ __forceinline__ Carrier(char *buffers, u64 *barriers, u32 chunk, u32 warp, u32 lane)
 		: buffer(buffers + warp * chunk), barrier(barriers + warp), parity(0), lane(lane) {
 		if (lane == 0) {

@@ -1,13 +1,13 @@
-// Channels: what a kernel of your own needs to move data to a peer and to know when it is there.
+// Channels: put, get, signal and wait, for kernels of your own.
 //
 //	put, get          copy to a peer's window, and from it
 //	signal, wait      tell a peer that what was put is there; wait for a peer's signal
 //	put_packets,      copy small data so that it needs neither signal nor fence: each word travels
 //	get_packets       with a flag
 //
-// A kernel begins with Operation::begin, makes a Wait, and ends with Operation::end on all threads of
-// all blocks, also after a wait that gave up. Offsets are those of the group's window, the same on
-// every rank.
+// A kernel begins with Operation::begin, makes a Wait, and ends with Operation::end on all threads
+// of all blocks, also after a wait that timed out. Offsets are those of the group's window, the
+// same on every rank.
 //
 // Memory is used again from operation to operation. With packets, and wherever both sides signal each
 // other in every operation, two turns are enough: an operation of number n uses turn n & 1. A rank
@@ -28,8 +28,9 @@ struct Threads {
 	}
 };
 
-// Packet is a word of data with its flag, in one 8-byte access: both are there or neither. The flag is
-// the low half of the operation's number, which is 0 for no operation until the numbers wrap.
+// Packet is a word of data with its flag, in one 8-byte access: a reader sees both or neither. The
+// flag is the low half of the operation's number, which is 0 for no operation until the numbers
+// wrap.
 constexpr u32 PACKET_BYTES = 8; // for 4 bytes of data. Go: device.PacketBytes
 
 // Channel is this rank's way to one peer and back. Its functions are for ranks that are not masked:
@@ -53,16 +54,16 @@ struct Channel {
 		copy((char *)to, there + from, bytes, t);
 	}
 
-	// signal raises a word at an offset in the peer's window to the number of the operation. Whoever
-	// waits for it sees all that the block has put. Each block signals a word of its own, a zero in the
-	// beginning. All threads of the block call it.
+	// signal raises a word at an offset in the peer's window to the number of the operation. A peer
+	// that waits for it sees all puts of the block. Each block signals a word of its own, a zero in
+	// the beginning. All threads of the block call it.
 	__device__ __forceinline__ void signal(u64 at, u64 epoch) const {
 		__syncthreads();
 		if (threadIdx.x == 0) store_release_sys4(there + at, (u32)epoch);
 	}
 
-	// wait returns when the peer has signalled the word at an offset in this rank's window. False: it
-	// gave up, on every thread of the block. All threads of the block call it.
+	// wait returns when the peer has signalled the word at an offset in this rank's window. False:
+	// the wait ended without it, on every thread of the block. All threads of the block call it.
 	__device__ __forceinline__ bool wait(Wait &w, u64 at, u64 epoch) const {
 		if (threadIdx.x == 0) await_epoch(w, peer, here + at, (u32)epoch);
 		return __syncthreads_or(w.over) == 0;
@@ -75,8 +76,8 @@ struct Channel {
 			store_relaxed_sys_u64(there + to + i * PACKET_BYTES, epoch << 32 | ((const u32 *)from)[i]);
 	}
 
-	// get_packets waits for packets at an offset in this rank's window and copies their data. False: it
-	// gave up, on this thread.
+	// get_packets waits for packets at an offset in this rank's window and copies their data.
+	// False: the wait ended without it, on this thread.
 	__device__ __forceinline__ bool get_packets(Wait &w, void *to, u64 from, u64 bytes, u64 epoch, Threads t) const {
 		for (u64 i = t.at; i < bytes / 4; i += t.count) {
 			const char *p = here + from + i * PACKET_BYTES;

@@ -10,7 +10,7 @@
 
 namespace weft {
 
-// Record is what a wait leaves in host memory when it gives up. Go: device.Record.
+// Record is the record of a wait that timed out, in host memory. Go: device.Record.
 struct Record {
 	u32 state, op; // op: the number of the operation, which the lane's owner names
 	u64 epoch;
@@ -41,12 +41,12 @@ struct Group {
 // for 72 ranks (Go: device.MaxRanks).
 constexpr u64 WIDER = ((u64)MAX_RANKS - 72) * sizeof(char *); // modulo 2^64
 
-// State is what the operations of a lane's owner share, in this GPU's memory. Counts follow it: one a
-// block, for each lane. The host writes it when nothing runs. Go: device.State.
+// State is the state of a lane, which its operations share, in this GPU's memory. Counts follow it:
+// one a block, for each lane. The host writes it when nothing runs. Go: device.State.
 struct State {
 	u64 masked[2]; // the ranks that are left out: mask
 	u64 timeout;   // of a wait, in nanoseconds
-	u32 stopped;   // a wait gave up: nothing runs until the host has begun anew
+	u32 stopped;   // a wait timed out: nothing runs until the host restarts the lane
 	u32 zero;
 
 	__device__ __forceinline__ RankSet mask() const {
@@ -57,7 +57,7 @@ struct State {
 	}
 };
 
-// Count is what a block has counted. Go: device.Count.
+// Count is a block's counters. Go: device.Count.
 struct Count {
 	u64 epoch; // operations that have ended
 	u32 turn;  // epoch modulo 3
@@ -84,8 +84,8 @@ __device__ __forceinline__ void report(const Group &g, u32 op, u64 epoch, u32 pe
 	store_release_sys4(&r->state, RECORD_WRITTEN);
 }
 
-// refuse is what an operation does instead of its work when the State is stopped. So a replay is
-// reported too after the failure itself is over.
+// refuse replaces the work of an operation when the State is stopped. So a replay is reported too
+// after the failure itself is over.
 __device__ __forceinline__ void refuse(const Group &g, u32 op, u64 epoch) {
 	if (blockIdx.x == 0 && threadIdx.x == 0) report(g, op, epoch, g.rank, CAUSE_STOPPED, 0, 0);
 }
@@ -104,8 +104,8 @@ struct Operation {
 	u32 turn;  // of three
 	char *own; // this rank's part of the window
 
-	// begin reads what every thread has to know. False: the State is stopped, and the operation is
-	// refused. first is the lane's first Count, op the operation's number for records.
+	// begin reads the values that every thread needs. False: the State is stopped, and the
+	// operation is refused. first is the lane's first Count, op the operation's number for records.
 	__device__ __forceinline__ bool begin(const Group &g, State *s, u32 first, u32 op) {
 		Count count = *count_of(s, first + blockIdx.x);
 		u32 stopped = s->stopped;

@@ -91,7 +91,7 @@ type State struct {
 	_       uint32
 }
 
-// Count is what a block has counted: the Count of comm.cuh.
+// Count is a block's counters: the Count of comm.cuh.
 type Count struct {
 	Epoch uint64
 	Turn  uint32 // Epoch modulo 3

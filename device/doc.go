@@ -1,5 +1,5 @@
-// Package device has the headers that kernels include, and the Go mirrors of what kernels and the host
-// share.
+// Package device has the headers that kernels include, and the Go mirrors of the structs that
+// kernels and the host share.
 //
 // # Headers
 //
@@ -11,8 +11,8 @@
 //	comm.cuh     Group, State, Count, Record; the Operation under way
 //	wait.cuh     waits for peers with deadline and abort word
 //	flags.cuh    values that are their own flags
-//	channel.cuh  put, get, signal, wait and packets: what most kernels of your own need
-//	opening.cuh  the opening exchange: who has begun, and which call
+//	channel.cuh  put, get, signal, wait and packets: enough for most kernels of your own
+//	opening.cuh  the opening exchange: which ranks have begun, and with which call
 //	marks.cuh    a barrier between the blocks of one number on all ranks
 //	walk.cuh     how blocks, warps and threads divide work
 //	bulk.cuh     bulk copies through shared memory (Hopper and later)
@@ -40,25 +40,27 @@
 // template's. Then the kernel.Spec's Kernels has its C++ name, and a module finds it by the cubin's
 // Symbol of that name. Kernels that only compute need ptx.cuh at most.
 //
-// The host fills a [Group] with every rank's part of a window, at addresses that the launching GPU
-// reaches. It begins a [State], with a [Count] for each block behind it, in memory of that GPU: all
+// The host fills a [Group] with every rank's segment of a window, at addresses that the launching
+// GPU reaches. It begins a [State], with a [Count] for each block behind it, in memory of that GPU: all
 // zero but Timeout. Both live as long as launches do. Package engine/gpu does all this.
 //
 // # Rules
 //
-// Every wait is a Wait's. It ends when the value is there, after State.timeout, or when the abort word
-// is set, and then leaves a [Record] of who waited for whom. What was waited for may be used only if
-// !wait.over. After a wait gave up nothing of the State runs until the host has cleared Stopped.
+// Every wait is a Wait's. It ends when the value has arrived, after State.timeout, or when the
+// abort word is set; in the last two cases it leaves a [Record] with the waiting rank and its peer.
+// The awaited value may be used only if !wait.over. After a wait that timed out no kernel of the
+// State runs until the host has cleared Stopped.
 //
-// All threads of all blocks come to the end of the operation, or all give up, and all launches of a
-// State have as many blocks. A kernel that waits for a peer must be placed as a whole at every rank:
-// launch no more blocks than the SMs hold beside what else runs, and load all modules before.
+// Either all threads of all blocks reach the end of the operation, or all end early; all launches
+// of a State have as many blocks. A kernel that waits for a peer must have all its blocks resident
+// on every rank: launch no more blocks than the SMs hold beside other kernels, and load all modules
+// before.
 //
-// A value that is its own flag is sent by one store of 4, 8 or 16 bytes, never has a word of ones
-// (clean sees to that), and goes where the receiver has put words of ones since the last value came.
-// Such values have three turns. In each operation the receiver empties those of the turn before; the
-// sender writes them again two operations later, after it has heard from this rank. Other data goes
-// before a signal, and is read after the wait for it.
+// A value that is its own flag is sent by one store of 4, 8 or 16 bytes. It never contains a word
+// of ones (clean ensures that), and goes to a place that the receiver has filled with ones since
+// the last value. Such values have three turns. In each operation the receiver fills the places of
+// the turn before with ones. The sender writes them again two operations later, after an opening of
+// this rank. Other data goes before a signal, and is read after the wait for it.
 //
 // # Names in errors
 //
@@ -71,5 +73,6 @@
 // 64 ranks a set of ranks is one word. The host's Group has [MaxRanks] windows, of which a launch
 // hands a kernel as many as its domain has.
 //
-// Package emulate runs such kernels without a GPU and finds what a GPU would hide for long.
+// Package emulate runs such kernels without a GPU and finds mistakes that a GPU would hide for
+// long.
 package device

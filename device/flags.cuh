@@ -1,7 +1,7 @@
 // Values that are their own flags. A word of ones, which is a NaN in every float type, stands for
-// "not there yet" and is never sent: clean makes it 0x7FFFFFFF, another NaN. The receiver puts words
-// of ones where the next value will come. A value needs no fence: each of its words says for itself
-// that it is there.
+// "not there yet" and is never sent: clean makes it 0x7FFFFFFF, another NaN. The receiver puts
+// words of ones where the next value will come. A value needs no fence: each of its words shows by
+// itself that it has arrived.
 #pragma once
 #include "wait.cuh"
 

@@ -10,8 +10,8 @@ namespace weft {
 
 __device__ __forceinline__ u64 mark_at(u64 marks, u32 rank) { return marks + ((u64)rank * gridDim.x + blockIdx.x) * 4; }
 
-// mark tells every rank that this block has stored its share. The last threads do, which wait for
-// the fence; others may go on. All threads of the block call it.
+// mark reports to every rank that this block has stored its share. The last threads do, which wait
+// for the fence; others may go on. All threads of the block call it.
 __device__ __forceinline__ void mark(const Group &g, const Operation &o, u64 marks) {
 	__syncthreads();
 	for (u32 r = blockDim.x - 1 - threadIdx.x; r < g.ranks; r += blockDim.x) {
@@ -21,8 +21,9 @@ __device__ __forceinline__ void mark(const Group &g, const Operation &o, u64 mar
 	}
 }
 
-// await_marks returns when the blocks of this number have marked the operation on every rank. What
-// they stored before is seen after. False: it gave up, on every thread of the block.
+// await_marks returns when the blocks of this number have marked the operation on every rank. The
+// caller then sees their earlier stores. False: the wait ended without them, on every thread of the
+// block.
 __device__ __forceinline__ bool await_marks(const Group &g, const Operation &o, Wait &w, u64 marks) {
 	for (u32 r = threadIdx.x; r < g.ranks; r += blockDim.x) {
 		if (!holds(o.mask, r)) await_epoch(w, r, o.own + mark_at(marks, r), (u32)o.epoch);

@@ -1,10 +1,11 @@
-// The opening exchange: every rank tells every rank that it has begun an operation, and which call
-// the operation is part of. A peer that makes another call ends the operation with CAUSE_MISMATCH.
+// The opening exchange: every rank sends every rank the fact that it has begun an operation, and
+// the call's tag. A peer that makes another call ends the operation with CAUSE_MISMATCH.
 //
 // An opening is a value that is its own flag, of four words: two that the operation defines, the
-// call's tag, and 0. The window has a region of 3 turns x [ranks] openings, of ones in the beginning.
-// The openings of the turn before are emptied when those of this turn have come. The sender writes
-// them again two operations later. By then it has heard of this rank's next operation.
+// call's tag, and 0. The window has a region of 3 turns x [ranks] openings, of ones in the
+// beginning. The openings of the turn before are emptied when those of this turn have come. The
+// sender writes them again two operations later. By then it has the opening of this rank's next
+// operation.
 #pragma once
 #include "flags.cuh"
 
@@ -25,13 +26,13 @@ __device__ __forceinline__ void announce(const Group &g, const RankSet &mask, u6
 	store_relaxed_sys16(g.window[r] + opening_at(g, region, turn, g.rank), make_uint4(x, y, call, 0));
 }
 
-// check_call gives up if src's opening is of another call.
+// check_call ends the operation if src's opening is of another call.
 __device__ __forceinline__ void check_call(Wait &w, u32 src, uint4 opening, u32 call) {
 	if (!w.over && opening.z != call) w.give_up(src, CAUSE_MISMATCH, call, opening.z);
 }
 
-// await_peer waits for the opening of src, which is not masked, and gives it. What src's earlier
-// kernels stored is seen after.
+// await_peer waits for the opening of src, which is not masked, and gives it. The caller then sees
+// the stores of src's earlier kernels.
 __device__ __forceinline__ uint4 await_peer(Wait &w, const char *own, u64 region, u32 turn, u32 src, u32 call) {
 	const char *p = own + opening_at(w.group, region, turn, src);
 	uint4 v = load_acquire_sys16(p);
@@ -52,8 +53,8 @@ __device__ __forceinline__ void empty_opening(const Group &g, char *own, u64 reg
 	store16(own + opening_at(g, region, turn_before(turn), src), empty16());
 }
 
-// await_peers waits for all openings, calls f(src, opening) for each, masked ranks included, whose
-// openings are zeros, and empties those of the turn before. One warp of the launch calls it. It
+// await_peers waits for all openings, and calls f(src, opening) for each; those of masked ranks are
+// zeros. It fills the openings of the turn before with ones. One warp of the launch calls it. It
 // orders nothing: f uses the openings' own words alone.
 template <class F> __device__ __forceinline__ void await_peers(Wait &w, char *own, const RankSet &mask, u64 region,
 															   u32 turn, u32 call, F f) {

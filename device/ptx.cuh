@@ -1,6 +1,7 @@
-// The PTX instructions that Weft's kernels use, as typed functions. Nothing here decides anything:
-// what a name says is what it does. Sections are those of the PTX ISA, version 9.0. Addresses of
-// "global" functions lie in global memory: this GPU's, a peer's, or the host's where it is mapped.
+// The PTX instructions that Weft's kernels use, as typed functions. Each function is one
+// instruction, or a few, and does what its name says. Sections are those of the PTX ISA, version
+// 9.0. Addresses of "global" functions lie in global memory: this GPU's, a peer's, or the host's
+// where it is mapped.
 #pragma once
 
 namespace weft {
@@ -10,11 +11,11 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// ---- Loads and stores (9.7.9.8 ld, 9.7.9.11 st). Vectors of words are so many single accesses to
-// the memory model (8.2.2): each word is whole, and no more is promised.
+// ---- Loads and stores (9.7.9.8 ld, 9.7.9.11 st). In the memory model (8.2.2) a vector of words is
+// as many single accesses: each word is whole, and no more is promised.
 
-// load_once reads what this SM reads once, and leaves nothing in its cache. It is no ld.global.nc:
-// under a dependent launch the kernel before may still write when this one has begun.
+// load_once reads data that this SM reads once, without caching them. It is no ld.global.nc: under
+// a dependent launch the kernel before may still write when this one has begun.
 __device__ __forceinline__ uint4 load_once(const void *p) {
 	uint4 v;
 	asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -187,8 +188,8 @@ __device__ __forceinline__ bool barrier_done(u64 *barrier, u32 parity) {
 // ---- Shared memory (9.7.9.8 ld, 9.7.9.11 st, 9.7.13.7 red).
 
 // shared_at gives where something stands, for what follows. All lanes of a warp call it, with the
-// same p. What comes out of a shuffle the compiler keeps in a register: the address of a variable
-// it computes anew at each use, from the block's number in its cluster, which takes longer than the
+// same p. The compiler keeps the result of a shuffle in a register. The address of a variable it
+// computes anew at each use, from the block's number in its cluster, which takes longer than the
 // load.
 __device__ __forceinline__ u64 shared_at(const void *p) { return __shfl_sync(0xFFFFFFFFu, shared_address(p), 0); }
 
@@ -268,8 +269,8 @@ __device__ __forceinline__ void bulk_wait_read() { asm volatile("cp.async.bulk.w
 
 __device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// fence_async orders accesses through the async proxy, which bulk copies are, with others (8.7
-// proxies). fence_async_shared does for shared memory alone, and does not wait for what was stored
+// fence_async orders accesses through the async proxy, which bulk copies use, with others (8.7
+// proxies). fence_async_shared does so for shared memory alone, and does not wait for stores
 // elsewhere.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
 __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

@@ -1,5 +1,5 @@
-// Sets of ranks. WEFT_DOMAIN_RANKS is the size of the domain that a kernel is compiled for: the most
-// ranks whose memory a GPU reaches. A set of up to 64 ranks is one word, and costs what a word costs.
+// Sets of ranks. WEFT_DOMAIN_RANKS is the domain size that a kernel is compiled for: the most ranks
+// whose memory a GPU reaches. A set of up to 64 ranks is one word, and costs no more than a word.
 #pragma once
 #include "ptx.cuh"
 

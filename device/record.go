@@ -5,14 +5,14 @@ import "fmt"
 // RecordBytes is the size of a [Record].
 const RecordBytes = 64
 
-// Record is what a wait on the device leaves in host memory when it gives up. It is the Record of
+// Record is the wait record of a device wait that timed out, in host memory. It is the Record of
 // comm.cuh, field by field.
 type Record struct {
-	State    uint32 // RecordEmpty, or RecordWritten when all the rest is there
+	State    uint32 // RecordEmpty, or RecordWritten when the other members are written
 	Op       uint32 // the number of the operation: see Words
 	Epoch    uint64
-	Rank     int32 // who waited
-	Peer     int32 // for whom
+	Rank     int32 // the waiting rank
+	Peer     int32 // the awaited rank
 	Cause    uint32
 	Lane     uint32 // Group.Lane
 	Expected uint64
@@ -30,20 +30,20 @@ const (
 const (
 	CauseTimeout = 1 // the deadline passed
 	CauseAbort   = 2 // the rank's abort word was set
-	CauseStopped = 3 // an operation was started, or replayed, after one before had given up
+	CauseStopped = 3 // an operation was started, or replayed, after a wait of an earlier one had timed out
 	// CauseMismatch: the peer made another call. Expected is the tag of this rank's call, and Seen
 	// that of the peer's.
 	CauseMismatch = 4
 )
 
-// Words are how errors name what the records of a lane have numbers for. Whoever owns a lane's
-// operations knows the words; a record names the lane.
+// Words are the names, in errors, of the numbers in a lane's records. The owner of a lane's
+// operations has the words; a record names the lane.
 type Words struct {
 	// Operation names an operation by its number: "dispatch". Without it, or with "", an operation
 	// is a "device operation".
 	Operation func(op uint32) string
-	// Mismatch says what a peer does that this rank does not, of the tags of their calls: "it calls
-	// Combine, this rank Dispatch". Without it they are numbers.
+	// Mismatch describes the difference between a peer's call and this rank's, from their tags: "it
+	// calls Combine, this rank Dispatch". Without it they are numbers.
 	Mismatch func(theirs, ours uint64) string
 }
 
@@ -57,7 +57,7 @@ func (r *Record) OperationName(w *Words) string {
 	return "device operation"
 }
 
-// MismatchText says what the record's peer does that its rank does not.
+// MismatchText describes the difference between the calls of the record's peer and its rank.
 func (r *Record) MismatchText(w *Words) string {
 	if w != nil && w.Mismatch != nil {
 		return w.Mismatch(r.Seen, r.Expected)

@@ -4,8 +4,8 @@
 
 namespace weft {
 
-// gave_up says whether a thread that has polled for so many nanoseconds gives up. It is not inlined,
-// and takes values, so that polling needs no memory.
+// gave_up reports whether a thread that has polled for so many nanoseconds ends its wait. It is not
+// inlined, and takes values, so that polling needs no memory.
 __device__ __noinline__ bool gave_up(const Group &g, State *s, u32 op, u64 epoch, u64 waited, bool look, u32 peer,
 									 u64 expected, u64 seen) {
 	if (load_relaxed_gpu4(&s->stopped) != 0) return true;
@@ -21,7 +21,7 @@ __device__ __noinline__ bool gave_up(const Group &g, State *s, u32 op, u64 epoch
 	return true;
 }
 
-// Wait bounds the waits of one thread in one operation. What was waited for may be used only if
+// Wait bounds the waits of one thread in one operation. The awaited value may be used only if
 // !over.
 struct Wait {
 	const Group &group;
@@ -29,7 +29,7 @@ struct Wait {
 	u64 epoch, start;
 	u32 op, polls;
 	u32 look;  // after how many periods of 2^20 ns the abort word is looked at
-	bool over; // gave up
+	bool over; // timed out
 
 	__device__ Wait(const Group &g, State *s, u32 op, u64 epoch)
 		: group(g), state(s), epoch(epoch), start(0), op(op), polls(0), look(threadIdx.x / 32), over(false) {}
@@ -41,7 +41,7 @@ struct Wait {
 		over = true;
 	}
 
-	// more is called after a poll that found nothing. False: give up.
+	// more is called after a poll that found nothing. False: end the wait.
 	//
 	// The abort word is in host memory, where a read may take 150 us. A rank that reads it is late,
 	// and its peers wait: if they read it next, every operation takes that long until the stream is
@@ -59,7 +59,7 @@ struct Wait {
 };
 
 // await_epoch waits until a word that peer raises once an operation has reached the low bits of
-// epoch. What peer stored before it raised the word is seen after.
+// epoch. The caller then sees peer's stores from before it raised the word.
 __device__ __forceinline__ void await_epoch(Wait &w, u32 peer, const void *p, u32 epoch) {
 	u32 v = load_acquire_sys4(p);
 	while ((int)(v - epoch) < 0 && !w.over && w.more(peer, epoch, v)) v = load_acquire_sys4(p);

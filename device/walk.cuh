@@ -4,7 +4,7 @@
 
 namespace weft {
 
-// A unit is 512 bytes of a row, or what is left of it: 16 bytes a lane.
+// A unit is 512 bytes of a row, or its remainder: 16 bytes a lane.
 constexpr u32 UNIT = 512;
 
 // Divisor divides by a number that the host knows. Go: device.Divisor.

@@ -6,12 +6,11 @@ import (
 	"sync/atomic"
 )
 
-// Buffers says what the buffers hold that operations receive into: which are free, and which batch
-// lies in each of the others. So memory that a caller gives back to an operation is known for what
-// it is: see [Buffers.Check].
+// Buffers knows the content of receive buffers: which are free, and which batch lies in each of the
+// others. An operation can therefore check memory that a caller passes back: see [Buffers.Check].
 //
-// Put may be called from any goroutine. All else is for the owner's operations, of which one runs
-// at a time. A [Shelf] looks from any goroutine.
+// Put may be called from any goroutine. All other methods are for the owner's operations, which run
+// one at a time. A [Shelf] looks from any goroutine.
 type Buffers struct {
 	all   []buffer
 	last  uint32 // the generation that was given last
@@ -22,17 +21,17 @@ type Buffers struct {
 type place struct {
 	size  uintptr   // of a buffer
 	all   uintptr   // of all of them
-	bases []uintptr // where the buffers begin; and where those began before whose content may still be held
+	bases []uintptr // the addresses of the buffers; and former addresses whose content may still be held
 }
 
-// buffer is what a buffer holds.
+// buffer is the content of a buffer.
 type buffer struct {
 	generation atomic.Uint32 // 0: it is free
 	batch      uint64        // or noBatch
 }
 
 const (
-	// noBatch is the batch of a buffer that is taken and whose content has not come.
+	// noBatch is the batch of a buffer that is taken and not yet filled.
 	noBatch = ^uint64(0)
 	// NoGeneration is the generation of no content of any buffer.
 	NoGeneration = ^uint32(0)
@@ -49,12 +48,12 @@ func NewBuffers(n int) *Buffers {
 func (b *Buffers) Len() int { return len(b.all) }
 
 // Place says how large each buffer is, in bytes, and where they begin, one behind the other.
-// Further bases are those where they were before, of which some may still be held.
+// Further bases are former ones, of which some buffers may still be held.
 func (b *Buffers) Place(size, base uintptr, before ...uintptr) {
 	b.place.Store(&place{size: size, all: size * uintptr(len(b.all)), bases: append([]uintptr{base}, before...)})
 }
 
-// Take takes the first free buffer, whose memory is the likeliest to be in a cache.
+// Take takes the first free buffer, because that memory is most likely in a cache.
 func (b *Buffers) Take() (i int, ok bool) {
 	for i := range b.all {
 		if b.TakeAt(i) {
@@ -102,13 +101,13 @@ func (b *Buffers) AnyHeld() bool {
 	return false
 }
 
-// Content is what memory holds.
+// Content is the content of memory.
 type Content int
 
 const (
 	// None is the content of memory that is no buffer.
 	None Content = iota
-	// Right content is what is asked for.
+	// Right content is the expected batch.
 	Right
 	// Released content is that of a buffer that was put back.
 	Released
@@ -118,8 +117,8 @@ const (
 	Later
 )
 
-// Check reports what memory holds, of so many bytes, which is to be of a batch and, unless that is
-// 0, of a generation.
+// Check compares the content of memory, of so many bytes, with a batch and, unless that is 0, a
+// generation.
 func (b *Buffers) Check(from, bytes uintptr, batch uint64, generation uint32) Content {
 	at, found := b.place.Load(), None
 	for _, base := range at.bases {
@@ -140,7 +139,7 @@ func (b *Buffers) Check(from, bytes uintptr, batch uint64, generation uint32) Co
 	return found
 }
 
-// hold reports what memory holds to who is not the owner: every batch is foreign.
+// hold is Check for memory of another owner: every batch is foreign.
 func (b *Buffers) hold(from, bytes uintptr) Content {
 	at, found := b.place.Load(), None
 	for _, base := range at.bases {
@@ -193,8 +192,8 @@ func (s *Shelf) change(to func([]*Buffers) []*Buffers) {
 	s.all.Store(&all)
 }
 
-// Check reports what memory, of so many bytes, holds that is none of an owner's own buffers:
-// [Foreign] content, [Released] or [None].
+// Check finds the content of memory, of so many bytes, in the buffers of other owners: [Foreign]
+// content, [Released] or [None].
 func (s *Shelf) Check(own *Buffers, from, bytes uintptr) Content {
 	all := s.all.Load()
 	if all == nil {

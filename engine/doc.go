@@ -1,3 +1,3 @@
-// Package engine has what the engines of operations have in common, on the host and on GPUs.
-// Package engine/gpu is what those on GPUs are made of.
+// Package engine has the parts that the engines of operations share, on the host and on GPUs.
+// Package engine/gpu has the parts of those on GPUs.
 package engine

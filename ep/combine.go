@@ -8,37 +8,36 @@ import (
 	"github.com/weftgo/weft"
 )
 
-// CombineArgs are what a combine takes home.
+// CombineArgs are the operands of [Handle.Combine].
 type CombineArgs struct {
 	Routing *Routing
-	// Rows, y below, has the shape of what Dispatch returned, with rows of the Spec's Output type.
+	// Rows, y below, has the shape of the received rows, with elements of the Spec's Output type.
 	Rows weft.Tensor
 	// Out and each of Bias (none, one or two) are [tokens, hidden] of that type.
 	Out  weft.Tensor
 	Bias []weft.Tensor
-	// Weights, fp32 [tokens, top-k], are those of this combine: the Routing gets them first, as by
-	// [Handle.Weigh]. On GPUs that is one kernel, unless rows are read by their homes (see
-	// [Handle.CombineBuffer]). They are borrowed as the rows are.
+	// Weights, fp32 [tokens, top-k], replace the Routing's weights at home first, as [Handle.Weigh]
+	// does. On GPUs that costs a kernel, unless homes read rows in place (see
+	// [Handle.CombineBuffer]). They are borrowed as long as the rows.
 	Weights weft.Tensor
 }
 
 // Combine brings the experts' rows home and sums them: out[t] = bias + sum over k of weight[t,k] *
 // y[row of (t,k)], in the handle's reduction. See [CombineArgs].
 //
-// On the host, rows of y that lie in a window (received memory does) are read by their home ranks
-// where they are, and Combine returns when all have. Others are copied to a staging window first.
-// The partial reduction reads y only here.
+// On the host, home ranks read rows of y in place if they lie in a window, as received rows do, and
+// Combine returns when all have read them. It copies other rows to a staging window first. The
+// partial reduction reads y on this rank only.
 //
-// Memory for received rows is taken only while it holds what was received by r: y in it is refused
-// once that was released, or another batch lies there, of which a later one by r is known by
-// [weft.Tensor].Generation. Memory for the received rows of another handle of the communicator is
-// refused always. The rows of both gradients are taken by the same rules.
-// Captures are checked when they are made, not when they are replayed. Any other memory is the
-// caller's.
+// Combine refuses y in a receive buffer that does not hold the Routing's batch: if the batch was
+// released, or if the buffer holds another one. [weft.Tensor].Generation tells a later batch of the
+// same Routing. It always refuses a receive buffer of another handle of the communicator. The rows
+// of both gradients follow the same rules. A capture is checked when it is made, not when it is
+// replayed.
 //
-// With [DeviceCounts] and a packed layout y may be the first rows alone, if all that have come are
-// among them: who knows their number hands over no more. out overlaps neither y, which other ranks
-// read, nor a part of a bias.
+// With [DeviceCounts] and a packed layout y may hold the first rows only, if it holds all that have
+// arrived. Out does not overlap y, which other ranks read. Out may be the same tensor as a bias, but
+// may not overlap it otherwise.
 func (h *Handle) Combine(ctx context.Context, s *weft.Stream, c CombineArgs) error {
 	if err := h.checkOwnWeights(&c); err != nil {
 		return err
@@ -47,10 +46,10 @@ func (h *Handle) Combine(ctx context.Context, s *weft.Stream, c CombineArgs) err
 }
 
 // SendCombine is the first half of [Handle.Combine]; Wait on the result is the second. Tensors are
-// borrowed until then, and the handle does nothing else before.
+// borrowed until then, and the handle runs no other operation before.
 //
-// What is copied to a staging window, and partial sums, may have to wait for it: until every rank
-// has received the operation that last used it.
+// A combine that stages rows or sums partially may wait first, until every rank has received the
+// operation that last used the staging window.
 func (h *Handle) SendCombine(ctx context.Context, s *weft.Stream, c CombineArgs) (*weft.Work, error) {
 	if err := h.checkOwnWeights(&c); err != nil {
 		return nil, err
@@ -71,17 +70,19 @@ func (c *CombineArgs) sum() spec.SumArgs {
 	return a
 }
 
-// CombineBuffer returns memory of the handle's for rows that Combine, or DispatchBackward, is to
-// take: [Capacity(), hidden] of the Spec's Output type, of which the tensor that they are given is
-// the first rows. On GPUs the rows of packed layouts, and those of a Capacity that can overflow,
-// are read by their homes, unless ranks sum first (partial reductions, by expert) or room for the
-// most that can come would be far larger than what is received. It spares the copy that rows
-// elsewhere cost, those of received memory apart: who dispatches fp8 and combines bf16 lets the
-// experts store here. CombineBackward reads gradOut from here without a copy too. For everything
-// else no memory is better than another, and the Tensor is zero; so is that of a closed handle.
+// CombineBuffer returns the handle's buffer for the rows of a Combine or DispatchBackward:
+// [Capacity(), hidden] of the Spec's Output type. Rows that begin at its start, or that lie in a
+// receive buffer, need no copy; rows in other memory are copied here first. Let the experts store
+// here if you dispatch fp8 and combine bf16. CombineBackward reads GradOut from here without a copy
+// too.
 //
-// There is one. It is free again when the operation that took it has ended on its stream, and any
-// operation that copies its rows copies them here. SetMask may move it, so ask again then.
+// The buffer exists on GPUs where homes read rows in place: for packed layouts and for a Capacity
+// that can overflow. It does not exist if ranks sum first (partial reductions, by expert), or if
+// the worst case would be far larger than the received rows. Then the Tensor is zero, as it is on
+// the host and for a closed handle.
+//
+// A handle has one such buffer. It is free again when the operation that read it has ended on its
+// stream. An operation whose rows are copied overwrites it. SetMask may move it: ask again then.
 func (h *Handle) CombineBuffer() weft.Tensor {
 	if h.base.Closed {
 		return weft.Tensor{}

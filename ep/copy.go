@@ -9,17 +9,17 @@ import (
 	"github.com/weftgo/weft"
 )
 
-// CopyReceived copies what a dispatch has received to memory of the caller's: the rows that exist,
-// pads included, their scales, and what the Routing says of them. All else in the tensors stays as
-// it was, behind an expert's last row as in the gaps of the rank-major layout. So it takes the time
-// of the rows that are there, not of all places; on GPUs the count of rows, which the host need not
-// know, is read from the GPU's memory by one kernel.
+// CopyReceived copies a received batch to the caller's memory: the rows that exist, pads included,
+// their scales, and their routing metadata. It does not write the rest of the tensors: neither
+// behind an expert's last row nor in the gaps of the rank-major layout. Its cost therefore follows
+// from the rows that exist, not from the capacity. On GPUs one kernel reads the counts from the
+// GPU's memory; the host need not know them.
 //
-// It is local. On GPUs it is enqueued where the rows are there, in the stream of the dispatch or in
-// one that waits for it, and may be captured; each replay goes by the routing of that time. With a
-// nil stream it goes into the communicator's own, and CopyReceived returns when it is done. Tensors
-// may overlap neither each other nor what was received; on GPUs Data begins on a multiple of 16
-// bytes, Scales on one of 4. A call that is refused has written nothing.
+// It is local. On GPUs call it in the stream of the dispatch, or in one that waits for it. It may be
+// captured; each replay uses the routing of that time. With a nil stream it runs in the
+// communicator's own stream, and CopyReceived returns when it is done. Tensors overlap neither each
+// other nor the received batch. On GPUs Data begins on a multiple of 16 bytes, Scales on one of 4. A
+// refused call has written nothing.
 func (h *Handle) CopyReceived(ctx context.Context, s *weft.Stream, r *Received, to spec.Copies) error {
 	b := h.base
 	if b.Closed {

@@ -99,7 +99,7 @@ func TestCopyRefusals(t *testing.T) {
 			ep.Copies{SourceTokens: ints(experts * tokens), ExpertCounts: ints(experts)},
 			"the source tokens and the expert counts overlap",
 		},
-		{"itself", h, got, ep.Copies{Data: got.Data}, "lie in the memory that is copied"},
+		{"itself", h, got, ep.Copies{Data: got.Data}, "overlap the received batch"},
 	} {
 		err := test.h.CopyReceived(ctx, nil, test.from, test.to)
 		if !errors.Is(err, weft.ErrInvalid) || !strings.Contains(err.Error(), test.want) {

@@ -17,29 +17,28 @@ type Rows struct {
 	Scales weft.Tensor
 }
 
-// DispatchArgs are what a dispatch sends, and by which Routing.
+// DispatchArgs are the operands of [Handle.Dispatch].
 type DispatchArgs struct {
-	// Routing says where rows go. Without it TopK does: the dispatch then prepares on the way.
+	// Routing says where rows go. Without it TopK is given: the dispatch then prepares on the way.
 	Routing *Routing
-	// TopK holds the experts that each token selects, as for [Handle.Prepare]. Inference, where
-	// every batch has routing of its own that one dispatch and one combine go by, gives it here. It
-	// is one call on every rank: others may not call Prepare and Dispatch instead. If it is refused
-	// nothing has moved, and there is no Routing.
+	// TopK holds the experts that each token selects, as for [Handle.Prepare]. Inference gives it
+	// here, because only one dispatch and one combine use each routing. Every rank makes the same
+	// one call: a peer may not call Prepare and Dispatch instead. If the call is refused nothing has
+	// moved, and there is no Routing.
 	//
-	// On GPUs the routing of expert-major and rank-major rows that cannot overflow travels with
-	// them, in one exchange instead of two. Everything else needs two, and so does the host, where
-	// an exchange of counts costs little.
+	// On GPUs in slot mode (expert-major and rank-major rows that cannot overflow) the routing
+	// travels with the rows, in one exchange. Direct mode needs two exchanges. So does the host,
+	// where an exchange of counts costs little.
 	TopK weft.Tensor
-	// Weights are fp32 [tokens, top-k], given on every rank or on none. With TopK they are those of
-	// the selections, as for Prepare. With a Routing they travel with the rows and take the place
-	// of those that the Routing had, here and where the rows arrive, for this and all later
-	// operations; absent ones leave weights as they are.
+	// Weights are fp32 [tokens, top-k], given on every rank or on none. With TopK they are the
+	// weights of the selections, as for Prepare. With a Routing they travel with the rows and
+	// replace the Routing's weights, here and where the rows arrive, for this and all later
+	// operations. Without Weights the Routing keeps those that it has.
 	//
-	// On GPUs other weights cost no exchange of their own where rows have their final places before
-	// they leave. Elsewhere the dispatch is one that tells the routing anew: it counts as one that
-	// prepares if ranks make different calls, comes after a small kernel that reads the experts from
-	// the Routing, and is refused if ranks were masked since Prepare, for rows would then have other
-	// places.
+	// On GPUs in direct mode replacing weights costs no exchange of its own. In slot mode the
+	// dispatch sends the routing metadata again: a small kernel before it reads the experts from
+	// the Routing, and for a mismatch of calls it counts as a dispatch that prepares. It is refused
+	// if ranks were masked since Prepare, because rows would then get other final rows.
 	Weights weft.Tensor
 	Rows
 }
@@ -48,12 +47,12 @@ func (d *DispatchArgs) move() spec.MoveArgs {
 	return spec.MoveArgs{Batch: d.Routing.shared(), TopK: d.TopK, Weights: d.Weights, Data: d.Data, Scales: d.Scales}
 }
 
-// Received is what arrived: rows in the handle's layout, in memory of the handle's pool, and the
-// [Routing] that says what each row is.
+// Received is a received batch: rows in the handle's layout, in one of the handle's receive
+// buffers, and the [Routing] that describes each row.
 type Received struct {
 	*Routing
-	// Data is [local experts, rows per expert, hidden] for ExpertMajor, else [Rows(), hidden]. Rows
-	// that hold no token, other than pads, are not written.
+	// Data is [local experts, rows per expert, hidden] for ExpertMajor, else [Rows(), hidden].
+	// Dispatch writes rows that hold a token, and pads, and no others.
 	Data weft.Tensor
 	// Scales, for payloads that have them, is laid out as Data with hidden/128 scales a row. In
 	// column-major order the last two dimensions change places, and UE8M0 scales are int32 words of
@@ -61,17 +60,16 @@ type Received struct {
 	Scales weft.Tensor
 
 	handle     *Handle
-	buffer     int // that it lies in
+	buffer     int // the receive buffer's number
 	released   bool
 	dataShape  [3]int
 	scaleShape [3]int
 }
 
-// Release gives the memory back. Data must not be used after; a combine that takes rows from it
-// must have returned, and one that comes later is refused. What is released in a capture must not
-// be read after a replay either, but by what the same graph has before its next dispatch. The
-// Routing has a Release of its own: what came by a dispatch that prepared has a Routing that
-// nobody else knows.
+// Release gives the buffer back. Data must not be used after. A combine that reads rows from it
+// must have returned; a later one is refused. If a capture releases the buffer, only work that the
+// same graph runs before its next dispatch may read it in a replay. The Routing has a Release of
+// its own, also if the dispatch prepared it.
 func (r *Received) Release() {
 	if !r.released {
 		r.released = true
@@ -83,14 +81,14 @@ func (r *Received) Release() {
 type PendingDispatch struct {
 	handle   *Handle
 	second   spec.SecondHalf
-	routing  *Routing // by which it goes; nil: that which it prepared
+	routing  *Routing // nil: the dispatch prepares one
 	received *Received
 	over     bool
 	err      error
 }
 
-// Receive completes the dispatch. Further calls return the same result. What was sent before ranks
-// were masked cannot be received: Receive says so, and gives back the memory that was kept for it.
+// Receive completes the dispatch. Further calls return the same result. A dispatch that was sent
+// before ranks were masked cannot be received: Receive then returns an error and frees its buffer.
 func (p *PendingDispatch) Receive(ctx context.Context) (*Received, error) {
 	if !p.over {
 		p.over = true
@@ -102,9 +100,9 @@ func (p *PendingDispatch) Receive(ctx context.Context) (*Received, error) {
 	return p.received, p.err
 }
 
-// Dispatch sends the rows of this rank's tokens to their experts and returns those that arrive. On
-// the host, rows that lie in a window of the communicator are read by their receivers where they
-// are, and Dispatch returns when all have; others are copied to a staging window first.
+// Dispatch sends the rows of this rank's tokens to their experts and returns the rows that arrive.
+// On the host, receivers read rows in place if they lie in a window of the communicator, and
+// Dispatch returns when all have read them. It copies other rows to a staging window first.
 func (h *Handle) Dispatch(ctx context.Context, s *weft.Stream, d DispatchArgs) (*Received, error) {
 	a, err := h.engine.Dispatch(ctx, s, d.move())
 	if err != nil {
@@ -114,12 +112,12 @@ func (h *Handle) Dispatch(ctx context.Context, s *weft.Stream, d DispatchArgs) (
 }
 
 // SendDispatch is the first half of [Handle.Dispatch]. Rows that lie in a window are borrowed until
-// Receive has returned. The handle does nothing else before Receive. TopK and Weights may be changed
-// once it has returned, or, with a stream, by what comes after it there. On the host a dispatch that
-// prepares waits for the routing of every rank.
+// Receive has returned. The handle runs no other operation before Receive. The caller may change
+// TopK and Weights once SendDispatch has returned or, with a stream, by later work in that stream.
+// On the host a dispatch that prepares waits for the routing of every rank.
 //
-// Rows that are copied to the staging window may have to wait for it: until every rank has received
-// the operation that last used it.
+// A dispatch that stages rows may wait first, until every rank has received the operation that last
+// used the staging window.
 func (h *Handle) SendDispatch(ctx context.Context, s *weft.Stream, d DispatchArgs) (*PendingDispatch, error) {
 	second, err := h.engine.SendDispatch(ctx, s, d.move())
 	if err != nil {
@@ -130,7 +128,7 @@ func (h *Handle) SendDispatch(ctx context.Context, s *weft.Stream, d DispatchArg
 	return p, nil
 }
 
-// arrived is what a caller gets of received memory. The Routing is nil if the dispatch prepared.
+// arrived makes the caller's Received of a filled buffer. r is nil if the dispatch prepared.
 func (h *Handle) arrived(r *Routing, a *spec.Arrived) *Received {
 	if r == nil {
 		r = h.routing(a.Batch)

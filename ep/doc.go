@@ -3,129 +3,140 @@
 //
 // # The model
 //
-// A [Handle] is made once for a [Spec]: shapes, layout, reduction, payload. Then, for
-// every batch,
+// A [Handle] is made once for a [Spec]: shapes, layout, reduction, payload. Then, for every batch,
 //
-//	Prepare   turns routing (the experts that each token selects, and their weights) into a [Routing]: for every
-//	          (token, selection) the rank and the row where it goes, and for this rank the rows that come
+//	Prepare   exchanges the selections (the experts of each token, and their weights) and returns a
+//	          [Routing]: the rank and the row that each selection goes to, and the rows that arrive
 //	Dispatch  moves the tokens' rows there
 //	Combine   brings the experts' rows home and sums them, weighted or not
 //
-// and for training DispatchBackward and CombineBackward, which are the same two moves with roles
-// exchanged. A Routing may be used for any number of moves, and gets other weights by a Dispatch
-// that brings them, or at home alone by [Handle.Weigh]. Inference, whose routing is used once, has
-// a Dispatch prepare on the way: it is given the selections in place of a Routing. What dispatches and what combines
-// can be cut in two: send now, receive later.
+// For training, DispatchBackward and CombineBackward are the same two moves with roles exchanged. A
+// Routing serves any number of moves. A Dispatch that brings weights replaces the Routing's weights
+// everywhere; [Handle.Weigh] replaces them at home only. Inference uses a routing once: there a
+// Dispatch takes the selections in place of a Routing, and prepares on the way. Dispatch and
+// Combine also exist as two phases: send now, receive later.
 //
 // # Engines
 //
-// What moves the rows of a handle follows from its communicator: the host engine between ranks on
-// the host, the GPU engine between ranks that are bound to GPUs. A Handle keeps what they share:
-// the Spec, where rows stand, what arguments must look like. The sections below are about the host
-// engine.
+// The communicator decides which engine moves the rows of a handle: the host engine between ranks
+// on the host, the GPU engine between ranks that are bound to GPUs. The sections Data flow, Memory,
+// Ordering and Refusals below describe the host engine.
 //
-// On GPUs an operation is one kernel on the caller's stream (two, if it is cut in two), which
-// pushes rows and waits for its peers on the device; it can be captured in a graph and replayed.
-// The operations of one handle must follow each other in stream order on every rank. Errors show in
-// [weft.Comm.Wait], [weft.Comm.Err] and the next call. A call that is refused has not been made:
-// the rank may make it again. Operands are in memory that the rank's GPU reaches, which nobody
-// looks at: a kernel that follows an address of the host's loses the context, and where it can
-// follow one, Go's collector does not know that it does: use memory that was allocated for GPUs.
-// Rows and outputs begin on multiples of 16 bytes; selections that are no expert count as none. A
-// token must not select an expert twice: the host engine refuses that, and GPUs do not look. There
-// counts, rows and sums are then wrong, on whatever rank and also in later operations, until
-// SetMask, or the operation ends at its deadline. Put -1 for the second and add its weight to the
-// first. Ranks that make different calls, or go by different Routings, are told so where the
-// kernels meet. docs/design/gpu-engine.md has the whole design.
+// On GPUs an operation launches one kernel on the caller's stream. It launches two in split phases,
+// and for a Dispatch in direct mode that prepares. A kernel pushes rows and waits for its peers on
+// the device. It can be captured in a graph and replayed. On every rank the operations of one
+// handle must follow each other in stream order. Errors show in [weft.Comm.Wait], [weft.Comm.Err]
+// and the next call. A refused call has enqueued nothing, and the rank may make it again.
 //
-// Layouts whose number of rows follows from the routing, and those whose capacity can overflow,
-// give every row its place before it leaves: Prepare is an exchange of its own there, and
-// a Dispatch that prepares two kernels. With HostCounts Prepare waits for the counts, which a capture
-// cannot; with DeviceCounts nothing waits.
+// Rules for operands on GPUs, which are not checked:
 //
-// What has arrived lies in memory of the handle's, until Release. [Handle.CopyReceived] copies it
-// to memory of the caller's, and only the rows that are there.
+//   - They lie in memory that was allocated for GPUs. A kernel that follows an address of the host
+//     destroys the CUDA context; where the GPU can reach host memory, Go's collector does not know
+//     of the access.
+//   - A token selects an expert at most once. The host engine refuses a duplicate; on GPUs counts,
+//     rows and sums are then wrong, on any rank and in later operations too, until SetMask, or the
+//     operation ends at its deadline. Put -1 for the second selection and add its weight to the
+//     first.
+//   - A selection that is no expert counts as none.
 //
-// Where tokens go can be counted without a handle: by [CountRouting] on the host, by a [Counter] on
-// a GPU.
+// Rows and outputs begin on multiples of 16 bytes; this is checked. Kernels find ranks that make
+// different calls or use different Routings, and report a mismatch. docs/design/gpu-engine.md has
+// the whole design.
+//
+// In direct mode the final row of every selection is known before a row leaves. Packed layouts, and
+// handles whose capacity can overflow, are in direct mode: there Prepare is an exchange of its own.
+// With HostCounts Prepare waits for the counts, which a capture cannot do; with DeviceCounts the
+// host does not wait.
+//
+// Received rows lie in the handle's memory until Release. [Handle.CopyReceived] copies the rows
+// that exist to the caller's memory.
+//
+// [CountRouting] on the host and a [TokenCounter] on a GPU count where tokens go without a handle.
 //
 // # Streams
 //
-// An operation on GPUs is enqueued in the stream that it is given, and does not wait for it. With
-// nil it goes into the communicator's own stream, and the call returns when it has ended there. To
-// have it beside what another stream computes, name the communicator's own stream, or one of the
-// caller's, and order the two by events:
+// A call on GPUs enqueues an operation in the given stream and returns. With a nil stream it
+// enqueues in the communicator's own stream and returns when the operation has ended. To run an
+// operation beside the work of another stream, name the communicator's own stream or another one,
+// and order the two by events:
 //
 //	own := comm.Device().Stream()
-//	made.Record(compute); own.WaitEvent(made) // what is enqueued in compute by now comes before
+//	made.Record(compute); own.WaitEvent(made) // work enqueued in compute so far comes before
 //	received, err := handle.Dispatch(ctx, weft.StreamOf(own), ep.DispatchArgs{TopK: topk, Weights: weights, Rows: x})
 //	arrived.Record(own)
-//	...                                       // what is enqueued in compute here runs beside it
+//	...                                       // work enqueued in compute here runs beside it
 //	compute.WaitEvent(arrived)                // and from here on after it
 //
-// So it is in captures too, of which the first of these lines makes the other stream a part, and
-// the last brings it back. Operands are borrowed until arrived has passed. A stream keeps its
-// order: two handles whose operations ranks enqueue in different orders need a stream each (a
-// driver has 8 hardware queues for streams unless CUDA_DEVICE_MAX_CONNECTIONS says up to 32, and
-// streams in one queue wait for each other). The communicator's own has the greatest priority; a
-// stream of the caller's for exchanges should have it as well ([cuda.StreamOptions]), or their
-// kernels wait, and with them peers, until others have made room.
+// The same lines work in a capture: the first makes the other stream part of it, and the last joins
+// it again. Operands are borrowed until the event arrived has passed.
+//
+// A stream keeps its order, so two handles whose operations ranks enqueue in different orders need
+// one stream each. (A driver has 8 hardware queues for streams, or up to 32 by
+// CUDA_DEVICE_MAX_CONNECTIONS; streams in one queue wait for each other.) The communicator's own
+// stream has the greatest priority. Give it to the caller's streams for exchanges as well
+// ([cuda.StreamOptions]): else their kernels, and with them the peers, wait until other kernels
+// have left the SMs.
 //
 // # Data flow on the host
 //
-// Each rank has a signal pad in shared memory that it alone writes: headers that say which operation
-// it has entered and where its operands lie, a counter of the operations whose operands of peers it
-// has finished reading, and its routing metadata. Package engine/host has the first two. To enter an
-// operation a rank fills in a header and publishes the operation's number; then it reads the pads of
-// the others. Rows move by being pulled: the receiver of a dispatch copies them from the source's
-// memory into their final places, the home of a combine reads the experts' rows where they are and
-// sums them in registers. So a rank writes no memory but its own. A rank that was stopped, masked and
-// woken again cannot harm those that went on without it.
+// Each rank has a signal pad in shared memory that it alone writes. It holds headers that say which
+// operation the rank has entered and where its operands lie, a counter of the operations whose
+// operands it has finished reading, and its routing metadata. Package engine/host has the first two.
+// To enter an operation a rank writes a header and publishes the operation's number. Then it reads
+// the pads of the others.
+//
+// Receivers pull rows: the receiver of a dispatch copies them from the source's memory into their
+// final rows, and the home of a combine reads the experts' rows in place and sums them in
+// registers. A rank thus writes no memory but its own. Therefore a rank that was stopped, masked
+// and woken again cannot harm the ranks that continued without it.
 //
 // # Memory
 //
-// A handle's windows are: the signal pad; a pool for received rows (Live tensors at their largest); a
-// stage for operands that lie in no window; partial sums; and a number per row for the gradients of
-// weights. The large ones are address space until they are touched.
+// A handle's windows are: the signal pad; a pool of Live buffers for received rows; a staging
+// buffer for operands that lie in no window; partial sums; and a number per row for the gradients
+// of weights. The large ones are address space until a rank touches them.
 //
-// A place of the pool knows the batch that it holds, on either engine: its Routing and its
-// generation. What takes expert rows compares them, by the address of the rows, and refuses rows
+// A receive buffer knows the batch that it holds, on either engine: its Routing and its generation.
+// An operation that reads expert rows compares them, by the address of the rows, and refuses rows
 // that were released.
 //
 // # Ordering
 //
-// Every rank enters every operation of a handle, with or without rows to move, and numbers it alike:
-// an operation is one round of engine/host. Routing metadata alternates between two places by the
-// number's parity: a rank that has finished operation n has seen every rank enter n, so every rank has
-// left n-1, and what n-1 used may be overwritten in n+1. An operand is borrowed until all ranks have
-// left the operation: operations on operands in windows wait for that before they return; staging
-// windows are asked for it when they are next used.
+// Invariant: every rank enters every operation, with or without rows to move, as one round of package
+// engine/host. Operations of one handle have the same numbers on all ranks. A rank that has finished
+// operation n has seen every rank enter n, so every rank has left n-1. Routing metadata therefore
+// alternates between two buffers: operation n+1 may overwrite that of n-1.
 //
-// A rank that the others leave out while it is inside an operation reads what they write without
-// it. The abort word, which they set before they go on, is what it looks at when it has read
-// everything: it then returns an error instead of what it has read.
+// An operand is borrowed until every rank has published that it is done with the epoch. Operations
+// on operands in windows wait for that before they return. Operations that stage wait for it when
+// they next use the staging buffer.
+//
+// A rank that the others mask while it is inside an operation may read data that they write without
+// it. They set its abort word before they go on. The rank reads that word after all data, and
+// returns an error instead of the data.
 //
 // # Refusals
 //
-// What is wrong with one rank's arguments is put into its header instead of an operand. All ranks
-// then return an error that names that rank, nothing has moved, and the next operation works. The
-// same goes for ranks that call different operations, or one operation by different Routings: a
-// header says which call it is, and names the Routing by the number of its Prepare, generation and
-// all. What of the space of Specs is not supported is decided by one list of rules, from which the
-// table of what is supported is generated too; what a Spec's numbers may be, and what fits into the
-// address space, is checked beside it.
+// If a rank's arguments are wrong, it publishes the refusal in its header in place of an operand.
+// All ranks then return an error that names that rank; nothing has moved, and the next operation
+// works. Ranks that call different operations, or one operation by different Routings, get an error
+// too: a header names the call and the Routing, the latter by the number of its Prepare, generation
+// included.
+//
+// One list of rules says which Specs are not supported; the table of what is supported is generated
+// from it. The ranges of a Spec's numbers and the size of the address space are checked beside it.
 //
 // # Numbers
 //
 // Exact reductions are fp32 fused multiply-adds, k ascending, from +0 (or from the fp32 sum of the
-// biases), rounded once. Partial ones are the same per rank, rounded to the row's type, then fp32
-// adds in rank order, or in that of the token's last selections there, rounded once. Rows are
-// ordered by source rank, then token. All of it is bit-identical from run to run, for any number of
-// goroutines, and on every instruction set.
+// biases), rounded once. Partial ones do the same on each rank and round to the row's type; then
+// the home adds in fp32, in rank order or in that of the token's last selections on each rank, and
+// rounds once. Rows are ordered by source rank, then token. Results are bit-identical from run to
+// run, for any number of goroutines, and on every instruction set.
 //
 // # Floor
 //
-// A dispatch reads T rows and writes S, where S counts selections (or tokens and ranks); a combine
-// reads S and writes T. No copy is made between. For one token the floor is one cache line's trip
-// for the header, plus the rows at the speed of the nearest cache that holds them.
+// A dispatch reads T rows and writes S, where S counts selections (or pairs of token and rank); a
+// combine reads S and writes T. There is no copy between. For one token the floor is one cache
+// line's trip for the header, plus the rows at the speed of the nearest cache that holds them.
 package ep

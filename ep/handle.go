@@ -24,9 +24,9 @@ type Handle struct {
 	pending  spec.Slab[PendingDispatch]
 }
 
-// NewHandle makes a handle, whose rows the engine of the communicator moves. It is collective, and
-// where memory for exchanges is allocated. Who holds more Routings at a time than it has made, or
-// than captures have left, has the next Prepare allocate one.
+// NewHandle makes a handle on the communicator's engine. It is collective. It allocates all memory
+// for exchanges, with one exception: if the caller holds more Routings at a time than NewHandle has
+// made, or than captures have left, the next Prepare allocates one.
 func NewHandle(ctx context.Context, comm *weft.Comm, s Spec) (*Handle, error) {
 	const op = "new handle"
 	e := spec.EngineOf(comm)
@@ -46,47 +46,47 @@ func NewHandle(ctx context.Context, comm *weft.Comm, s Spec) (*Handle, error) {
 	return h, nil
 }
 
-// Spec is what the handle was made from, with defaults filled in.
+// Spec returns the handle's Spec, with defaults filled in.
 func (h *Handle) Spec() spec.Spec { return h.base.Spec }
 
 // Comm is the handle's communicator.
 func (h *Handle) Comm() *weft.Comm { return h.base.Comm }
 
-// Engine is what moves the handle's rows.
+// Engine is the engine that moves the handle's rows.
 func (h *Handle) Engine() spec.Engine { return spec.EngineOf(h.base.Comm) }
 
-// Capacity is the number of rows of a received tensor at its largest.
+// Capacity is the number of rows of the largest received tensor.
 func (h *Handle) Capacity() int { return h.base.Geometry.Rows() }
 
-// MemoryBytes is the size of the windows that the handle holds on this rank. On the host, pages of
-// the large ones exist only once they are used.
+// MemoryBytes is the size of the handle's windows on this rank. On the host a page of a large
+// window exists only once it is used.
 func (h *Handle) MemoryBytes() int { return h.engine.Bytes() }
 
-// SMs is on how many multiprocessors of its GPU the kernels of this handle's dispatches and
-// combines run, if it is idle otherwise: as many as they have blocks, while there are any. They
-// differ, for a kernel has no more blocks than have something to do; and may be more than
-// [Spec].SMs, where several blocks would fill one. Prepare is a dispatch in this. It is 0 for a
-// combine of rows that cannot be summed, and on the host.
+// SMs returns the number of SMs on which the kernels of dispatches and combines run on an otherwise
+// idle GPU: one for each block, up to all SMs of the GPU. The two numbers differ, because a kernel
+// has no more blocks than have work. They may exceed [Spec].SMs, where several blocks would fill one
+// SM. Prepare counts as a dispatch. Both are 0 on the host; combine is 0 for rows that cannot be
+// summed.
 func (h *Handle) SMs() (dispatch, combine int) {
 	dispatch, combine, _ = h.engine.SMs()
 	return dispatch, combine
 }
 
-// GradientSMs is SMs of the kernel with which a CombineBackward moves rows, and a DispatchBackward
-// the gradients of weights; its rows go by the kernel of combines.
+// GradientSMs is SMs for the gradient kernel: it moves the rows of a CombineBackward, and the
+// gradients of weights of a DispatchBackward. The combine kernel moves the rows of the latter.
 func (h *Handle) GradientSMs() int {
 	_, _, gradients := h.engine.SMs()
 	return gradients
 }
 
-// Close gives the handle's windows up on this rank. Received tensors become invalid. Further calls
-// do nothing. It comes before the communicator's Close: on a GPU that ends the context, unless
-// somebody else has it, and the handle's memory with it.
+// Close frees the handle's windows on this rank. Received tensors become invalid. Further calls do
+// nothing. Call it before the communicator's Close: on a GPU that ends the context, unless another
+// owner holds it, and with it the handle's memory.
 //
-// On a GPU it first lets all work in the rank's context end, that of others too, for the
-// communicator's deadline at most. If the work goes on the error wraps [weft.ErrTimeout], the
-// handle can be used no more but keeps its memory, which kernels may still use, and Close is to be
-// called again.
+// On a GPU it first waits until all work in the rank's context has ended, also other libraries'
+// work, at most for the communicator's deadline. If work still runs then, the error wraps
+// [weft.ErrTimeout]: the handle cannot be used any more but keeps its memory, which kernels may
+// still use, and Close is to be called again.
 func (h *Handle) Close() error {
 	if h.released {
 		return nil

@@ -5,7 +5,7 @@ import (
 	"github.com/weftgo/weft/ep/internal/gpu"
 )
 
-// Kernels lists the kernels that handles and Counters on GPUs of an architecture ("sm_90a") may
-// need, for whoever fills a cache of them beforehand. No size decides about the code, but the
-// layout and the types of what is quantised and summed.
+// Kernels lists the kernels that handles and TokenCounters on GPUs of an architecture ("sm_90a")
+// may need. Use it to fill a cache beforehand. Sizes do not change the code; the layout and the
+// types that are quantised and summed do.
 func Kernels(arch string) []kernel.Spec { return gpu.AllKernels(arch) }

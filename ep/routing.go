@@ -10,23 +10,22 @@ import (
 	"github.com/weftgo/weft"
 )
 
-// Routing is what Prepare makes of the tokens' selections: for every (token, selection) the rank
-// and the row where it goes, and for this rank the rows that come. It stays good for any number of
-// dispatches and combines of its handle, beside other Routings, and holds no memory but its own.
-// Release, which may be left out, lets the handle's next Prepare use that memory again.
+// Routing says which row of which rank each selection of a batch goes to, and which rows arrive at
+// this rank. It serves any number of dispatches and combines of its handle, beside other Routings.
+// Release, which is optional, lets the handle's next Prepare reuse its memory.
 //
 // The tensors that its methods return lie where the handle's rows do: in host memory, or on the
-// GPU. What a GPU has to be waited for, or memory to be allocated for, is not to be had while the
-// stream in which it was prepared captures, or once that is closed: numbers are 0 then and tensors
-// absent. Ask once before the capture; from then on tensors that describe rows can be captured. A
-// Routing that a graph prepares says what the last replay has made of the selections, which the
-// caller waits for if it was launched on another stream.
+// GPU. On GPUs some methods wait for the GPU or allocate memory at their first call. They cannot do
+// so while the stream of the Prepare captures, or after it was closed: numbers are then 0 and
+// tensors absent. Call them once before the capture; from then on tensors that describe rows can be
+// captured. A Routing that a graph prepares describes the last replay; wait for that first if it was
+// launched on another stream.
 type Routing struct {
 	batch    *spec.Batch
 	released bool
 }
 
-// shared is what the engine knows of r, which may be nil.
+// shared is the engine's part of r, which may be nil.
 func (r *Routing) shared() *spec.Batch {
 	if r == nil {
 		return nil
@@ -34,17 +33,16 @@ func (r *Routing) shared() *spec.Batch {
 	return r.batch
 }
 
-// routing is what a caller gets of a batch.
+// routing makes the caller's Routing of a batch.
 func (h *Handle) routing(b *spec.Batch) *Routing {
 	r := h.routings.Take()
 	r.batch = b
 	return r
 }
 
-// Release gives the Routing's memory back to its handle. The Routing, tensors that it returned, and
-// received tensors as far as they describe their rows, must not be used after. What a capture has
-// written, replays write again: later captures take its memory, operations outside of captures do
-// not.
+// Release gives the Routing's memory back to its handle. Do not use the Routing after, nor tensors
+// that it returned, nor the routing metadata of received batches. Replays write the memory of a
+// Routing that was prepared in a capture: only later captures reuse it, other operations do not.
 func (r *Routing) Release() {
 	if !r.released {
 		r.released = true
@@ -52,12 +50,12 @@ func (r *Routing) Release() {
 	}
 }
 
-// Prepare turns routing into a [Routing]: topk holds the experts that each of this rank's tokens
-// selects, int32 or int64 [tokens, top-k], -1 for none, the experts of a token distinct, which the
-// host engine checks and GPUs take on trust (see the package's Engines); weights their weights,
-// fp32 [tokens, top-k], which may be absent if the Spec sums plainly, or if they come later: with
-// the rows of a Dispatch, or by [Handle.Weigh]. Both may be changed once Prepare has returned, or,
-// with a stream, by what comes after it there.
+// Prepare exchanges selections and returns a [Routing]. topk holds the experts that each of this
+// rank's tokens selects: int32 or int64 [tokens, top-k], -1 for none. A token selects an expert at
+// most once: the host engine checks that, GPUs do not (see Engines in the package's documentation).
+// weights are fp32 [tokens, top-k]. They may be absent if the Spec's weighting is plain, or if a
+// Dispatch or [Handle.Weigh] brings them later. The caller may change both once Prepare has returned
+// or, with a stream, by later work in that stream.
 func (h *Handle) Prepare(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor) (*Routing, error) {
 	b, err := h.engine.Prepare(ctx, s, spec.PrepareArgs{TopK: topk, Weights: weights})
 	if err != nil {
@@ -66,14 +64,14 @@ func (h *Handle) Prepare(ctx context.Context, s *weft.Stream, topk, weights weft
 	return h.routing(b), nil
 }
 
-// Weigh gives a Routing other weights of this rank's tokens, fp32 [tokens, top-k], from now on, and
-// tells nobody: [Handle.Combine] sums by them. [Routing.RowWeights] where the rows are stays as it
-// was, and so CombineBackward, which weights rows there, is refused until a Dispatch brings weights
-// again. Weigh is local, and for the exact weighted reduction, whose weights are used at home
-// alone; rows that are weighted elsewhere get other weights by the Weights of a
-// Dispatch. On GPUs it enqueues
-// one small kernel, in the stream where the combine comes after it; with a nil stream it goes into
-// the communicator's own, and Weigh returns when it is done.
+// Weigh replaces the weights of this rank's tokens in a Routing: fp32 [tokens, top-k]. Later
+// Combines sum by them. It is local and sends nothing: [Routing.RowWeights] at the receivers keeps
+// the old weights. CombineBackward, which weights rows there, is therefore refused until a Dispatch
+// brings weights. Weigh is for the exact weighted reduction, which uses weights at home only; for
+// others use the Weights of a Dispatch.
+//
+// On GPUs it enqueues one small kernel; use the stream of the later combine. With a nil stream it
+// runs in the communicator's own stream, and Weigh returns when it is done.
 func (h *Handle) Weigh(ctx context.Context, s *weft.Stream, r *Routing, weights weft.Tensor) error {
 	if err := h.checkWeigh(spec.OpWeigh, r, weights); err != nil {
 		return err
@@ -85,7 +83,7 @@ func (h *Handle) Weigh(ctx context.Context, s *weft.Stream, r *Routing, weights 
 	return nil
 }
 
-// checkWeigh says what is wrong with other weights of a Routing.
+// checkWeigh refuses weights that do not fit a Routing.
 func (h *Handle) checkWeigh(op string, r *Routing, weights weft.Tensor) error {
 	b := h.base
 	if b.Closed {
@@ -95,8 +93,8 @@ func (h *Handle) checkWeigh(op string, r *Routing, weights weft.Tensor) error {
 		return err
 	}
 	if b.Spec.Weighting != spec.Weighted || b.Spec.Reduction != spec.Exact {
-		return weft.Unsupportedf("%s: this handle does not weight rows at home, but where the experts are "+
-			"or not at all; dispatch with the weights", op)
+		return weft.Unsupportedf("%s: this handle weights rows at the experts' ranks or not at all, but not at "+
+			"home; dispatch with the weights", op)
 	}
 	return spec.CheckTensor(op, "weights", weights, weft.Float32, r.batch.Tokens, b.Spec.TopK)
 }
@@ -107,23 +105,23 @@ func (r *Routing) Traffic() spec.Traffic { return r.batch.Info.Traffic() }
 // Tokens is the number of tokens that this rank dispatches.
 func (r *Routing) Tokens() int { return r.batch.Tokens }
 
-// Rows is the number of rows of the tensors that Dispatch returns and Combine takes: what arrives
-// for [HostCounts] with a packed layout, else the capacity.
+// Rows is the number of rows of the tensors that Dispatch returns and Combine takes: for
+// [HostCounts] with a packed layout the rows that arrive, else the capacity.
 func (r *Routing) Rows() int { return r.batch.Info.Rows() }
 
-// Received is the number of rows that exist here, pads included, dropped ones not.
+// Received is the number of rows that exist here: pads included, dropped rows excluded.
 func (r *Routing) Received() int { return r.batch.Info.Received() }
 
 // Demand is the number of rows routed here, pads and dropped ones included: more than
 // [Routing.Received] when rows were dropped.
 func (r *Routing) Demand() int { return r.batch.Info.Demand() }
 
-// RowDemand returns [Routing.Demand] where the rows are, and waits for nothing: int32 [1].
+// RowDemand returns [Routing.Demand] as a tensor, without a wait: int32 [1].
 func (r *Routing) RowDemand() weft.Tensor { return r.batch.Info.Tensor(spec.RowDemand) }
 
-// ExpertCounts returns the rows that stand in each local expert's zone, pads not counted: int32
-// [local experts]. For layouts with one row per rank it counts the selections of each local expert.
-// The tensor is borrowed from the Routing.
+// ExpertCounts returns the number of rows in each local expert's zone, pads excluded: int32 [local
+// experts]. For layouts with one row per rank it counts the selections of each local expert. The
+// tensor is borrowed from the Routing.
 func (r *Routing) ExpertCounts() weft.Tensor { return r.batch.Info.Tensor(spec.ExpertCounts) }
 
 // ExpertDemand returns the selections of each local expert, dropped ones included: int32 [local
@@ -139,9 +137,9 @@ func (r *Routing) ExpertOffsets() weft.Tensor { return r.batch.Info.Tensor(spec.
 // SourceCounts returns the tokens that each rank sends here: int32 [ranks].
 func (r *Routing) SourceCounts() weft.Tensor { return r.batch.Info.Tensor(spec.SourceCounts) }
 
-// Ranges returns, for the layouts by expert, where each source rank's rows stand in each local
+// Ranges returns, for the layouts by expert, the range of each source rank's rows in each local
 // expert's zone, as begin<<32 | count: int64 [local experts, ranks]. Begin counts from the start of
-// the zone. What a layout does not have is the zero Tensor, here and below.
+// the zone. Here and below, a layout without such a tensor returns the zero Tensor.
 func (r *Routing) Ranges() weft.Tensor { return r.ofExperts(spec.Ranges) }
 
 // SourceTokens returns, for each row, the token's index at its source rank, or -1 for rows that
@@ -170,7 +168,7 @@ func (r *Routing) RowSelections() (experts, weights weft.Tensor) {
 	return r.batch.Info.Tensor(spec.RowExperts), r.batch.Info.Tensor(spec.RowSelectionWeights)
 }
 
-// ofExperts is what layouts by expert say of their rows.
+// ofExperts returns a part that only layouts by expert have.
 func (r *Routing) ofExperts(part spec.Part) weft.Tensor {
 	if !r.byExpert() {
 		return weft.Tensor{}
@@ -178,5 +176,5 @@ func (r *Routing) ofExperts(part spec.Part) weft.Tensor {
 	return r.batch.Info.Tensor(part)
 }
 
-// byExpert reports whether a row is that of one expert.
+// byExpert reports whether each row belongs to one expert.
 func (r *Routing) byExpert() bool { return r.batch.Base != nil && r.batch.Base.Spec.Layout.ByExpert() }

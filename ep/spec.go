@@ -8,7 +8,7 @@ import (
 	"github.com/weftgo/weft/ep/spec"
 )
 
-// What describes exchanges is in package spec; these are its names here.
+// Package spec has the types that describe exchanges; these are its names here.
 type (
 	Spec         = spec.Spec
 	Layout       = spec.Layout
@@ -25,11 +25,11 @@ type (
 	Protocol     = spec.Protocol
 	Cell         = spec.Cell
 
-	Copies        = spec.Copies
-	Traffic       = spec.Traffic
-	DeviceCensus  = spec.DeviceCensus
-	Census        = spec.Census
-	OverflowError = spec.OverflowError
+	Copies            = spec.Copies
+	Traffic           = spec.Traffic
+	DeviceTokenCounts = spec.DeviceTokenCounts
+	TokenCounts       = spec.TokenCounts
+	OverflowError     = spec.OverflowError
 )
 
 const (
@@ -76,11 +76,10 @@ const (
 	ScaleBlock = spec.ScaleBlock
 )
 
-// NoGeneration is the [weft.Tensor].Generation of no batch: rows that were released, of which only
-// that is known.
+// NoGeneration is the [weft.Tensor].Generation of rows that were released: it matches no batch.
 const NoGeneration = engine.NoGeneration
 
-// ParseLayout is the inverse of Layout.String, as the others are of those of their types.
+// ParseLayout is the inverse of Layout.String; the other parse functions likewise.
 func ParseLayout(s string) (Layout, error) { return spec.ParseLayout(s) }
 
 // ParseReduction: see [ParseLayout].
@@ -101,13 +100,13 @@ func ParseScaleOrder(s string) (ScaleOrder, error) { return spec.ParseScaleOrder
 // ParseProtocol: see [ParseLayout].
 func ParseProtocol(s string) (Protocol, error) { return spec.ParseProtocol(s) }
 
-// CountRouting is the layout step alone, without any exchange: see [spec.CountRouting].
-func CountRouting(topk weft.Tensor, experts, ranks, ranksPerNode int) (*Census, error) {
+// CountRouting counts where tokens go, on the host and without an exchange: see [spec.CountRouting].
+func CountRouting(topk weft.Tensor, experts, ranks, ranksPerNode int) (*TokenCounts, error) {
 	return spec.CountRouting(topk, experts, ranks, ranksPerNode)
 }
 
 // Cells lists what is supported and what is refused: see [spec.Cells].
 func Cells() []Cell { return spec.Cells() }
 
-// WriteSupport writes that as a table: see [spec.WriteSupport].
+// WriteSupport writes the table of what is supported: see [spec.WriteSupport].
 func WriteSupport(w io.Writer) error { return spec.WriteSupport(w) }

@@ -14,65 +14,64 @@ import (
 	"github.com/weftgo/weft"
 )
 
-// TuningTable is what "weft tune ep" has found out about machines, and where handles on GPUs look
-// for how to work.
+// TuningTable holds the results of "weft tune ep" for kinds of machines and handles. Handles on
+// GPUs take their Tuning from it if their Spec has none.
 //
-// It is a file of JSON: the one that WEFT_TUNING names, or else weft/tuning.json in the user's
-// cache directory, if that is there. WEFT_TUNING=none is no table. Every rank reads its own, and
-// all must find the same.
+// It is a JSON file: the one that WEFT_TUNING names, or else weft/tuning.json in the user's cache
+// directory, if that exists. WEFT_TUNING=none is no table. Every rank reads its own file, and all
+// must find the same row.
 type TuningTable struct {
 	Version int         `json:"version"` // tableVersion
 	Rows    []TuningRow `json:"rows"`
 }
 
-// tableVersion changes when what kernels do with a Tuning does.
+// tableVersion changes when kernels interpret a Tuning in another way.
 const tableVersion = 2
 
-// What WEFT_TUNING says: a file, or that there is to be no table.
+// The variable names a file, or has the value noTable.
 const (
 	tuningVariable = "WEFT_TUNING"
 	noTable        = "none"
 )
 
-// TuningRow is what was found for one kind of handle on one kind of machine.
+// TuningRow is the best Tuning for one kind of handle on one kind of machine.
 type TuningRow struct {
 	Hardware Hardware    `json:"hardware"`
 	Kind     HandleKind  `json:"kind"`
 	Tuning   spec.Tuning `json:"tuning"`
 
-	Dispatch Gain   `json:"dispatch,omitzero"` // what it gains
+	Dispatch Gain   `json:"dispatch,omitzero"`
 	Combine  Gain   `json:"combine,omitzero"`
 	Weft     string `json:"weft"` // the version that measured
-	Date     string `json:"date"` // of the day
+	Date     string `json:"date"`
 }
 
-// Gain is how long an operation took in a graph, in microseconds: as Weft would do it of itself,
-// and tuned.
+// Gain is the time of an operation in a graph, in microseconds: with Weft's own choice, and tuned.
 type Gain struct {
 	Chosen float64 `json:"chosen_us"`
 	Tuned  float64 `json:"tuned_us"`
 }
 
-// Hardware is what a row holds for.
+// Hardware is the machine that a row is for.
 type Hardware struct {
 	GPU   string `json:"gpu"` // as the driver names it
-	SMs   int    `json:"sms"` // that it has
+	SMs   int    `json:"sms"` // of one GPU
 	Ranks int    `json:"ranks"`
 }
 
-// HandleKind is what handles a row holds for: those of MaxTokens tokens, and of fewer, if more than
-// half of that.
+// HandleKind describes the handles that a row is for: those with at most MaxTokens tokens and more
+// than half of that.
 type HandleKind struct {
 	Layout    string `json:"layout"`
 	Payload   string `json:"payload"`
 	Quantize  string `json:"quantize,omitempty"`
-	Scales    string `json:"scales,omitempty"` // their order, where it is not that of rows
+	Scales    string `json:"scales,omitempty"` // their order, if it is not row-major
 	Output    string `json:"output,omitempty"`
-	Reduction string `json:"reduction,omitempty"` // of rows by expert
+	Reduction string `json:"reduction,omitempty"` // for layouts by expert
 	Hidden    int    `json:"hidden"`
 	TopK      int    `json:"topk"`
 	MaxTokens int    `json:"max_tokens"`
-	SMs       int    `json:"sms"` // that the Spec asks for
+	SMs       int    `json:"sms"` // of the Spec
 }
 
 // HandleKindOf is the kind of the handles of a Spec.
@@ -85,7 +84,7 @@ func HandleKindOf(s spec.Spec) HandleKind {
 	if s.Quantize != weft.InvalidDType {
 		k.Quantize = s.Quantize.String()
 	}
-	if s.ScaleOrder != spec.RowMajorScales { // which other kernels write
+	if s.ScaleOrder != spec.RowMajorScales { // other kernels
 		k.Scales = s.ScaleOrder.String()
 	}
 	if s.Combines() {
@@ -97,7 +96,7 @@ func HandleKindOf(s spec.Spec) HandleKind {
 	return k
 }
 
-// TuningPath is where handles look for the table, or empty if they are to look nowhere.
+// TuningPath is the path of the table, or empty if there is none.
 func TuningPath() (string, error) {
 	switch path := os.Getenv(tuningVariable); path {
 	case noTable:
@@ -105,7 +104,7 @@ func TuningPath() (string, error) {
 	case "":
 		dir, err := os.UserCacheDir()
 		if err != nil {
-			return "", nil // who has no home has no table either
+			return "", nil // a user without a home directory has no table
 		}
 		return filepath.Join(dir, "weft", "tuning.json"), nil
 	default:
@@ -113,8 +112,8 @@ func TuningPath() (string, error) {
 	}
 }
 
-// ReadTuningTable reads a table. A file that is not there is a table without rows, as is one of
-// another version, which it keeps.
+// ReadTuningTable reads a table. A missing file is a table without rows. So is a file of another
+// version; the table keeps that version.
 func ReadTuningTable(path string) (*TuningTable, error) {
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -125,15 +124,16 @@ func ReadTuningTable(path string) (*TuningTable, error) {
 	}
 	t := &TuningTable{}
 	if err := json.Unmarshal(b, t); err != nil {
-		return nil, weft.Invalidf("tuning: %s is no table (%v): remove it, and let \"weft tune ep\" write another", path, err)
+		return nil, weft.Invalidf("tuning: %s is no table (%v): remove it, and write another with \"weft tune ep\"",
+			path, err)
 	}
 	if t.Version != tableVersion {
-		t.Rows = nil // of another Weft's kernels, which say nothing of these
+		t.Rows = nil // they were measured with other kernels
 	}
 	return t, nil
 }
 
-// Write replaces the file, which others may read, or the one that a link leads to.
+// Write replaces the file in one step, so that readers see a whole table. It follows links.
 func (t *TuningTable) Write(path string) error {
 	if target, err := filepath.EvalSymlinks(path); err == nil {
 		path = target
@@ -160,12 +160,12 @@ func (t *TuningTable) Write(path string) error {
 	return nil
 }
 
-// Drop forgets what is known of handles on a machine.
+// Drop removes the rows of a kind of handle on a machine.
 func (t *TuningTable) Drop(h Hardware, k HandleKind) {
 	t.Rows = slices.DeleteFunc(t.Rows, func(r TuningRow) bool { return r.Hardware == h && r.Kind == k })
 }
 
-// Put takes a row in, in the place of what was known of the same handles on the same machine.
+// Put adds a row, or replaces the row of the same kind of handle on the same machine.
 func (t *TuningTable) Put(r TuningRow) {
 	for i, old := range t.Rows {
 		if old.Hardware == r.Hardware && old.Kind == r.Kind {
@@ -176,8 +176,8 @@ func (t *TuningTable) Put(r TuningRow) {
 	t.Rows = append(t.Rows, r)
 }
 
-// Find gives the row for handles of a kind: that of the fewest tokens, of as many or less than
-// twice as many. Nil: there is none.
+// Find returns the row for a kind of handle, or nil. Of several rows with at least its tokens, and
+// less than twice as many, it returns that of the fewest.
 func (t *TuningTable) Find(h Hardware, k HandleKind) *TuningRow {
 	var best *TuningRow
 	for i := range t.Rows {
@@ -193,7 +193,7 @@ func (t *TuningTable) Find(h Hardware, k HandleKind) *TuningRow {
 	return best
 }
 
-// tuned is the Spec with what the table says, where the caller says nothing.
+// tuned is the Spec with the Tuning of the table, if the caller gives none.
 func tuned(s spec.Spec, comm *weft.Comm) (spec.Spec, error) {
 	if s.Tuning != (spec.Tuning{}) {
 		return s, nil
@@ -204,15 +204,15 @@ func tuned(s spec.Spec, comm *weft.Comm) (spec.Spec, error) {
 	}
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		if os.Getenv(tuningVariable) != "" {
-			return s, weft.Invalidf("%s names %s, which is not there: write it with \"weft tune ep\", or "+
+			return s, weft.Invalidf("%s names %s, which does not exist: write it with \"weft tune ep\", or "+
 				"leave the variable empty", tuningVariable, path)
 		}
 		return s, nil
 	}
 	table, err := ReadTuningTable(path)
 	if err == nil && table.Version != tableVersion && os.Getenv(tuningVariable) != "" {
-		err = weft.Invalidf("%s names %s, a table of version %d, and these kernels have %d: write it anew "+
-			"with \"weft tune ep\", or leave the variable empty",
+		err = weft.Invalidf("%s names %s, a table of version %d, but these kernels need version %d: write it "+
+			"anew with \"weft tune ep\", or leave the variable empty",
 			tuningVariable, path, table.Version, tableVersion)
 	}
 	if err != nil || len(table.Rows) == 0 {
@@ -229,17 +229,17 @@ func tuned(s spec.Spec, comm *weft.Comm) (spec.Spec, error) {
 	with := s
 	with.Tuning = r.Tuning
 	if s.Layout == spec.RankMajor && r.Tuning.Dispatch.Protocol == spec.FlagProtocol {
-		return s, nil // then rows have to be released in turn ([Spec.Live]), which is no table's to ask
+		return s, nil // flags need batches released in order ([Spec.Live]), which a table must not demand
 	}
 	if with.ValidateTuning(spec.GPUEngine, comm.Size()) != nil {
-		// what more tokens may have, threads for example, fewer may not: a table must not keep a
-		// handle from being made
+		// The row was measured with more tokens, and fewer may not allow as many threads, for example.
+		// A table must not prevent a handle.
 		return s, nil
 	}
 	return with, nil
 }
 
-// HardwareOf is what the rows for a communicator on GPUs have to hold for.
+// HardwareOf is the machine of a communicator on GPUs.
 func HardwareOf(comm *weft.Comm) (Hardware, error) {
 	d := comm.Device()
 	name, err := d.Context().Device().Name()

@@ -6,20 +6,21 @@ import (
 	"github.com/weftgo/weft"
 )
 
-// CountWaits says where the operations that follow count for how long this rank waited for each of
-// the others to begin the same operation: int64 [ranks], in nanoseconds, to which every operation
-// adds, so that the rank that keeps all of them waiting can be found. It is how late the others
-// are, and not how long their rows take. Operations that were captured go on to count where they
-// did when they were.
+// CountWaits sets the counters of waits for later operations: int64 [ranks], in nanoseconds. Every
+// operation adds, for each rank, the time that this rank waited for it to begin the same operation.
+// The rank that delays all others can so be found. The counters measure how late ranks begin, not
+// how long their rows take. A captured operation keeps the counters that it was captured with.
 //
-// Prepare, Dispatch and CombineBackward, which moves rows as a dispatch does, count in dispatch;
-// Combine and DispatchBackward in combine. Either may be the zero Tensor, and then is not counted,
-// as at the beginning. A phase that was sent apart counts from when it is received, if it is then
-// that the others are waited for. The memory is the caller's: on GPUs it is this rank's GPU's, and
-// is to stay as long as operations that count there may run. The host hears the ranks in the order
-// of their numbers: who comes while one before it is waited for counts as having been in time.
+// Prepare, Dispatch and CombineBackward (which moves rows as a dispatch does) add to dispatch;
+// Combine and DispatchBackward add to combine. Either may be the zero Tensor: then those operations
+// count nothing, which is the initial state. In split phases the time counts from Receive or Wait,
+// if it is that call that waits for the peers.
 //
-// It is no collective call: ranks may count or not as they like.
+// The memory is the caller's, on GPUs in this rank's GPU. It must remain as long as operations that
+// count there may run. The host waits for ranks in the order of their numbers: a rank that begins
+// while the host waits for a lower one counts as in time.
+//
+// CountWaits is local: each rank may count or not.
 func (h *Handle) CountWaits(dispatch, combine weft.Tensor) error {
 	const op = "count waits"
 	if h.base.Closed {
@@ -30,7 +31,7 @@ func (h *Handle) CountWaits(dispatch, combine weft.Tensor) error {
 			continue
 		}
 		if t.DType != weft.Int64 || len(t.Shape) != 1 || t.Shape[0] != h.base.Comm.Size() || t.Data == nil {
-			return weft.Invalidf("%s: the tensor is %v, want int64[%d], a number for each rank", op, t, h.base.Comm.Size())
+			return weft.Invalidf("%s: the tensor is %v, want int64[%d], one counter for each rank", op, t, h.base.Comm.Size())
 		}
 		if uintptr(t.Data)%8 != 0 {
 			return weft.Invalidf("%s: the tensor begins at %#x, want a multiple of 8 bytes", op, uintptr(t.Data))

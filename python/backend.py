@@ -1,12 +1,12 @@
 """Builds the wheels as PEP 427 says, with nothing but Python.
 
 ``weft`` is the package and the C library in one archive, tagged with the glibc that the library needs.
-``weft-deep-ep`` installs the name of DeepEP and ``weft-mscclpp`` those of MSCCL++'s expert parallelism:
-they are wheels of their own, so that who has one of these libraries decides which one its name means,
-and keeps the other. Installers would write over its files unasked.
+``weft-deep-ep`` installs the name of DeepEP and ``weft-mscclpp`` those of MSCCL++'s expert parallelism. They
+are separate wheels, so a user who has one of these libraries decides which package its name means, and keeps
+the other. Installers would write over its files unasked.
 
-``python backend.py FOLDER`` writes all three, and installers get the first through PEP 517's
-``build_wheel``. The library is what ``make clib`` built, or what WEFT_LIBRARY names.
+``python backend.py FOLDER`` writes all three, and installers get the first through PEP 517's ``build_wheel``.
+``make clib`` builds the library, or WEFT_LIBRARY names it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 
 @dataclasses.dataclass
 class Wheel:
-    """What is in a wheel and what it says of itself."""
+    """The content of a wheel, and its metadata."""
 
     name: str
     summary: str

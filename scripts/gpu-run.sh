@@ -280,8 +280,8 @@ sanitizer() {
 			# so that ranks cannot share it.
 			WEFT_EP_SHARED=0
 			export WEFT_EP_SHARED
-			sanitize "$program" memcheck 'TestOnGPUs|TestEveryKernelOnGPUs|TestCountsOnGPUs|TestCensus' || wrong=1
-			sanitize "$program" racecheck 'TestOnGPUs|TestEveryKernelOnGPUs|TestCountsOnGPUs|TestCensus' || wrong=1
+			sanitize "$program" memcheck 'TestOnGPUs|TestEveryKernelOnGPUs|TestCountsOnGPUs|TestTokenCounter' || wrong=1
+			sanitize "$program" racecheck 'TestOnGPUs|TestEveryKernelOnGPUs|TestCountsOnGPUs|TestTokenCounter' || wrong=1
 			;;
 		*)
 			(cd "tests/$program" && ./run.test -test.list GPU | grep -q '^Test') || continue

@@ -40,7 +40,7 @@ struct nep_cuda {
 
 ncclEpResult_t nep_cuda(const struct nep_cuda **cuda);
 
-/* Says what a function of the driver's returned. */
+/* Maps the result of a driver function. */
 ncclEpResult_t nep_cuda_result(const struct nep_cuda *cuda, int error, const char *function);
 
 /* Waits for a stream, until a deadline. */

@@ -1,7 +1,7 @@
 /* Dispatch and combine, forward and backward. */
 #include "internal.h"
 
-/* What rows of numbers, which can be summed, are to Weft. */
+/* The payload of rows of numbers, which can be summed. */
 static ncclEpResult_t payload_of(const weft_tensor *rows, const char *name, int32_t *payload) {
 	switch (rows->dtype) {
 	case WEFT_BFLOAT16: *payload = WEFT_PAYLOAD_BF16; return NCCL_EP_SUCCESS;
@@ -35,7 +35,7 @@ static ncclEpResult_t numbers(nep_handle *h, const weft_tensor *rows, const char
 	return nep_exchange_of(h->group, &shape, exchange);
 }
 
-/* The exchange that moves rows with scales, whatever they mean. */
+/* The exchange that moves rows with scales, without interpreting either. */
 static ncclEpResult_t opaque(nep_handle *h, const weft_tensor *rows, const weft_tensor *scales,
 							 nep_exchange **exchange) {
 	nep_shape shape = {
@@ -49,7 +49,7 @@ static ncclEpResult_t opaque(nep_handle *h, const weft_tensor *rows, const weft_
 	return nep_exchange_of(h->group, &shape, exchange);
 }
 
-/* Rows as bytes, which is what an opaque exchange takes. */
+/* Rows as bytes, for an opaque exchange. */
 static weft_tensor bytes_of(const weft_tensor *t) {
 	weft_tensor b = *t;
 	b.dtype = WEFT_UINT8;
@@ -57,7 +57,7 @@ static weft_tensor bytes_of(const weft_tensor *t) {
 	return b;
 }
 
-/* With zero copy what peers reach, or are to reach, lies in a window. */
+/* With zero copy the memory that peers read or write lies in a window. */
 static ncclEpResult_t check_window(const nep_handle *h, const ncclEpTensor_t *t, const char *name) {
 	if (h->group->config.zero_copy == NCCL_EP_ZERO_COPY_ON && t->win_hdl == NULL) {
 		return nep_fail(NCCL_EP_INVALID_ARGUMENT,
@@ -77,8 +77,8 @@ static ncclEpResult_t same_rows(const weft_tensor *a, const weft_tensor *b, cons
 }
 
 /*
- * How many rows the tensors of a batch have: as many as the group has room for, or, where it sets no bound, as many as
- * come. A caller's tensor has that many or more.
+ * The number of rows that the tensors of a batch have at least: the group's bound, or without one the rows that
+ * arrive.
  */
 static ncclEpResult_t rows_of(const nep_handle *h, weft_routing routing, int64_t *rows) {
 	*rows = h->group->config.max_recv_tokens_per_rank;
@@ -93,8 +93,8 @@ static ncclEpResult_t rows_of(const nep_handle *h, weft_routing routing, int64_t
 static ncclEpResult_t check_room(const weft_tensor *t, int64_t rows, const char *name) {
 	if (t->shape[0] < rows) {
 		return nep_fail(NCCL_EP_INVALID_ARGUMENT,
-						"%s has room for %lld rows, and %lld are wanted: max_recv_tokens_per_rank of the group, or "
-						"without one what recv_total_counter said",
+						"%s has room for %lld rows, and %lld are needed: max_recv_tokens_per_rank of the group, or "
+						"without one the value of recv_total_counter",
 						name, (long long)t->shape[0], (long long)rows);
 	}
 	return NCCL_EP_SUCCESS;
@@ -105,7 +105,7 @@ static ncclEpResult_t check_bound(const nep_handle *h, const weft_tensor *t, con
 	return check_room(t, h->group->config.max_recv_tokens_per_rank, name);
 }
 
-/* The same of where kernels can store what arrives. */
+/* The same for memory that kernels store received rows in. */
 static ncclEpResult_t check_place(const nep_handle *h, const weft_tensor *t, uintptr_t multiple, const char *name) {
 	if (h->group->engine == WEFT_GPU && (uintptr_t)t->data % multiple != 0) {
 		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "%s begin at %p: on GPUs they begin on multiples of %zu bytes", name,
@@ -114,7 +114,7 @@ static ncclEpResult_t check_place(const nep_handle *h, const weft_tensor *t, uin
 	return NCCL_EP_SUCCESS;
 }
 
-/* Where a dispatch is to put what arrives; what is not wanted, or does not exist, has the type WEFT_NONE. */
+/* The destinations of a dispatch; one that is not wanted, or does not exist, has the type WEFT_NONE. */
 typedef struct destination {
 	weft_tensor rows, scales, weights;
 } destination;
@@ -149,7 +149,7 @@ static ncclEpResult_t deliver_weights(const nep_handle *h, weft_routing routing,
 	return nep_copy(h->group, to->data, weights.data, (size_t)rows * sizeof(float), stream);
 }
 
-/* Copies what has arrived, and no more: what the caller's tensors hold beyond stays. */
+/* Copies the rows that have arrived; the rest of the caller's tensors is not written. */
 static ncclEpResult_t deliver(const nep_handle *h, weft_ep ep, const weft_ep_dispatch_result *got,
 							  const destination *to, weft_stream stream) {
 	int64_t rows;
@@ -169,8 +169,8 @@ static ncclEpResult_t deliver(const nep_handle *h, weft_ep ep, const weft_ep_dis
 	return nep_result(nep_lib.weft_ep_copy_received(ep, stream, &args));
 }
 
-/* Moves rows and puts them where the caller wants them. Weights travel along: for the routing that is there, or for one
- * that is made on the way. */
+/* Moves rows and puts them where the caller wants them. Weights travel along, for the existing routing or for the one
+ * that the dispatch makes. */
 static ncclEpResult_t move(nep_handle *h, nep_exchange *exchange, const weft_tensor *rows, const weft_tensor *scales,
 						   const weft_tensor *weights, const destination *to, weft_stream stream,
 						   weft_routing *routing) {
@@ -281,9 +281,9 @@ static ncclEpResult_t combine_backward(nep_handle *h, nep_exchange *exchange, co
 }
 
 /*
- * Whether rows of numbers go straight to where the caller wants them: as the gradient of a combine does, which their
- * receivers read. On the host dispatches are read, too. GPUs write dispatched rows, which is faster, into memory of
- * Weft's, from where they are copied, which takes time again and may take more; there the caller says.
+ * Whether a dispatch moves rows of numbers straight into the caller's tensors: as the gradient of a combine, whose
+ * receivers read rows. On the host every dispatch is a read, so this costs nothing. On GPUs senders write dispatched
+ * rows into Weft's memory, which is faster, but then a copy follows, which may take longer. There zero_copy decides.
  */
 static bool direct(const nep_handle *h) {
 	return h->group->engine == WEFT_HOST || h->group->config.zero_copy == NCCL_EP_ZERO_COPY_ON;
@@ -370,7 +370,7 @@ static ncclEpResult_t check_combine(const ncclEpCombineInputs_t *in, const ncclE
 		return nep_fail(
 			NCCL_EP_INVALID_ARGUMENT,
 			backward ? "a backward combine brings gradients of weights home: give in.topk_weights and out.topk_weights"
-					 : "a forward combine sums as it is: leave in.topk_weights and out.topk_weights NULL");
+					 : "a forward combine sums without weights: leave in.topk_weights and out.topk_weights NULL");
 	}
 	return NCCL_EP_SUCCESS;
 }

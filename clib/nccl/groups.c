@@ -10,15 +10,15 @@ static int32_t sms_of(const ncclEpGroupConfig_t *c) {
 	return most < LEAST_SMS ? LEAST_SMS : most;
 }
 
-/* The operations of a group follow each other in stream order, as its contract has it. A caller's own handles have
+/* The operations of a group follow each other in stream order: NCCL EP demands that. A caller's own handles have
  * other serial groups. */
 #define SERIAL_GROUP ((int64_t)1 << 41)
 
-/* What an exchange of a shape looks like to Weft. */
+/* The weft_ep_spec of an exchange of a shape. */
 static weft_ep_spec spec_of(const nep_group *g, const nep_shape *shape) {
 	const ncclEpGroupConfig_t *c = &g->config;
 	bool eager = c->max_recv_tokens_per_rank == 0;
-	/* A GPU's rows leave before anyone could be told of an overflow: see nep_overflowed. */
+	/* On a GPU rows leave before a rank could report an overflow: see nep_overflowed. */
 	bool drop = !eager && (c->overflow_policy == NCCL_EP_OVERFLOW_DROP || g->engine == WEFT_GPU);
 	weft_ep_spec spec = {
 		.size = sizeof spec,
@@ -38,7 +38,7 @@ static weft_ep_spec spec_of(const nep_group *g, const nep_shape *shape) {
 		.scale_bytes = shape->scale_bytes,
 		.capacity = shape->unbounded ? 0 : c->max_recv_tokens_per_rank,
 		.alignment = shape->alignment,
-		.live = 1, /* what arrives is copied at once */
+		.live = 1, /* received rows are copied at once */
 	};
 	return spec;
 }
@@ -134,7 +134,7 @@ static ncclEpResult_t join(nep_group *g) {
 	return NCCL_EP_SUCCESS;
 }
 
-/* What all shapes have in common is refused here, not by the first call that needs one. */
+/* Refuses here, not at the first call that needs it, the values that all shapes share. */
 static ncclEpResult_t check_spec(const nep_group *g) {
 	nep_shape shape = {
 		.topk = g->config.num_topk > 0 ? g->config.num_topk : 1, .payload = WEFT_PAYLOAD_OPAQUE, .row_bytes = 16};
@@ -185,7 +185,8 @@ ncclEpResult_t ncclEpCreateGroup(ncclEpGroup_t *group, void *comm, const ncclEpG
 	return NCCL_EP_SUCCESS;
 }
 
-/* Destroys what the group has made. What is still in use after the deadline stays, to be destroyed by another call. */
+/* Destroys the objects of the group. Objects that are still in use after the deadline remain; another call destroys
+ * them. */
 static ncclEpResult_t dismantle(nep_group *g) {
 	for (nep_handle *h = g->handles; h != NULL; h = h->next) {
 		nep_unroute(h);

@@ -117,7 +117,7 @@ void nep_discard(nep_handle *h) {
 
 static ncclEpResult_t init(nep_group *g, ncclEpLayout_t layout, const ncclEpHandleConfig_t *config, int num_topk,
 						   const ncclEpTensor_t *handle_mem, nep_handle *h) {
-	h->group = g; /* what follows may fail, and what is discarded then is the group's */
+	h->group = g; /* later steps may fail, and then the group discards the exchange */
 	NEP_TRY(check_layer(g, layout, config, num_topk, &h->alignment));
 	h->topk = num_topk;
 	NEP_TRY(place(h, handle_mem));
@@ -306,8 +306,8 @@ static nep_shape counting(const nep_handle *h, bool unbounded) {
 }
 
 /*
- * More rows go to some rank than it has room for, which all ranks have been told. How many come to this one is still
- * worth knowing: who grows its memory asks for that. The failure's words stay.
+ * More rows go to some rank than it has room for, and all ranks have got that error. The number of this rank's rows
+ * is still useful: a caller that grows its memory reads it. The failure's words stay.
  */
 static void tell_demand(nep_handle *h, const weft_tensor *topk, const ncclEpLayoutInfo_t *info, weft_stream stream) {
 	nep_shape shape = counting(h, true);
@@ -330,7 +330,7 @@ static ncclEpResult_t refused(nep_handle *h, const weft_tensor *topk, const nccl
 	return nep_result(nep_lib.weft_error_set(WEFT_ERROR_OVERFLOW, rank, words));
 }
 
-/* Writes to the handle's memory what it holds. */
+/* Writes the batch to the handle's memory. */
 static ncclEpResult_t sign(const nep_handle *h, weft_stream stream) {
 	const size_t batch = offsetof(nep_header, batch);
 	uint32_t wide = h->topk_type == WEFT_INT64 ? NEP_WIDE : 0;

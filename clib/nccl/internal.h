@@ -1,4 +1,5 @@
-/* What the files of the NCCL EP face share. Names begin with nep_, for all of it is linked into programs. */
+/* Declarations that the files of the NCCL EP face share. Names begin with nep_, for all of it is linked into
+ * programs. */
 #ifndef NEP_INTERNAL_H
 #define NEP_INTERNAL_H
 
@@ -42,8 +43,8 @@ struct nep_library {
 /* The functions of libweft.so; before nep_open has succeeded, NULL. */
 extern struct nep_library nep_lib;
 
-/* What every call begins with: opens libweft.so, and refuses a child of fork. Where there is no library, none keeps the
- * words: they go to standard error, once. */
+/* Begins every call: opens libweft.so, and refuses a forked child. Where there is no library, none keeps the words:
+ * they go to standard error, once. */
 ncclEpResult_t nep_open(void);
 
 /* errors.c */
@@ -51,7 +52,7 @@ ncclEpResult_t nep_open(void);
 /* Makes words this thread's last failure, and returns its number. */
 ncclEpResult_t nep_fail(ncclEpResult_t result, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* The number of a status, whose words libweft.so has. */
+/* Maps a status; libweft.so has the message. */
 ncclEpResult_t nep_result(weft_status status);
 
 #define NEP_TRY(call)                                                                                                  \
@@ -65,8 +66,8 @@ ncclEpResult_t nep_result(weft_status status);
 
 /* structs.c */
 
-/* Copies what a caller's struct and this library have in common; the rest is 0. It is at least so long as the first
- * version was. */
+/* Copies the members that both the caller's struct and this library have; the rest is 0. It is at least so long as
+ * the first version was. */
 ncclEpResult_t nep_struct(void *to, size_t known, const void *from, size_t least, const char *name);
 
 #define NEP_STRUCT(to, from, least) nep_struct(&(to), sizeof(to), (from), (least), #from)
@@ -92,7 +93,7 @@ struct nep_group {
 /* The rows that an exchange moves: those of one type and size, for handles of one top-k and alignment. */
 typedef struct nep_shape {
 	int64_t topk, alignment;
-	int32_t payload, unbounded; /* unbounded: room for the worst case, whatever the group says */
+	int32_t payload, unbounded; /* unbounded: room for the worst case, regardless of the group */
 	int64_t hidden, row_bytes, scale_bytes;
 } nep_shape;
 
@@ -114,15 +115,15 @@ typedef struct nep_route {
 } nep_route;
 
 /*
- * What the memory of a handle begins with. A handle that is made on memory with a batch in it goes on with that batch:
- * memory is moved about, and handles on it are made anew, by those who keep them in a cache.
+ * The beginning of a handle's memory. A handle that is made on memory with a batch continues with that batch: a cache
+ * may move the memory and make handles on it anew.
  */
 typedef struct nep_header {
 	uint64_t magic;
 	uint32_t version, topk;
 	uint64_t alignment;
 	uint32_t experts, ranks, rank, max_tokens;
-	uint64_t sum; /* of what stands before it */
+	uint64_t sum; /* of the members before it */
 	uint32_t
 		batch; /* the number of tokens, and NEP_WIDE if their experts are int64: all that changes from batch to batch */
 	uint32_t reserved[3];
@@ -155,20 +156,19 @@ struct nep_handle {
 /* The batch's experts, where the handle keeps them. */
 weft_tensor nep_topk(const nep_handle *h);
 
-/* Sees to it that there is a batch: one that ncclEpUpdateHandle has given, or one that the handle's memory has from a
- * former handle. */
+/* Ensures that there is a batch: that of ncclEpUpdateHandle, or one that a former handle left in the memory. */
 ncclEpResult_t nep_batch(nep_handle *h, const char *op);
 
 /*
- * Nothing waits for a GPU to say that more rows came than there is room for: what does not fit is left out, and a later
- * call on the handle, which is made all the same, for the others make it, too, says so in the end.
+ * The host does not wait for a GPU's overflow. Rows that do not fit are dropped. A later call on the handle, which
+ * runs nevertheless, because the other ranks make it too, returns the error at its end.
  */
 ncclEpResult_t nep_overflowed(const nep_handle *h);
 
 /* The batch's routing by an exchange, prepared without weights if it is not there: collective then. */
 ncclEpResult_t nep_route_of(nep_handle *h, nep_exchange *exchange, weft_stream stream, weft_routing *routing);
 
-/* The same if it is there, or NULL. */
+/* The same if it exists, or NULL. */
 weft_routing nep_route_at(const nep_handle *h, const nep_exchange *exchange);
 
 /* Puts a routing in the place of the one by the same exchange. It is the handle's even if that fails. */
@@ -180,7 +180,7 @@ void nep_unroute(nep_handle *h);
 /* Frees a handle that is in no list any more. */
 void nep_discard(nep_handle *h);
 
-/* Writes what a routing counts to where the caller wants it. */
+/* Writes the counts of a routing to the caller's tensors. */
 ncclEpResult_t nep_tell(nep_handle *h, weft_routing routing, const ncclEpLayoutInfo_t *info, weft_stream stream);
 
 /* objects.c: the numbers that callers hold. */
@@ -201,14 +201,14 @@ ncclEpResult_t nep_check_free(const void *comm);
 
 /* tensors.c */
 
-/* A caller's tensor of so many dimensions as Weft has it, its window followed. */
+/* Turns a caller's tensor of the given number of dimensions into Weft's, its window resolved. */
 ncclEpResult_t nep_tensor(const nep_group *g, const ncclEpTensor_t *t, unsigned dims, const char *name,
 						  weft_tensor *out);
 
 int64_t nep_elements(const weft_tensor *t);
 int64_t nep_bytes_of(int32_t type);
 
-/* memory.c: memory of the host or of the GPU, whichever the group's is. */
+/* memory.c: memory of the host or of the GPU, by the group's engine. */
 
 ncclEpResult_t nep_alloc(const nep_group *g, size_t bytes, char **memory);
 void nep_free(const nep_group *g, char *memory);
@@ -223,7 +223,7 @@ ncclEpResult_t nep_copy(const nep_group *g, void *to, const void *from, size_t b
 /* The same for int32 that become int64; none is negative. */
 ncclEpResult_t nep_widen(const nep_group *g, int64_t *to, const int32_t *from, size_t count, weft_stream stream);
 
-/* Writes a word in the order of the stream, whatever becomes of the caller's. */
+/* Writes a word in stream order; the caller's word is copied at the call. */
 ncclEpResult_t nep_write(const nep_group *g, void *to, uint32_t word, weft_stream stream);
 
 /* Reads memory of the group's, and waits for it. */
@@ -237,7 +237,7 @@ static inline bool nep_is_weft(const void *p) { return (uintptr_t)p >> 63 != 0; 
 /* Makes the communicator of an ncclComm_t's ranks, on their GPUs, meeting through it. */
 ncclEpResult_t nep_join_nccl(void *comm, int64_t deadline_ms, weft_comm *out);
 
-/* Where the rank's part of an ncclWindow_t lies. */
+/* Where the rank's segment of an ncclWindow_t lies. */
 ncclEpResult_t nep_nccl_window(const nep_group *g, void *window, void **memory);
 
 #endif

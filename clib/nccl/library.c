@@ -1,6 +1,7 @@
 /*
- * libweft.so holds a Go runtime, of which a process has one: this library opens the one that is there, else its own
- * neighbour, and is linked with nothing. So the archive can be linked into a library that is built where Weft is not.
+ * libweft.so holds a Go runtime, and a process can have one only. This library therefore opens the libweft.so that is
+ * loaded, else its own neighbour, and is linked with none. So the archive can be linked into a library that is built
+ * where Weft is not.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

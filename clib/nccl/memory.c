@@ -108,7 +108,7 @@ ncclEpResult_t nep_read(const nep_group *g, void *to, const char *from, size_t b
 		memcpy(to, from, bytes);
 		return NCCL_EP_SUCCESS;
 	}
-	/* The legacy default stream comes after what other streams were given. */
+	/* The legacy default stream comes after the work of other streams. */
 	const struct nep_cuda *cuda;
 	NEP_TRY(nep_cuda(&cuda));
 	NEP_TRY(nep_cuda_result(cuda, cuda->cuMemcpyAsync(address(to), address(from), bytes, NULL), "cuMemcpyAsync"));

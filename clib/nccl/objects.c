@@ -1,6 +1,6 @@
 /*
- * Callers hold numbers, which point nowhere: magic bit 1 | kind 3 | generation 28 | slot 32. A number is looked up in a
- * table, so one that was destroyed, and any other, is told from a good one without touching memory.
+ * Callers hold numbers, which point nowhere: magic bit 1 | kind 3 | generation 28 | slot 32. Handles are numbers that
+ * a table maps to objects, so the library refuses a destroyed or wrong one without touching memory.
  */
 #include <stdlib.h>
 
@@ -101,11 +101,12 @@ static ncclEpResult_t refuse(nep_kind kind, uint64_t id) {
 	if (id >> 60 == (8 | (unsigned)kind)) {
 		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "the %s was destroyed before, or never made", names[kind]);
 	}
-	return nep_fail(NCCL_EP_INVALID_ARGUMENT, "0x%llx is no %s; pass what a call of this process returned",
+	return nep_fail(NCCL_EP_INVALID_ARGUMENT, "0x%llx is no %s; pass a handle that a call of this process returned",
 					(unsigned long long)id, names[kind]);
 }
 
-/* The gate is taken under the lock: who destroys a group holds its gate, and takes its number away before it is freed.
+/* The gate is taken under the lock: a call that destroys a group holds its gate, and removes its number before it
+ * frees it.
  */
 static ncclEpResult_t enter(nep_kind kind, uint64_t id, void **object) {
 	pthread_mutex_lock(&lock);

@@ -2,12 +2,12 @@
  * NCCL EP as Weft serves it: the eight functions that TransformerEngine calls, in the layout of API version 2. Link
  * with -lnccl_ep; it opens libweft.so by itself.
  *
- * Programs that have NCCL EP's own header use that one. This one is for programs without NCCL: it has the same numbers,
- * sizes and offsets, and names nothing of NCCL's. docs/guides/nccl-ep.md says what is the same as in NCCL EP and what
- * differs.
+ * Programs that have NCCL EP's own header use that one. This one is for programs without NCCL: it has the same
+ * numbers, sizes and offsets, and names nothing of NCCL's. docs/guides/nccl-ep.md lists what is the same as in NCCL
+ * EP and what differs.
  *
- * Structs begin with their size and a magic number: {.size = sizeof s, .magic = NCCL_EP_MAGIC}. What is longer than the
- * library knows is read as far as it knows.
+ * Structs begin with their size and a magic number: {.size = sizeof s, .magic = NCCL_EP_MAGIC}. Members that the
+ * library does not know are not read.
  *
  * Errors. Functions return the numbers of ncclResult_t. weft_error() of weft.h has the sentence of the calling thread's
  * last failure, weft_error_rank() the rank to blame.
@@ -35,7 +35,7 @@ typedef enum ncclEpResult_t {
 	NCCL_EP_INTERNAL_ERROR = 3,
 	NCCL_EP_INVALID_ARGUMENT = 4,
 	NCCL_EP_INVALID_USAGE = 5, /* a call that cannot be made here or now; more rows than there is room for */
-	NCCL_EP_REMOTE_ERROR = 6   /* a rank died, left, gave up or did not answer before the deadline */
+	NCCL_EP_REMOTE_ERROR = 6   /* a rank died, left, aborted or did not answer before the deadline */
 } ncclEpResult_t;
 
 /* The numbers of ncclDataType_t. */
@@ -91,7 +91,7 @@ typedef enum ncclEpDispQuant_t {
 
 typedef enum ncclEpCombQuant_t { NCCL_EP_COMBINE_PLAIN = 0, NCCL_EP_COMBINE_NVFP4 = 1 } ncclEpCombQuant_t;
 
-/* Handles are numbers that point nowhere: one that was destroyed is told from one that was not. */
+/* Handles are numbers that point nowhere, so the library refuses a destroyed one. */
 typedef struct weft_nccl_group *ncclEpGroup_t;
 typedef struct weft_nccl_handle *ncclEpHandle_t;
 
@@ -202,8 +202,8 @@ typedef struct ncclEpCombineConfig_t {
 
 /*
  * Makes a group of a communicator: an ncclComm_t, whose ranks then meet through it, on their GPUs; or a weft_comm, on
- * the host or on GPUs, that weft_comm_create_with_id or another function of weft.h has made. It is borrowed, and
- * outlives the group. A communicator has one group at a time. Collective.
+ * the host or on GPUs, made by weft_comm_create_with_id or another function of weft.h. It is borrowed, and outlives
+ * the group. A communicator has one group at a time. Collective.
  */
 ncclEpResult_t ncclEpCreateGroup(ncclEpGroup_t *group, void *comm, const ncclEpGroupConfig_t *config);
 
@@ -216,13 +216,13 @@ ncclEpResult_t ncclEpHandleMemSize(ncclEpGroup_t group, ncclEpLayout_t layout, c
 
 /*
  * Makes a handle: the routing of one layer's batch. handle_mem is memory for it where the rows are, of
- * ncclEpHandleMemSize bytes, beginning on a multiple of 16; NULL: the handle has its own. It says what is in it: a
- * handle that is made on it anew, or on a copy, goes on where the last one was, without ncclEpUpdateHandle. Local.
+ * ncclEpHandleMemSize bytes, beginning on a multiple of 16; NULL: the handle has its own. The memory describes
+ * itself: a new handle on it, or on a copy, continues with the last batch, without ncclEpUpdateHandle. Local.
  */
 ncclEpResult_t ncclEpInitHandle(ncclEpHandle_t *handle, ncclEpGroup_t group, ncclEpLayout_t layout,
 								const ncclEpHandleConfig_t *config, int num_topk, const ncclEpTensor_t *handle_mem);
 
-/* Gives the handle up; memory of the caller's stays as it is. NULL is no handle. Local. */
+/* Destroys the handle; the caller's memory does not change. NULL is no handle. Local. */
 ncclEpResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 
 /* Gives the handle a batch: topk_idx is int32 or int64 [tokens, top-k], -1 for none, and may be changed afterwards.

@@ -316,7 +316,7 @@ static void copies(const rank *r, side *s, const way *w, weft_ep ep, const weft_
 	args.rows = &wrong;
 	REFUSED(weft_ep_copy_received(ep, s->stream, &args), WEFT_ERROR_INVALID, "copy received: rows are");
 	args.rows = got->data;
-	REFUSED(weft_ep_copy_received(ep, s->stream, &args), WEFT_ERROR_INVALID, "lie in the memory that is copied");
+	REFUSED(weft_ep_copy_received(ep, s->stream, &args), WEFT_ERROR_INVALID, "overlap the received batch");
 	args.received = NULL;
 	REFUSED(weft_ep_copy_received(ep, s->stream, &args), WEFT_ERROR_HANDLE, "");
 }
@@ -429,7 +429,7 @@ static void layer(rank *r, side *s, const way *w, weft_ep ep) {
 		combine(s, ep, w, &home);
 		keep(r, s, "combined by weights at home", again.data, bytes_of(&again));
 		home.weights = NULL;
-		REFUSED(weft_ep_combine_backward(ep, s->stream, &back), WEFT_ERROR_INVALID, "tells no other rank");
+		REFUSED(weft_ep_combine_backward(ep, s->stream, &back), WEFT_ERROR_INVALID, "to no other rank");
 		meet(r);
 	}
 	OK(weft_received_release(got.received));
@@ -650,7 +650,7 @@ static void count(rank *r) {
 	int32_t want[3][MOST_RANKS * LOCAL], have[MOST_RANKS * LOCAL];
 	uint8_t in[MOST_TOKENS * MOST_RANKS], have_in[MOST_TOKENS * MOST_RANKS];
 	weft_tensor host = tensor(b.topk, WEFT_INT32, b.tokens, TOPK);
-	weft_ep_layout layout = {.size = sizeof layout,
+	weft_ep_token_counts layout = {.size = sizeof layout,
 							 .experts = experts,
 							 .ranks = r->ranks,
 							 .ranks_per_node = 1,
@@ -659,9 +659,9 @@ static void count(rank *r) {
 							 .expert_selections = want[2],
 							 .token_in_rank = in};
 	OK(weft_ep_count(&host, &layout));
-	weft_ep_counter counter;
-	REFUSED(weft_ep_counter_create(g->comm, experts, 2 * experts, 1, &counter), WEFT_ERROR_INVALID, "equal shares");
-	OK(weft_ep_counter_create(g->comm, experts, r->ranks, 1, &counter));
+	weft_ep_token_counter counter;
+	REFUSED(weft_ep_token_counter_create(g->comm, experts, 2 * experts, 1, &counter), WEFT_ERROR_INVALID, "equal shares");
+	OK(weft_ep_token_counter_create(g->comm, experts, r->ranks, 1, &counter));
 	weft_tensor topk = tensor(place(r, g, b.wide, (size_t)b.tokens * TOPK * 8), WEFT_INT64, b.tokens, TOPK);
 	weft_tensor counts[3],
 		tokens = tensor(place(r, g, NULL, (size_t)b.tokens * (size_t)r->ranks), WEFT_UINT8, b.tokens, r->ranks);
@@ -669,16 +669,16 @@ static void count(rank *r) {
 		int n = i == 2 ? experts : r->ranks;
 		counts[i] = tensor(place(r, g, NULL, (size_t)n * 4), WEFT_INT32, n, -1);
 	}
-	weft_ep_census into = {.size = sizeof into};
-	REFUSED(weft_ep_counter_count(counter, g->stream, &topk, &into), WEFT_ERROR_INVALID, "at least one");
+	weft_ep_device_token_counts into = {.size = sizeof into};
+	REFUSED(weft_ep_token_counter_count(counter, g->stream, &topk, &into), WEFT_ERROR_INVALID, "at least one");
 	into.rank_tokens = &counts[2];
-	REFUSED(weft_ep_counter_count(counter, g->stream, &topk, &into), WEFT_ERROR_INVALID, "tokens of ranks");
-	into = (weft_ep_census){.size = sizeof into,
+	REFUSED(weft_ep_token_counter_count(counter, g->stream, &topk, &into), WEFT_ERROR_INVALID, "tokens of ranks");
+	into = (weft_ep_device_token_counts){.size = sizeof into,
 							.rank_tokens = &counts[0],
 							.node_tokens = &counts[1],
 							.expert_selections = &counts[2],
 							.token_in_rank = &tokens};
-	OK(weft_ep_counter_count(counter, g->stream, &topk, &into));
+	OK(weft_ep_token_counter_count(counter, g->stream, &topk, &into));
 	OK(weft_comm_wait(g->comm, g->stream));
 	for (int i = 0; i < 3; i++) {
 		size_t bytes = (size_t)(i == 2 ? experts : r->ranks) * 4;
@@ -687,8 +687,9 @@ static void count(rank *r) {
 	}
 	copy(r, g, have_in, tokens.data, (size_t)b.tokens * (size_t)r->ranks);
 	TRUE(memcmp(have_in, in, (size_t)b.tokens * (size_t)r->ranks) == 0);
-	OK(weft_ep_counter_destroy(counter));
-	REFUSED(weft_ep_counter_count(counter, g->stream, &topk, &into), WEFT_ERROR_HANDLE, "destroyed or released before");
+	OK(weft_ep_token_counter_destroy(counter));
+	REFUSED(weft_ep_token_counter_count(counter, g->stream, &topk, &into), WEFT_ERROR_HANDLE,
+			"destroyed or released before");
 	g->free_from = g->arena;
 	meet(r);
 }

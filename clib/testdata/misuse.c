@@ -115,13 +115,13 @@ static void structs(weft_comm comm) {
 	spec.size = 128; /* what a program of before passes ends before the tuning */
 	OK(weft_ep_check(&spec, WEFT_GPU, 2));
 
-	weft_ep_counter counter = (weft_ep_counter)comm;
-	REFUSED(weft_ep_counter_create(comm, 4, 1, 1, &counter), WEFT_ERROR_UNSUPPORTED, "bound to no GPU");
+	weft_ep_token_counter counter = (weft_ep_token_counter)comm;
+	REFUSED(weft_ep_token_counter_create(comm, 4, 1, 1, &counter), WEFT_ERROR_UNSUPPORTED, "bound to no GPU");
 	TRUE(counter == NULL);
-	REFUSED(weft_ep_counter_create(comm, 4, 1, 1, NULL), WEFT_ERROR_INVALID, "weft_ep_counter is NULL");
-	REFUSED(weft_ep_counter_count((weft_ep_counter)comm, NULL, NULL, NULL), WEFT_ERROR_HANDLE,
-			"is a weft_comm where a weft_ep_counter belongs");
-	REFUSED(weft_ep_counter_destroy(NULL), WEFT_ERROR_HANDLE, "weft_ep_counter is NULL");
+	REFUSED(weft_ep_token_counter_create(comm, 4, 1, 1, NULL), WEFT_ERROR_INVALID, "weft_ep_token_counter is NULL");
+	REFUSED(weft_ep_token_counter_count((weft_ep_token_counter)comm, NULL, NULL, NULL), WEFT_ERROR_HANDLE,
+			"is a weft_comm where a weft_ep_token_counter belongs");
+	REFUSED(weft_ep_token_counter_destroy(NULL), WEFT_ERROR_HANDLE, "weft_ep_token_counter is NULL");
 
 	REFUSED(weft_timeout_set(-1), WEFT_ERROR_INVALID, "fewer than 0");
 	OK(weft_timeout_set(5));
@@ -187,7 +187,7 @@ static void callbacks(void) {
 			"all-gather returned 41");
 	code = 0; /* it says that it did, but did not: everyone brings nothing */
 	REFUSED(weft_comm_create_with_all_gather(broken, &code, 0, 2, NULL, &comm), WEFT_ERROR_MISMATCH,
-			"something else than what it gave");
+			"other bytes for rank 0 than it passed");
 }
 
 static void operations(weft_comm comm) {

@@ -433,7 +433,7 @@ static void count(void) {
 	int32_t rank_tokens[64], node_tokens[64], selections[128];
 	uint8_t in_rank[TOKENS * 64];
 	weft_tensor t = tensor(topk, WEFT_INT32, TOKENS, TOPK);
-	weft_ep_layout l = {0};
+	weft_ep_token_counts l = {0};
 	l.size = sizeof l;
 	l.experts = me.ranks * LOCAL, l.ranks = me.ranks, l.ranks_per_node = 1;
 	OK(weft_ep_count(&t, &l)); /* nobody wants to know */

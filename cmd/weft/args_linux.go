@@ -23,7 +23,7 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	return fmt.Errorf("%s: there is no command %q; see %s --help", path, args[0], path)
 }
 
-// topic refuses help about what is no command.
+// topic refuses help about a word that is no command.
 func topic(cmd *cobra.Command, args []string) error {
 	found, rest, err := cmd.Root().Find(args)
 	if err != nil || len(rest) > 0 {
@@ -32,8 +32,8 @@ func topic(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// strict makes what a command has to say about its arguments a mistake on the command
-// line, here and in all commands below.
+// strict makes every complaint of a command about its arguments a mistake on the command line, here
+// and in all commands below.
 func strict(cmd *cobra.Command) {
 	if validate := cmd.Args; validate != nil {
 		cmd.Args = func(cmd *cobra.Command, args []string) error {

@@ -19,23 +19,23 @@ func newBenchAll() *cobra.Command {
 	rounds, each := 5, time.Second
 	cmd := &cobra.Command{
 		Use:   "all",
-		Short: "Measure the floors of this machine and the figures that Weft aims at",
-		Long: `Measure what this machine can do at most (copying cold memory, passing a cache line
-between processors), then every figure that Weft aims at, in interleaved rounds, and
-print the medians beside their targets. Targets are for two processors that have nothing
-else to do. A missed target does not change the exit status; wrong output does.
+		Short: "Measure the floors of this machine and the figures that Weft has targets for",
+		Long: `Measure this machine's floors (copying cold memory, passing a cache line between
+processors), then every figure that Weft has a target for, in interleaved rounds, and
+print the medians beside the targets. Targets are for two idle processors. A missed
+target does not change the exit status; wrong output does.
 
 With --json each figure is one line. Its keys are stable; new ones may be added:
 
-  name    what was measured
+  name    of the figure
   value   the median of the rounds
   unit    of value and target: GB/s, us, ms, MiB, or empty for a ratio
   target  absent for a floor, which has none
   least   true if value is to be target at least; absent if at most
   met     whether it is; true for a floor
-  rounds  in how many it was measured
+  rounds  in which it was measured
 
-The rows that the figures come from are in the report.`,
+The report has the rows behind the figures.`,
 		Args: noArgs,
 	}
 	out := outputFlags(cmd)

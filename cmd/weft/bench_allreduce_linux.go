@@ -29,7 +29,7 @@ func newBenchAllReduce() *cobra.Command {
 	oneOf(cmd, &cfg.DType, "dtype", benchcollective.DTypes(), "element type")
 	oneOf(cmd, &cfg.Op, "op", benchcollective.Ops(), "reduction")
 	oneOf(cmd, &cfg.Algorithm, "algorithm", benchcollective.Algorithms(),
-		"take this one wherever it supports what is asked")
+		"use this one wherever it supports the operands")
 	oneOf(cmd, &operand, "operand", []string{heap, window}, "where messages are: in any memory, or in registered memory")
 	f.BoolVar(&cfg.InPlace, "in-place", false, "reduce into the input")
 	effortFlags(cmd, &cfg.Effort)

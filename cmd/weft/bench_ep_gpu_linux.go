@@ -32,7 +32,7 @@ const (
 	onGPU  = "gpu"
 )
 
-// gpuFlags are what bench ep has for GPUs.
+// gpuFlags are the flags of bench ep for GPUs.
 type gpuFlags struct {
 	device          string
 	gpus            int
@@ -46,8 +46,8 @@ type gpuFlags struct {
 	deadline        time.Duration
 }
 
-// Of the flags of bench ep, these mean nothing on the other device. They have to be known: what is
-// not heeded is refused.
+// Of the flags of bench ep, these mean nothing on the other device. Their names are known, so that
+// a flag without effect is refused.
 var (
 	hostOnly = []string{
 		"weighting", "counts", "calls", "operand", "cached", "fresh", "batches", "in-place",
@@ -63,7 +63,7 @@ func newGPUFlags(cmd *cobra.Command) *gpuFlags {
 	g := &gpuFlags{device: onHost, replays: 7, ops: 100, deadline: 10 * time.Second}
 	f := cmd.Flags()
 	oneOf(cmd, &g.device, "device", []string{onHost, onGPU}, "where ranks are")
-	f.IntVar(&g.gpus, "gpus", 0, "GPU: how many, the first ones (0: all that this process sees)")
+	f.IntVar(&g.gpus, "gpus", 0, "GPU: use the first of the GPUs that this process sees (0: all)")
 	f.IntVar(&g.capacity, "capacity", 0,
 		"GPU: the most tokens per rank that handles are made for (0: as many as there are)")
 	g.multiprocessors(cmd, "GPU: ")
@@ -76,12 +76,12 @@ func newGPUFlags(cmd *cobra.Command) *gpuFlags {
 	f.BoolVar(&g.noPeers, "no-peers", false, "GPU: do not measure NCCL and PyTorch's symmetric memory in the same run")
 	f.IntVar(&g.replays, "replays", g.replays, "GPU: how many replays of a graph are timed")
 	f.IntVar(&g.ops, "operations", g.ops, "GPU: how many operations a graph has")
-	f.DurationVar(&g.deadline, "deadline", g.deadline, "GPU: of each wait on a GPU")
+	f.DurationVar(&g.deadline, "deadline", g.deadline, "GPU: the deadline of each wait on a GPU")
 	return g
 }
 
 func (g *gpuFlags) multiprocessors(cmd *cobra.Command, where string) {
-	cmd.Flags().Var(&g.sms, "sms", where+"multiprocessors for the kernels; a row for each number in a list "+
+	cmd.Flags().Var(&g.sms, "sms", where+"SMs for the kernels; a row for each number in a list "+
 		"(0: the library's choice; ll: 0, ht: 8,12,24,96)")
 }
 
@@ -91,56 +91,56 @@ func (g *gpuFlags) quantisation(cmd *cobra.Command, where string) {
 			"caller's (ll: bf16, ht: none); bf16 alone means --dtype fp8")
 }
 
-// gpuHelp is what the help of bench ep says of GPUs.
+// gpuHelp is the part of bench ep's help about GPUs.
 const gpuHelp = `
 
 With --device gpu ranks are goroutines of this process, rank r on GPU r % GPUs. Operands and
 routing are the same every time, counts stay on the GPU. Without --layout, --reduction,
---dtype and --quantize three contracts are measured: rank-major in bf16; expert-major in
-bf16 with partial sums; and DeepEP's, which is expert-major in fp8, quantised from bf16 on
-the way, with exact sums and, unless --scales says otherwise, column-major scales. A
-dispatch turns new top-k ids into received rows. With --mode ht there are two, of bf16 rows
-and of fp8 rows that the caller has quantised: token-major, or as --layout says.
+--dtype and --quantize it measures three contracts: rank-major in bf16; expert-major in
+bf16 with partial sums; and DeepEP's, which is expert-major in fp8, quantised from bf16,
+with exact sums and column-major scales (or by --scales). A dispatch takes new top-k ids
+and returns received rows. With --mode ht there are two contracts: bf16 rows, and fp8 rows
+that the caller has quantised; both token-major, or by --layout.
 
 Where ranks share a GPU the command starts itself anew with
-CUDA_DEVICE_MAX_CONNECTIONS=32. Rows of peers follow: what NCCL and PyTorch's symmetric
-memory take for as many bytes in the same run, and what other libraries took elsewhere,
-quoted with a date and a source.
+CUDA_DEVICE_MAX_CONNECTIONS=32. Rows of peers follow: NCCL and PyTorch's symmetric memory
+with as many bytes in the same run, and quoted figures of other libraries with a date and
+a source.
 
 With --device gpu and --json each row is one line; keys are stable, new ones may be
 added. In every row:
 
-  op            dispatch, combine; with --phases all: prepare, dispatch-known (by a
-                routing that is there); with --gradients: combine-backward, the gradients
-                of rows, and of the weights where combine applies them; dispatch-backward,
-                those of tokens, and of the weights where the experts have applied them
+  op            dispatch, combine; with --phases all: prepare, dispatch-known (by an
+                existing routing); with --gradients: combine-backward (the gradients of
+                rows, and of the weights where combine applies them); dispatch-backward
+                (those of tokens, and of the weights where the experts have applied them)
   engine        gpu
   contract      the shape in a few words
   ranks, gpus, tokens, capacity, hidden, topk, experts, dtype, layout, reduction,
   weighting, routing
-  sms           multiprocessors asked for; 0 is the library's choice
-  sms_used      multiprocessors that the operation's kernel runs on: as many as it has
-                blocks, unless the GPU has fewer
+  sms           requested SMs; 0 is the library's choice
+  sms_used      SMs that the operation's kernel runs on: as many as it has blocks, unless
+                the GPU has fewer
   operations    in a graph
-  replays       that were timed, after 2 that were not
-  p50_us, min_us, max_us   a replay over its operations, of its slowest rank
-  slowest_rank  the rank that most often was
-  p99_us, p99_replays   the 99th percentile of so many further replays of the graph, 100
-                or as many as take 0.2 s, but not fewer than replays; each over its
-                operations. Of fewer than 100 it is the slowest. That of single
-                operations is kernel_p99_us
-  ungated_us, ungated_max_us   the same of as many replays that begin on each GPU when its
-                host gets to it: median and most. A gate makes the others begin together
+  replays       timed replays, after 2 untimed ones
+  p50_us, min_us, max_us   time of a replay on its slowest rank, over its operations
+  slowest_rank  the rank that was the slowest most often
+  p99_us, p99_replays   the 99th percentile of p99_replays further replays, over their
+                operations: 100 replays, or as many as take 0.2 s, and at least as many
+                as replays. Of fewer than 100 it is the slowest. For single operations
+                see kernel_p99_us
+  ungated_us, ungated_max_us   median and maximum of as many replays without the gate that
+                makes GPUs begin together: each begins when its host launches it
   samples       of each of the following:
   kernel_us, kernel_p99_us, kernel_max_us   the operation alone in a graph, between two
-                events: median, 99th percentile, most
-  empty_us      a kernel that does nothing, in the same way
+                events: median, 99th percentile, maximum
+  empty_us      an empty kernel, in the same way
   eager_us, eager_p99_us   without a graph: from the call until the host sees the end,
                 the median and the 99th percentile
   issue_us      of that, the call alone
   cold_us       in a graph, after writing more than the L2 cache holds before each
-                operation; the time of the writing is taken off. A difference of two
-                medians: single times, and so percentiles, there are none
+                operation; the time of the writing is subtracted. It is a difference of
+                two medians, so it has no percentiles
   wire_bytes    per rank: rows to other ranks, scales included
   logical_bytes per rank: a row for each rank that a token visits, its own included
   deepep_bytes  per rank: a row for each selection
@@ -149,25 +149,25 @@ added. In every row:
                 first three ways of timing, and were right
   device, host, version
 
-Absent when there is nothing to say:
+Absent when empty:
 
-  quantize      of fp8 rows: the type from which dispatch quantises them, if they are not
-                the caller's
+  quantize      of fp8 rows: the type from which dispatch quantises them, if the caller
+                does not
   scales        of fp8 rows: the order in which they arrive
-  tuning        of the operation's kernel, where weft tune ep's table has one for it
-  link_gbps     what kernels get out of the links all to all in this run, with sms_used or,
-                in proportion, with the next number below that was measured; with one
-                GPU, out of its own memory
+  tuning        of the operation's kernel, if weft tune ep's table has one for it
+  link_gbps     bandwidth of kernels on the links in this run, all to all, with sms_used
+                or, in proportion, with the next lower measured number; with one GPU,
+                of its own memory
   link_ratio    gbps over link_gbps
-  replays_us, ungated_replays_us   of every rank every replay, if the slowest took over
+  replays_us, ungated_replays_us   every replay of every rank, if the slowest took over
                 5 times the fastest
-  problems      what was wrong
+  problems      errors in the output
 
-A row of a peer has op, engine, contract, p50_us, and wire_bytes, ranks, verified where it
-was measured in this run; tokens or wire_bytes, sms where it is known, source and date where it is quoted;
-skipped where it could not be measured, and why.`
+A row of a peer has op, engine, contract and p50_us. A row measured in this run also has
+wire_bytes, ranks and verified. A quoted row has tokens or wire_bytes, source and date,
+and sms where it is known. A row that could not be measured has the reason in skipped.`
 
-// shapes are what is to be measured: the defaults of GPUs where nothing was said.
+// shapes are the shapes to measure: the defaults of GPUs where no flag was given.
 func (g *gpuFlags) shapes(cmd *cobra.Command, e *epFlags) ([]benchep.Shape, error) {
 	given, sms := cmd.Flags().Changed, g.sms.counts
 	switch {
@@ -391,8 +391,8 @@ func (g *gpuFlags) measure(ctx context.Context, m benchep.GPUs, shapes []benchep
 	return p.peers(peers)
 }
 
-// quickLink is enough of bench link to know what the links give to as many SMs as the shapes ask
-// for, and at most.
+// quickLink is a short bench link: the ceiling for as many SMs as the shapes ask for, and the
+// largest one.
 func quickLink(m benchep.GPUs, shapes []benchep.Shape) link.Options {
 	o := link.Options{
 		Bytes: []int64{16 << 20}, SMs: []int{48, 132},
@@ -518,7 +518,7 @@ func (p *gpuPrinter) row(r benchep.GPURow) error {
 	return err
 }
 
-// peers shows what others take, measured and quoted.
+// peers prints the figures of other libraries, measured and quoted.
 func (p *gpuPrinter) peers(rows []bench.Peer) error {
 	p.found.Peers = rows
 	for _, r := range rows {

@@ -17,14 +17,14 @@ func newBenchEP() *cobra.Command {
 		Short: "Measure expert parallelism: dispatch and combine",
 		Long: `Measure expert parallelism between ranks of this host.
 
-Prepare, dispatch and combine are called in every iteration and timed apart, each from
-a barrier to its return. Unless told otherwise, operands and routing are the same every
-time, as in the benchmarks of other libraries: what fits into the caches stays there.
-With --fresh operands are written anew before each operation, as a model would, and
---batches makes routings change. Lists of ranks and tokens are swept.
+Every iteration calls prepare, dispatch and combine, and times each from a barrier to its
+return. By default operands and routing are the same every time, as in the benchmarks of
+other libraries, so data that fit into the caches stay there. With --fresh operands are
+written anew before each operation, as a model would, and --batches makes routings change.
+Lists of ranks and tokens are swept.
 
---mode ht is for many tokens at a time, as training and prefill have them: unless told
-otherwise 4096 of a rank, token-major.
+--mode ht is for many tokens at a time, as in training and prefill: by default 4096 tokens
+a rank, token-major.
 
 The rank-major and token-major layouts have one row per token and rank, so for them
 --reduction and --weighting default to partial and plain.` + gpuHelp,
@@ -69,17 +69,17 @@ func newEPFlags(cmd *cobra.Command) *epFlags {
 	f.IntVar(&s.Hidden, "hidden", s.Hidden, "elements of a row")
 	f.IntVar(&s.TopK, "topk", s.TopK, "experts that a token selects")
 	f.IntVar(&s.Experts, "experts", s.Experts, "experts of all ranks together; 256 with --device gpu if it is not given")
-	oneOf(cmd, &s.DType, "dtype", benchep.Payloads(), "element type (those of 8 bits are quantised from bf16 on the way)")
+	oneOf(cmd, &s.DType, "dtype", benchep.Payloads(), "element type (8-bit types are quantised from bf16)")
 	oneOf(cmd, &s.DType, "payload", benchep.Payloads(), "the same as --dtype")
 	oneOf(cmd, &s.Scales, "scales", benchep.ScaleOrders(), "order of the scales that arrive with fp8 rows")
 	oneOf(cmd, &s.Layout, "layout", benchep.Layouts(), "order in which a rank receives rows")
 	oneOf(cmd, &s.Reduction, "reduction", benchep.Reductions(), "how rows are summed on their way home")
 	oneOf(cmd, &s.Weighting, "weighting", benchep.Weightings(), "whether combine applies the weights")
-	oneOf(cmd, &s.Counts, "counts", benchep.CountModes(), "who learns how many rows arrive")
+	oneOf(cmd, &s.Counts, "counts", benchep.CountModes(), "whether the host learns how many rows arrive, or only the GPU")
 	oneOf(cmd, &s.Routing, "routing", routing.Kinds(), "how popular experts are; hot is one hot rank")
 	f.Uint64Var(&s.Seed, "seed", s.Seed, "of the routing")
 	oneOf(cmd, &e.mode, "mode", []string{lowLatency, highThroughput},
-		"what is measured unless told otherwise: few tokens (low latency) or many (high throughput)")
+		"the defaults: few tokens (low latency) or many (high throughput)")
 	oneOf(cmd, &e.calls, "calls", []string{oneCall, phases}, "send and receive in one call, or in phases apart")
 	oneOf(cmd, &e.operand, "operand", []string{window, heap},
 		"where rows are: read there from a window, staged first from the heap")
@@ -91,13 +91,13 @@ func newEPFlags(cmd *cobra.Command) *epFlags {
 	return e
 }
 
-// What --mode can be.
+// The values of --mode.
 const (
 	lowLatency     = "ll"
 	highThroughput = "ht"
 )
 
-// What --calls and --operand can be, here and in rows.
+// The values of --calls and --operand, here and in rows.
 const (
 	oneCall = "one-call"
 	phases  = "phases"
@@ -105,7 +105,7 @@ const (
 	heap    = "heap"
 )
 
-// settle fills in what follows from the flags that were given.
+// settle fills in the defaults that depend on the given flags.
 func (e *epFlags) settle(cmd *cobra.Command) {
 	s := &e.shape
 	s.Phases, s.Heap = e.calls == phases, e.operand == heap
@@ -139,7 +139,7 @@ func (e *epFlags) jobs() []job {
 	return jobs
 }
 
-// defaultEP is the shape that benchmarks measure unless told otherwise.
+// defaultEP is the shape that benchmarks measure by default.
 func defaultEP() benchep.Shape {
 	return benchep.Shape{
 		Hidden: 7168, TopK: 8, Experts: 64, DType: "bf16", Layout: "expert-major",

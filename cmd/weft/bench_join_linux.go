@@ -15,7 +15,7 @@ func newBenchJoin() *cobra.Command {
 		Use:   "join",
 		Short: "Measure how long joining takes, and how much memory a rank has",
 		Long: `Measure how long Join takes from its call to its return, again and again among the
-same processes. Memory is what a rank has resident after that, shared memory left out.`,
+same processes. Memory is a rank's resident memory after that, without shared memory.`,
 		Args: noArgs,
 	}
 	out := outputFlags(cmd)

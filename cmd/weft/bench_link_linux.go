@@ -31,16 +31,16 @@ func newBenchLink() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "link",
-		Short: "Measure the links between GPUs, and what the smallest operations cost",
-		Long: `Measure what the links between the GPUs of this host carry: by stores and loads of
-threads, by bulk copies (Hopper and later) and by copy engines, with few SMs and with
-many, all to all, between one pair and to one. And what the smallest operations cost:
-a kernel that does nothing, a word from one GPU to another, a barrier of all.
+		Short: "Measure the links between GPUs, and the cost of the smallest operations",
+		Long: `Measure the bandwidth of the links between the GPUs of this host: with stores and loads
+of threads, with bulk copies (Hopper and later) and with copy engines, with few SMs and
+with many, all to all, between one pair and to one. Also measure the smallest operations:
+an empty kernel, a word from one GPU to another, a barrier of all.
 
-One process uses all GPUs, their memory mapped for each other. With one GPU the same
-is measured in its own memory. Times are of operations in a graph: the slowest GPU's,
-the median over replays. What arrives is checked in the same run; if any was wrong,
-the exit status is 1. No setting of a GPU is changed.
+One process uses all GPUs, their memory mapped for each other. With one GPU it measures
+the GPU's own memory. Times are of operations in a graph: the slowest GPU's, the median
+over replays. Received data are checked in the same run; if any are wrong, the exit
+status is 1. No setting of a GPU is changed.
 
 With --json each row is one line, and the last line is the ceiling. Keys are stable;
 new ones may be added. In every row:
@@ -70,9 +70,9 @@ In the last line, whose op is ceiling:
 		Args: noArgs,
 	}
 	f := cmd.Flags()
-	f.IntVar(&gpus, "gpus", 0, "how many GPUs, the first ones (0: all that this process sees)")
+	f.IntVar(&gpus, "gpus", 0, "use the first of the GPUs that this process sees (0: all)")
 	f.Var(&bytes, "sizes", "bytes that a GPU sends to each receiver in one operation")
-	f.Var(&sms, "sms", "with how many SMs; what the GPUs do not have is left out")
+	f.Var(&sms, "sms", "numbers of SMs; those that the GPUs do not have are left out")
 	f.IntVar(&replays, "replays", replays, "how many replays of each graph are timed")
 	f.BoolVar(&asJSON, "json", false, "print one JSON object a line")
 	f.StringVar(&lines, "lines", "", "write the lines of --json to this `file` as well")
@@ -104,7 +104,7 @@ In the last line, whose op is ceiling:
 			err = errors.Join(err, linkLines(file, c), file.Close())
 		}
 		if err == nil && slices.ContainsFunc(c.Rows, func(r link.Row) bool { return !r.Verified }) {
-			err = errors.New("bench link: some of what arrived was wrong: see the rows that are not verified")
+			err = errors.New("bench link: some received data were wrong: see the rows that are not verified")
 		}
 		return err
 	}
@@ -283,7 +283,7 @@ func linkTable(to io.Writer, rows []link.Row) error {
 	return w.Flush()
 }
 
-// verdict marks what was wrong.
+// verdict marks a row that was wrong.
 func verdict(r link.Row) string {
 	if r.Verified {
 		return ""

@@ -20,20 +20,20 @@ func newBench() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure operations between ranks on this host, verified in the same run",
-		Long: `Measure operations between rank processes on this host. Ranks are started and ended
-by the command itself. Every row is verified in the run that it was measured in; if any
-was wrong, or a rank failed, the exit status is 1.
+		Long: `Measure operations between rank processes on this host. The command starts and ends the
+ranks. Every row is verified in the run that measured it; if any was wrong, or a rank
+failed, the exit status is 1.
 
-With --json each row is one line; what "bench all" prints is in its own help. Keys are
+With --json each row is one line; for the lines of "bench all" see its help. Keys are
 stable; new ones may be added. In every row:
 
   op            dispatch, combine, prepare, allreduce, join
   engine        host; rows of GPUs: see "bench ep", "link", "overlap" and "start"
   ranks
-  iterations    how many were timed; each counts with its slowest rank:
+  iterations    timed iterations; each counts with its slowest rank:
   p50_us, p99_us, min_us, max_us, mean_us
   slowest_rank  the rank that most often was the slowest
-  wire_bytes    per rank: what crosses to other ranks
+  wire_bytes    per rank: bytes to other ranks
   gbps          deepep_bytes, or bytes, over p50, in 10^9 bytes a second
   verified, host, version
 
@@ -42,7 +42,7 @@ In every row of dispatch, combine and prepare:
   tokens        per rank
   hidden, topk, experts, dtype, layout, reduction, weighting, counts, routing, operand,
   batches
-  mode          one-call or phases, as --calls says
+  mode          one-call or phases: the value of --calls
 
 In every row of allreduce:
 
@@ -57,7 +57,7 @@ Absent when false, zero or not measured:
   logical_bytes per rank: a row for each rank that a token visits, its own included
   deepep_bytes  per rank: a row for each selection, the rank's own included
   moved_bytes   of all ranks: rows read and rows written
-  floor_us      in which memcpy moves moved_bytes through cold memory
+  floor_us      time of memcpy for moved_bytes in cold memory
   floor_ratio   floor_us over p50_us: 1 is the speed of memcpy
   memory_bytes  join: resident memory of the largest rank without shared memory`,
 		Args: noArgs,
@@ -68,7 +68,7 @@ Absent when false, zero or not measured:
 	return cmd
 }
 
-// newBenchRank is what the other bench commands start as ranks.
+// newBenchRank is the command that the other bench commands start as ranks.
 func newBenchRank() *cobra.Command {
 	return &cobra.Command{
 		Use: "rank", Hidden: true, Args: noArgs,
@@ -88,7 +88,7 @@ type session struct {
 	copiers  map[int]*bench.Copier
 }
 
-// taskTimeout bounds one task far above what any takes.
+// taskTimeout bounds one task, far above the time of any.
 const taskTimeout = 10 * time.Minute
 
 // job is a task and how many ranks do it.
@@ -97,8 +97,8 @@ type job struct {
 	task  bench.Task
 }
 
-// sweep does one job after the other and prints what each of them found. All are
-// checked before any is started.
+// sweep runs jobs one after the other and prints their results. All are checked before any is
+// started.
 func sweep(out output, jobs []job) error {
 	for _, j := range jobs {
 		if err := j.task.Validate(j.ranks); err != nil {
@@ -214,8 +214,7 @@ func (s *session) print(records []measure.Record) error {
 	return nil
 }
 
-// copySpeed measures what memcpy does here and now, with a thread for each rank that
-// has a processor.
+// copySpeed measures memcpy on this machine now, with a thread for each rank that has a processor.
 func (s *session) copySpeed(ranks int) float64 {
 	c := s.copiers[ranks]
 	if c == nil {
@@ -225,7 +224,7 @@ func (s *session) copySpeed(ranks int) float64 {
 	return c.Measure()
 }
 
-// output is where a bench command leaves what it found.
+// output is the destination of a bench command's results.
 type output struct {
 	json   bool
 	report string // a file, or empty

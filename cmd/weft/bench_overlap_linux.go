@@ -30,11 +30,11 @@ func newBenchOverlap() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "overlap",
 		Short: "Measure exchanges beside matrix products on the same GPUs",
-		Long: `Measure what dispatch and combine lose where their GPUs multiply matrices at the same
-time, and what the products lose. Products of bf16 matrices, by tensor cores, have a
-stream of their own and more blocks than there are multiprocessors; exchanges are in the
-communicator's stream, which has the greatest priority. Ranks are goroutines of this
-process, rank r on GPU r % GPUs. A dispatch turns new top-k ids into received rows.
+		Long: `Measure the slow-down of dispatch and combine while their GPUs multiply matrices, and
+that of the products. Products of bf16 matrices, on tensor cores, run in a stream of their
+own and have more blocks than the GPU has SMs; exchanges run in the communicator's stream,
+which has the greatest priority. Ranks are goroutines of this process, rank r on GPU
+r % GPUs. A dispatch takes new top-k ids and returns received rows.
 
 Each operation is measured for every number of --sms: runs of a graph of operations
 alone, then beside products that take three times as long alone; then products beside
@@ -48,46 +48,46 @@ With --json each row is one line; keys are stable, new ones may be added. In eve
   engine        gpu
   contract      the shape in a few words
   ranks, gpus, tokens, hidden, topk, experts, dtype, layout
-  sms           multiprocessors asked for; 0 is the library's choice
-  sms_used      multiprocessors that the operation's kernel runs on
-  gpu_sms       that a GPU has
+  sms           requested SMs; 0 is the library's choice
+  sms_used      SMs that the operation's kernel runs on
+  gpu_sms       SMs of a GPU
   operations    in a graph
-  replays       runs of each kind that were timed, after 2 that were not
-  alone_us, beside_us   an operation of the slowest rank, the median over runs: with the
-                GPU to itself, and beside products
+  replays       timed runs of each kind, after 2 untimed ones
+  alone_us, beside_us   an operation of the slowest rank, the median over runs: alone on
+                the GPU, and beside products
   slowdown      beside_us over alone_us
-  product       rows x columns x what is summed over
+  product       rows x columns x the summed dimension
   product_alone_us, product_beside_us, product_slowdown   the same of a product
   product_tflops   alone: 10^12 multiplications and additions a second
-  sm_slowdown   gpu_sms over what sms_used leaves of them: product_slowdown if products
-                lost these and nothing else
-  covered       what was not timed went on for as long as what was; if not, slow-downs
-                are lower bounds
+  sm_slowdown   gpu_sms over the SMs that sms_used leaves: product_slowdown if products
+                lost these SMs and nothing else
+  covered       the untimed side ran as long as the timed one; if not, slow-downs are
+                lower bounds
   verified, device, host, version
 
-Absent when there is nothing to say:
+Absent when empty:
 
-  problems      what was wrong`,
+  problems      errors in the output`,
 		Example: `  weft bench overlap
   weft bench overlap --gpus 2 --layout expert-packed --sms 16,32,64 --json`,
 		Args: noArgs,
 	}
 	f := cmd.Flags()
-	f.IntVar(&o.gpus, "gpus", 0, "how many GPUs, the first ones (0: all that this process sees)")
+	f.IntVar(&o.gpus, "gpus", 0, "use the first of the GPUs that this process sees (0: all)")
 	f.IntVar(&o.ranks, "ranks", 0, "how many ranks (0: one for each GPU)")
 	f.IntVar(&e.Tokens, "tokens", e.Tokens, "tokens per rank")
-	f.Var(&o.sms, "sms", "multiprocessors for the exchanges' kernels")
+	f.Var(&o.sms, "sms", "SMs for the exchanges' kernels")
 	f.IntVar(&e.Hidden, "hidden", e.Hidden, "elements of a row")
 	f.IntVar(&e.TopK, "topk", e.TopK, "experts that a token selects")
 	f.IntVar(&e.Experts, "experts", e.Experts, "experts of all ranks together")
-	oneOf(cmd, &e.DType, "dtype", benchep.Payloads(), "element type (those of 8 bits are quantised from bf16 on the way)")
+	oneOf(cmd, &e.DType, "dtype", benchep.Payloads(), "element type (8-bit types are quantised from bf16)")
 	oneOf(cmd, &e.Layout, "layout", benchep.Layouts(), "order in which a rank receives rows")
 	f.IntVar(&o.product.Rows, "product-rows", o.product.Rows, "rows of a product, a multiple of 64")
 	f.IntVar(&o.product.Columns, "product-columns", o.product.Columns, "columns of a product, a multiple of 64")
-	f.IntVar(&o.product.Inner, "product-inner", o.product.Inner, "what a product sums over, a multiple of 32")
+	f.IntVar(&o.product.Inner, "product-inner", o.product.Inner, "the summed dimension of a product, a multiple of 32")
 	f.IntVar(&o.operations, "operations", o.operations, "how many operations a graph has")
 	f.IntVar(&o.replays, "replays", o.replays, "how many runs of each kind are timed")
-	f.DurationVar(&o.deadline, "deadline", o.deadline, "of each wait on a GPU")
+	f.DurationVar(&o.deadline, "deadline", o.deadline, "the deadline of each wait on a GPU")
 	f.BoolVar(&o.json, "json", false, "print one JSON object a line")
 	f.StringVar(&o.lines, "lines", "", "write the lines of --json to this `file` as well")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -100,11 +100,11 @@ Absent when there is nothing to say:
 	return cmd
 }
 
-// overlapFlags are what bench overlap is told.
+// overlapFlags are the flags of bench overlap.
 type overlapFlags struct {
 	gpus, ranks         int
 	sms                 counts
-	ep                  epFlags // of which the shape matters
+	ep                  epFlags // only the shape is used
 	product             matmul.Shape
 	operations, replays int
 	deadline            time.Duration
@@ -112,7 +112,7 @@ type overlapFlags struct {
 	lines               string
 }
 
-// shapes are what is to be measured.
+// shapes are the shapes to measure.
 func (o *overlapFlags) shapes() []benchep.Shape {
 	var all []benchep.Shape
 	for _, n := range o.sms {
@@ -123,7 +123,7 @@ func (o *overlapFlags) shapes() []benchep.Shape {
 	return all
 }
 
-// check finds what is wrong before GPUs are known.
+// check refuses flags that are wrong whatever the GPUs.
 func (o *overlapFlags) check() error {
 	if o.gpus < 0 || o.ranks < 0 || o.deadline <= 0 {
 		return errors.New("--gpus, --ranks, --deadline: want at least 0, at least 0, and more than 0s")
@@ -203,7 +203,7 @@ func (p *overlapPrinter) row(r benchep.OverlapRow) error {
 		p.headed = true
 		fmt.Fprintf(&b, "%s on %s (%s): us of the slowest rank, alone and beside each other. product: bf16 "+
 			"%s, %.0f TFLOPS alone.\n"+
-			"SMs: what a product would take more if it lost the exchange's %s\n\n",
+			"SMs: the slow-down of a product that loses the exchange's %s\n\n",
 			measure.Count(r.Ranks, "rank"), measure.Count(r.GPUs,
 				"GPU"), p.here.Device, r.Product, r.TFlops, "multiprocessors and nothing else")
 		fmt.Fprintf(&b, format, "contract", "op", "tokens", "SMs", "alone", "beside", "times", "product",

@@ -28,14 +28,14 @@ func checkReport(file string) error {
 	if err != nil {
 		var path *os.PathError
 		if errors.As(err, &path) {
-			err = path.Err // the name that was tried is nobody's business
+			err = path.Err // the temporary file's name means nothing to the user
 		}
 		return fmt.Errorf("--report %s: nothing can be written there: %w", file, err)
 	}
 	return errors.Join(tmp.Close(), os.Remove(tmp.Name()))
 }
 
-// writeReport writes what was found, below what the machine is.
+// writeReport writes the results below a description of the machine.
 func writeReport(file, host string, found report.Report) error {
 	m := doctor.Collect(doctor.System(version()))
 	facts := []report.Fact{{Name: "host", Value: host}}

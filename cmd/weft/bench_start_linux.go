@@ -28,13 +28,13 @@ func newBenchStart() *cobra.Command {
 		Long: `Measure how long ranks on GPUs take from nothing to the end of their first dispatch:
 Join; NewHandle, which makes windows and loads kernels; PrepareDispatch, until the host
 sees its end. Ranks are goroutines of this process, rank r on GPU r % GPUs. They begin
-each round together, with their contexts, a stream and the tokens there; each round
-joins anew and looks for its kernels on disk. The rows that arrive are counted.
+each round together; their contexts, a stream and the tokens exist already. Each round
+joins anew and looks for its kernels on disk. The received rows are counted.
 
-The first round finds no kernels and compiles them. With --no-cold it finds those that
-are in the user's kernel cache and in WEFT_CACHE; if some are missing, it only compiles
-them, and is not shown. The first round of a process also does what its GPUs need once:
-start-first is what a program waits for that starts where its kernels are in the cache.
+The first round finds no kernels and compiles them. With --no-cold it finds those in the
+user's kernel cache and in WEFT_CACHE; if some are missing, it only compiles them, and is
+not shown. The first round of a process also includes the one-time set-up of its GPUs:
+start-first is the start-up time of a program whose kernels are in the cache.
 Where ranks share a GPU the command starts itself anew with
 CUDA_DEVICE_MAX_CONNECTIONS=32.
 
@@ -47,12 +47,12 @@ With --json each row is one line; keys are stable, new ones may be added. In eve
                 start-warm: the rounds after it, with all kernels in the cache
   engine        gpu
   ranks, gpus
-  rounds        that the row comes from; times are of the slowest rank of each
-  p50_us, max_us   all of it: median and most
-  slowest_rank  the rank that most often was
+  rounds        of this row; times are of the slowest rank of each
+  p50_us, max_us   the whole start: median and maximum
+  slowest_rank  the rank that was the slowest most often
   device, host, version
 
-In every row but the driver's, each the median and the most of its own:
+In every row but the driver's, the median and the maximum of each stage:
 
   join_us, join_max_us           Join
   handle_us, handle_max_us       NewHandle: windows; kernels from the cache, or compiled
@@ -64,18 +64,18 @@ In every row but the driver's, each the median and the most of its own:
 		Args: noArgs,
 	}
 	f := cmd.Flags()
-	f.IntVar(&s.gpus, "gpus", 0, "how many GPUs, the first ones (0: all that this process sees)")
+	f.IntVar(&s.gpus, "gpus", 0, "use the first of the GPUs that this process sees (0: all)")
 	f.IntVar(&s.ranks, "ranks", 0, "how many ranks (0: one for each GPU)")
 	f.IntVar(&e.Tokens, "tokens", e.Tokens, "tokens per rank")
-	f.IntVar(&e.Capacity, "capacity", 0, "the most tokens per rank that the handle is made for (0: as many as there are)")
+	f.IntVar(&e.Capacity, "capacity", 0, "the most tokens per rank that the handle takes (0: as many as --tokens)")
 	f.IntVar(&e.Hidden, "hidden", e.Hidden, "elements of a row")
 	f.IntVar(&e.TopK, "topk", e.TopK, "experts that a token selects")
 	f.IntVar(&e.Experts, "experts", e.Experts, "experts of all ranks together")
-	oneOf(cmd, &e.DType, "dtype", benchep.Payloads(), "element type (those of 8 bits are quantised from bf16 on the way)")
+	oneOf(cmd, &e.DType, "dtype", benchep.Payloads(), "element type (8-bit types are quantised from bf16)")
 	oneOf(cmd, &e.Layout, "layout", benchep.Layouts(), "order in which a rank receives rows")
 	f.IntVar(&s.rounds, "rounds", s.rounds, "rounds with all kernels in the cache, after the first")
-	f.BoolVar(&s.noCold, "no-cold", false, "begin with what is in the user's kernel cache, not with an empty one")
-	f.DurationVar(&s.deadline, "deadline", s.deadline, "of each wait on a GPU")
+	f.BoolVar(&s.noCold, "no-cold", false, "begin with the user's kernel cache, not with an empty one")
+	f.DurationVar(&s.deadline, "deadline", s.deadline, "the deadline of each wait on a GPU")
 	f.BoolVar(&s.json, "json", false, "print one JSON object a line")
 	f.StringVar(&s.lines, "lines", "", "write the lines of --json to this `file` as well")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -88,16 +88,16 @@ In every row but the driver's, each the median and the most of its own:
 	return cmd
 }
 
-// startFlags are what bench start is told.
+// startFlags are the flags of bench start.
 type startFlags struct {
 	gpus, ranks, rounds int
-	ep                  epFlags // of which the shape matters
+	ep                  epFlags // only the shape is used
 	noCold, json        bool
 	deadline            time.Duration
 	lines               string
 }
 
-// check finds what is wrong before GPUs are known.
+// check refuses flags that are wrong whatever the GPUs.
 func (s *startFlags) check() error {
 	if s.gpus < 0 || s.ranks < 0 || s.rounds < 1 || s.rounds > benchep.MostRounds || s.deadline <= 0 {
 		return fmt.Errorf("--gpus, --ranks, --rounds, --deadline: want at least 0, at least 0, 1 to %d, and "+
@@ -133,7 +133,7 @@ func (s *startFlags) run(cmd *cobra.Command) (err error) {
 	return s.measure(ctx, start, opened, p)
 }
 
-// measure shows how long the driver took, and measures what comes after it.
+// measure shows how long the driver took to start, and measures the steps after it.
 func (s *startFlags) measure(ctx context.Context, m benchep.Start, opened time.Duration, p *startPrinter) (err error) {
 	name, err := m.Contexts[0].Device().Name()
 	if err != nil {

@@ -31,15 +31,15 @@ func newCompile() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "compile --out DIR [--arch ARCHITECTURES]",
-		Short: "Compile all GPU kernels into a directory, for machines that have no compiler",
+		Short: "Compile all GPU kernels into a directory, for machines without a compiler",
 		Long: `Compile all GPU kernels into a directory that can be carried to other machines and
 named in WEFT_CACHE there. This machine needs NVRTC (WEFT_NVRTC names one; otherwise:
 python3 -m pip install nvidia-cuda-nvrtc), but no GPU and no driver.
 
-Where the directory is used it must belong to the user or to root, and nobody else may
-write in it or in its files: what others could have changed is not run on a GPU. Kernels
-that the directory already has are left as they are. No shape decides about the code, so
-what is compiled serves every handle.
+Where the directory is used it must belong to the user or to root, and no other user may
+be able to write in it or in its files: Weft does not run code that others could have
+changed. Kernels that the directory already has are not compiled again. The code does not
+depend on shapes, so the kernels serve every handle.
 
 Architectures: sm_80 (A100), sm_90a (H100, H200), sm_100a (B200) and so on.`,
 		Example: `  weft compile --arch sm_90a,sm_100a --out kernels
@@ -49,7 +49,7 @@ Architectures: sm_80 (A100), sm_90a (H100, H200), sm_100a (B200) and so on.`,
 				return err
 			}
 			if out == "" {
-				return fmt.Errorf("compile: where to? say --out DIR")
+				return fmt.Errorf("compile: no directory: give one with --out DIR")
 			}
 			return nil
 		},
@@ -60,15 +60,15 @@ Architectures: sm_80 (A100), sm_90a (H100, H200), sm_100a (B200) and so on.`,
 		},
 	}
 	cmd.Flags().Var(&archs, "arch", "which GPUs to compile for")
-	cmd.Flags().StringVar(&out, "out", "", "the `directory` to fill; it is made if it is not there")
+	cmd.Flags().StringVar(&out, "out", "", "the `directory` to fill; it is made if it does not exist")
 	return cmd
 }
 
-// kernels is the user's cache, which says on a writer what it refuses, and so why something is
-// compiled that was compiled before.
+// kernels is the user's cache; it writes the entries that it refuses, which explains why a kernel
+// is compiled again.
 func kernels(to io.Writer) *kernel.Cache { return kernel.New(kernel.Options{Logger: warnings(to)}) }
 
-// warnings is a logger of what is wrong.
+// warnings is a logger of warnings.
 func warnings(to io.Writer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(to, &slog.HandlerOptions{Level: slog.LevelWarn}))
 }
@@ -79,10 +79,10 @@ func catalogue(arch string) []kernel.Spec {
 	return append(slices.Concat(ep.Kernels(arch), link.Kernels(arch), timing.Kernels(arch)), matmul.Kernel(arch))
 }
 
-// compile fills a directory and says what is in it. Kernels that fail do not keep the others out.
+// compile fills a directory and lists its content. Kernels that fail do not keep the others out.
 func compile(ctx context.Context, to io.Writer, cache *kernel.Cache, dir string, archs []string) error {
 	there := map[kernel.Key]bool{}
-	before, _ := kernel.List(dir) // what cannot be listed is not there; Fill says why, if it matters
+	before, _ := kernel.List(dir) // counts as missing; Fill reports the error if it matters
 	for _, e := range before {
 		there[e.Key] = e.Err == nil
 	}
@@ -133,7 +133,7 @@ func compile(ctx context.Context, to io.Writer, cache *kernel.Cache, dir string,
 // architectures is a flag that holds comma-separated lists of them, and may be given several times.
 type architectures struct {
 	list  []string
-	given bool // else the list is what there is without the flag
+	given bool // without the flag the list is complete already
 }
 
 var architecture = regexp.MustCompile(`^sm_[1-9][0-9]+[a-z]?$`)
@@ -152,7 +152,7 @@ func (a *architectures) Set(s string) error {
 		}
 		if n, _ := strconv.Atoi(strings.TrimRight(word[3:], "abcdefghijklmnopqrstuvwxyz")); n >= 90 &&
 			!strings.HasSuffix(word, "a") {
-			return fmt.Errorf("%s: from sm_90 on GPUs load what is compiled for just them; want sm_%da", word, n)
+			return fmt.Errorf("%s: from sm_90 on kernels are compiled for one architecture only; want sm_%da", word, n)
 		}
 		if !slices.Contains(list, word) {
 			list = append(list, word)

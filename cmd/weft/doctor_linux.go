@@ -13,13 +13,13 @@ func newDoctor() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Say what this machine offers, and what that means",
-		Long: `Say what this machine offers to Weft, and what each finding means.
+		Short: "Examine this machine, and say what each finding means for Weft",
+		Long: `Examine this machine, and say what each finding means for Weft.
 
 Each line begins with ok (as it should be), -- (works, or is not needed) or !!
-(something will not work). CUDA's driver and NVRTC are loaded to be asked, which takes
-seconds where there are many GPUs; nothing is changed. With --json, one object with
-stable keys. The exit status is 0 whatever is found.`,
+(something will not work). The command loads CUDA's driver and NVRTC to query them, which
+takes seconds with many GPUs; it changes nothing. With --json, one object with stable
+keys. The exit status is 0 whatever the findings.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			m := doctor.Collect(doctor.System(version()))

@@ -2,7 +2,7 @@ package main
 
 import "os"
 
-// linesFile is a file of lines. What it held before stays until there is a line.
+// linesFile is a file of lines. Its old content stays until there is a line.
 type linesFile struct {
 	*os.File
 	begun bool

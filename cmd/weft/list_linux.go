@@ -29,7 +29,7 @@ func (c *counts) Set(s string) error {
 	return nil
 }
 
-// choices are counts of which 0 leaves the choice to the library.
+// choices are counts for which 0 is the library's choice.
 type choices struct{ counts }
 
 func (c *choices) Set(s string) error {

@@ -27,12 +27,12 @@ func newRun() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run -n N [flags] [--] PROGRAM [ARGS...]",
 		Short: "Start ranks of a program on this host",
-		Long: `Start N ranks of a program on this host and see them to their end.
+		Long: `Start N ranks of a program on this host, and wait until they have ended.
 
-Each rank finds its place in WEFT_RANK, WEFT_SIZE, WEFT_LOCAL_RANK and
+Each rank finds its number in WEFT_RANK, WEFT_SIZE, WEFT_LOCAL_RANK and
 WEFT_LOCAL_SIZE, rank 0's address in WEFT_ADDRESS, and a fresh secret in
-WEFT_SECRET. Rank 0 gets standard input unless that is a terminal. Ranks that wait for
-one to join which has ended are told its exit status.
+WEFT_SECRET. Rank 0 gets standard input unless that is a terminal. If a rank ends
+before it has joined, ranks that wait for it get an error with its exit status.
 
 Output comes line by line, each with its rank in front. INT, TERM, HUP, QUIT, USR1,
 USR2, TSTP and CONT are passed on; a second INT kills. When a rank fails, the others
@@ -51,10 +51,10 @@ With --json, each event is one line: {"event": "start" | "output" | "exit" |
   weft run -n 2 --env OMP_NUM_THREADS=1 -- python train.py`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return errors.New("run: which program? see weft run --help")
+				return errors.New("run: no program given: see weft run --help")
 			}
 			if job.Size == 0 {
-				return errors.New("run: how many ranks? say -n N")
+				return errors.New("run: no number of ranks: give one with -n N")
 			}
 			return nil
 		},
@@ -89,7 +89,7 @@ With --json, each event is one line: {"event": "start" | "output" | "exit" |
 		},
 	}
 	f := cmd.Flags()
-	f.SetInterspersed(false) // what follows the program is the program's
+	f.SetInterspersed(false) // arguments after the program are the program's
 	f.IntVarP(&job.Size, "ranks", "n", 0, "how many ranks")
 	f.StringArrayVar(&job.Env, "env", nil, "set `KEY=VALUE` for all ranks (repeatable)")
 	oneOf(cmd, &job.Bind, "bind", launch.Binds(), "whether to pin ranks to CPUs; auto pins if there are enough")

@@ -23,7 +23,7 @@ import (
 func newTune() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "tune",
-		Short: "Find out how a machine is best used",
+		Short: "Search for the fastest settings on this machine",
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -41,29 +41,30 @@ type tuneFlags struct {
 func newTuneEP() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ep",
-		Short: "Find out how the kernels of expert parallelism are fastest on this machine's GPUs",
-		Long: `Find out how the kernels of expert parallelism are fastest on this machine's GPUs.
+		Short: "Search for the fastest tuning of expert parallelism's kernels on this machine's GPUs",
+		Long: `Search for the fastest tuning of expert parallelism's kernels on this machine's GPUs.
 
-For each shape it begins with what the library would choose and changes one thing at a
-time: how a row is known to be there, how much of it a warp moves, how many blocks send
-while the others receive, how many threads a block has, whether the next kernel may be
-placed early; of rows that go to their places at once, whether by bulk copies, in how many
-parts, by how many warps and blocks. It goes on from what is fastest while that gains something. Then that and
-the library's choice are measured in turn, and the rows that arrive are compared. What
-is faster by the median, and right each time, goes into a table, which handles look at
-when they are made: the file that WEFT_TUNING names, or else tuning.json of weft in the
-user's cache directory. A row holds for GPUs of the same name and as many ranks, for
-handles of the same layout, types, order of scales, hidden, top-k and SMs, and for as
-many tokens at most, and more than half of that. WEFT_TUNING=none is no table.
+For each shape the search begins with the library's choice and changes one value at a
+time. In slot mode: the protocol, the units that a warp moves, how many blocks send while
+the others receive, the threads of a block, and dependent launches. In direct mode: bulk
+copies or threads, the parts of a row, warps and blocks. It continues from the fastest
+tuning as long as that gains. Then it measures that tuning and the library's choice in
+turn, and compares the received rows.
 
-The table is written after each shape, so who ends the search keeps what was found.
+The one that is faster by the median, and right each time, goes into a table that handles
+read when they are made: the file that WEFT_TUNING names, or else weft/tuning.json in the
+user's cache directory. A row is for GPUs of the same name, as many ranks, and handles of
+the same layout, types, order of scales, hidden, top-k and SMs, with at most as many tokens
+and more than half of that. WEFT_TUNING=none is no table.
+
+The table is written after each shape, so an interrupted search keeps its results.
 
 Without --layout, --reduction, --dtype and --quantize the three contracts of bench ep
 are tuned, with --mode ht its two.`,
 		Example: `  weft tune ep
   weft tune ep --tokens 64,128 --layout rank-major
   weft tune ep --mode ht --sms 8,24
-  WEFT_TUNING=none weft bench ep --device gpu    # as if there was no table`,
+  WEFT_TUNING=none weft bench ep --device gpu    # without the table`,
 		Args: noArgs,
 	}
 	t := &tuneFlags{ep: epFlags{shape: defaultEP(), mode: lowLatency}}
@@ -73,8 +74,8 @@ are tuned, with --mode ht its two.`,
 	t.gpu = &gpuFlags{replays: 5, ops: 100, deadline: 10 * time.Second}
 	f := cmd.Flags()
 	oneOf(cmd, &t.ep.mode, "mode", []string{lowLatency, highThroughput},
-		"what is tuned unless told otherwise: few tokens (low latency) or many (high throughput)")
-	f.Var(&t.ep.tokens, "tokens", "tokens per rank that handles are made for")
+		"the defaults: few tokens (low latency) or many (high throughput)")
+	f.Var(&t.ep.tokens, "tokens", "tokens per rank of the handles")
 	f.IntVar(&e.Hidden, "hidden", e.Hidden, "elements of a row")
 	f.IntVar(&e.TopK, "topk", e.TopK, "experts that a token selects")
 	f.IntVar(&e.Experts, "experts", e.Experts, "experts of all ranks together")
@@ -83,10 +84,10 @@ are tuned, with --mode ht its two.`,
 	oneOf(cmd, &e.Layout, "layout", benchep.Layouts(), "order in which a rank receives rows")
 	oneOf(cmd, &e.Reduction, "reduction", benchep.Reductions(), "how rows are summed on their way home")
 	t.gpu.quantisation(cmd, "")
-	f.IntVar(&t.gpu.gpus, "gpus", 0, "how many GPUs, the first ones (0: all that this process sees)")
+	f.IntVar(&t.gpu.gpus, "gpus", 0, "use the first of the GPUs that this process sees (0: all)")
 	t.gpu.multiprocessors(cmd, "")
 	f.DurationVar(&t.gpu.deadline, "deadline", t.gpu.deadline, "of each wait on a GPU")
-	f.StringVar(&t.out, "out", "", "the `file` of the table (the one that handles look at)")
+	f.StringVar(&t.out, "out", "", "the `file` of the table (default: the one that handles read)")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		t.ep.settle(cmd)
 		if err := t.run(cmd); err != nil {
@@ -123,7 +124,7 @@ func (t *tuneFlags) run(cmd *cobra.Command) (err error) {
 	if err != nil {
 		return err
 	}
-	// What is measured is the library's own choice, and what it is told to do.
+	// It measures the library's own choice, and the given tunings.
 	if err := os.Setenv("WEFT_TUNING", "none"); err != nil {
 		return err
 	}
@@ -147,7 +148,7 @@ func (t *tuneFlags) run(cmd *cobra.Command) (err error) {
 	return t.tune(ctx, g, shapes, table, path, progress)
 }
 
-// tune searches, prints what was found and writes the table.
+// tune searches, prints the results and writes the table.
 func (t *tuneFlags) tune(ctx context.Context, g benchep.GPUs, shapes []benchep.Shape, table *ep.TuningTable,
 	path string, progress *terminal.Progress,
 ) error {
@@ -182,7 +183,7 @@ func (t *tuneFlags) tune(ctx context.Context, g benchep.GPUs, shapes []benchep.S
 		if err != nil {
 			return errors.Join(err, w.Flush())
 		}
-		how, err := json.Marshal(row.Tuning) // as the table has it
+		how, err := json.Marshal(row.Tuning) // as in the table
 		if err != nil {
 			return err
 		}
@@ -193,7 +194,7 @@ func (t *tuneFlags) tune(ctx context.Context, g benchep.GPUs, shapes []benchep.S
 			wrong++
 		}
 		if len(f.Wrong) > 0 {
-			table.Drop(row.Hardware, row.Kind) // what was believed before is not any more
+			table.Drop(row.Hardware, row.Kind) // an earlier result is void
 		} else {
 			table.Put(row)
 		}

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// version is what the Go toolchain recorded about this build: the module's version,
-// or the commit it was built from.
+// version is the version that the Go toolchain recorded for this build: the module's version, or
+// the commit.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

@@ -43,7 +43,7 @@ func (m *Machine) Loader(load func(code []byte) (map[string]Code, error)) {
 	m.loader = load
 }
 
-// code is what an image has. An image that Image did not make has nothing.
+// code is the content of an image. An image that Image did not make has nothing.
 func (m *Machine) code(image *byte) (map[string]Code, sys.Result) {
 	head := make([]byte, 0, len(imageMark)+8)
 	for len(head) < cap(head) {
@@ -94,8 +94,8 @@ type Range struct {
 	Peer      bool // another device's, or the host's
 }
 
-// Ranges are what the kernel's device can access, in order. Mappings that touch are one range if
-// they are on one device.
+// Ranges are the memory that the kernel's device can access, in order. Mappings that touch are one
+// range if they are on one device.
 func (c *Call) Ranges() []Range {
 	c.machine.mu.Lock()
 	defer c.machine.mu.Unlock()
@@ -120,7 +120,7 @@ func (c *Call) Ranges() []Range {
 	return all
 }
 
-// between adds to ranges what lies between the driver's allocations.
+// between adds to ranges the gaps between the driver's allocations.
 func (m *Machine) between(ranges []Range) []Range {
 	at := firstAddress
 	for at < lastAddress {

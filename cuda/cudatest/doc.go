@@ -1,5 +1,5 @@
-// Package cudatest is a CUDA driver made of Go, for tests of what is built on package cuda. It
-// needs no GPU.
+// Package cudatest is a CUDA driver made of Go, for tests of packages that are built on package
+// cuda. It needs no GPU.
 //
 //	m := cudatest.New(cudatest.Config{Devices: 2})
 //	m.Kernel("scale", func(c *cudatest.Call, data cuda.Pointer, n int32, by float32) { ... })
@@ -12,21 +12,21 @@
 // Device memory is a memory file mapped into the process, so a [cuda.Pointer] is an address and
 // kernels, which are Go functions registered under the kernel's name, read and write it
 // ([Call.Bytes]). Allocations are exported as descriptors of real memory files, and IPC handles
-// name one, so that processes can share them as they would a GPU's. Streams run what they are given
-// at once, on the goroutine that enqueues it; a capture records it instead, and a graph's launch
-// runs the record. Events carry the time.
+// name one, so that processes can share them as they would a GPU's. Streams run work at once, on
+// the goroutine that enqueues it; a capture records it instead, and a graph's launch runs the
+// record. Events carry the time.
 //
 // # What it checks
 //
-// An access by a device must lie in memory that is there and that the device may reach, by
-// ownership, peer access or a mapping's list; a stray one loses the context, as on a GPU. Objects
-// must be used in their own context and before their end, freed once, and be gone at the end. Async
-// copies must use pinned host memory unless [Config.Pageable]. Calls that a capture cannot hold
-// invalidate it. What is wrong gets the driver's answer, and, where only a mistake in the program
-// can be the cause, a line in [Machine.Check].
+// An access by a device must lie in existing memory that the device may reach, by ownership, peer
+// access or a mapping's list; a stray one loses the context, as on a GPU. Objects must be used in
+// their own context and before their end, freed once, and be gone at the end. Async copies must use
+// pinned host memory unless [Config.Pageable]. Calls that a capture cannot hold invalidate it. A
+// mistake gets the driver's error and, if only the program can be its cause, a line in
+// [Machine.Check].
 //
-// [Machine.Fail] makes any call fail at its n-th time, to see what the code under test leaves
-// behind.
+// [Machine.Fail] makes any call fail at its n-th time, to test that the code under test leaks
+// nothing.
 //
 // # What it is not
 //

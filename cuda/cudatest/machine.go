@@ -11,13 +11,13 @@ import (
 	"github.com/weftgo/weft/cuda/internal/sys"
 )
 
-// Config says what the machine is like.
+// Config describes the machine.
 type Config struct {
 	// Devices is how many there are; 0 means 1.
 	Devices int
 	// Version of the driver; 0 means 13.0.
 	Version cuda.Version
-	// Attributes replace what a device answers, for every device.
+	// Attributes replace a device's attributes, for every device.
 	Attributes map[cuda.Attribute]int
 	// Memory of each device in bytes; 0 means 1 GiB.
 	Memory uint64
@@ -136,7 +136,7 @@ func (m *Machine) Current() int {
 	return -1
 }
 
-// Check says what was done wrong so far, and what has not been given back. It is for the end of a
+// Check lists the mistakes so far, and the objects that were not closed. It is for the end of a
 // test.
 func (m *Machine) Check() error {
 	m.mu.Lock()

@@ -10,7 +10,7 @@ import (
 	"github.com/weftgo/weft/cuda/internal/sys"
 )
 
-// A kernel is a Go function that plays one, or what a module's image has.
+// A kernel is a Go function that plays one, or a kernel of a module's image.
 type kernel struct {
 	name string
 	Code
@@ -30,8 +30,8 @@ type function struct {
 	largeClusters bool
 }
 
-// Kernel registers what plays the kernel of a name, in every module: a function that takes a
-// [*Call] and then the kernel's parameters as Go values of their sizes (int32, uint64,
+// Kernel registers the function that plays the kernel of a name, in every module. The function
+// takes a [*Call] and then the kernel's parameters as Go values of their sizes (int32, uint64,
 // [cuda.Pointer], structs), and returns nothing. Anything else is a mistake that Check reports.
 func (m *Machine) Kernel(name string, run any) {
 	m.mu.Lock()

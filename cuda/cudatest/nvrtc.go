@@ -8,7 +8,7 @@ import (
 	"github.com/weftgo/weft/cuda/nvrtc"
 )
 
-// TB is what NVRTC needs of a test.
+// TB is the part of a test that NVRTC needs.
 type TB interface {
 	Helper()
 	Skipf(format string, args ...any)

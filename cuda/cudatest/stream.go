@@ -36,7 +36,7 @@ type capture struct {
 	forks   map[*stream]bool
 }
 
-// A graph is what its operations do, in the order in which they were enqueued.
+// A graph is a list of operations, in the order in which they were enqueued.
 type graph struct {
 	owner *primary
 	nodes []func() sys.Result

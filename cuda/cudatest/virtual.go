@@ -215,7 +215,7 @@ func (m *Machine) share(f *file) sys.Allocation {
 	return h
 }
 
-// collect frees an allocation that nobody refers to: neither by its handle nor by a mapping.
+// collect frees an allocation without a handle and without a mapping.
 func (m *Machine) collect(h sys.Allocation) {
 	if m.refs[h] > 0 {
 		return

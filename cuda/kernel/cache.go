@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Options say where a cache keeps cubins and how it compiles. The zero value is what most want.
+// Options say where a cache keeps cubins and how it compiles. The zero value has the defaults.
 type Options struct {
 	// Compiler opens the compiler, when something must be compiled for the first time and never
 	// again. Nil means [NVRTC].
@@ -24,20 +24,20 @@ type Options struct {
 	// Parallel bounds how many kernels are compiled at once by this process. Zero means as many as
 	// it has processors.
 	Parallel int
-	// Logger is told of what is wrong with directories and entries, and, at level Debug, of what
-	// was compiled. Nil means nobody.
+	// Logger gets problems of directories and entries and, at level Debug, compilations. Nil logs
+	// nothing.
 	Logger *slog.Logger
 }
 
 // Cache gives cubins for specs. It is safe for concurrent use, holds nothing open and needs no
-// closing. It keeps what it gave in memory.
+// closing. It keeps loaded kernels in memory.
 type Cache struct {
 	*store
 	logger *slog.Logger
-	warned *sync.Map // what the logger has been told of directories
+	warned *sync.Map // the directory problems that were logged
 }
 
-// store is what a cache shares with those that only tell another logger.
+// store is the part of a cache that copies with another logger share.
 type store struct {
 	compiler func() (Compiler, error)
 	dir      string // empty: there is none
@@ -45,7 +45,7 @@ type store struct {
 	readOnly []string
 	slots    chan struct{}
 
-	// What the system does, and how long to wait for another process. Tests make it fail.
+	// The system's functions, and how long to wait for another process. Tests make it fail.
 	flock    func(*os.File) (bool, error)
 	rename   func(d *os.Root, from, to string) error
 	patience time.Duration
@@ -94,8 +94,9 @@ func New(o Options) *Cache {
 	return (&Cache{store: c}).WithLogger(o.Logger)
 }
 
-// WithLogger is the same cache, with its directories and what it has in memory, whose requests tell
-// another logger; nil tells nobody. Of requests that share a search the first one's logger is told.
+// WithLogger returns the same cache, with its directories and its memory, for requests that use
+// another logger; nil logs nothing. If requests share a search, the first one's logger gets the
+// messages.
 func (c *Cache) WithLogger(l *slog.Logger) *Cache {
 	if l == nil {
 		l = slog.New(slog.DiscardHandler)
@@ -165,7 +166,7 @@ func (c *Cache) share(ctx context.Context, key Key, spec Spec) (Cubin, error) {
 	s := c.searches[key]
 	if s == nil {
 		s = &search{cache: c, key: key, spec: spec.clone(), done: make(chan struct{})}
-		// It belongs to all that will wait for it, so no one's context ends it.
+		// All requests that wait share it, so it does not end with any one context.
 		var own context.Context
 		own, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
 		c.searches[key] = s
@@ -182,7 +183,7 @@ func (c *Cache) share(ctx context.Context, key Key, spec Spec) (Cubin, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if s.waiters--; s.waiters == 0 {
-		// Nobody wants it any more. Who comes next begins anew.
+		// No request waits any more. The next request begins anew.
 		s.cancel()
 		if c.searches[key] == s {
 			delete(c.searches, key)
@@ -205,7 +206,7 @@ func (c *Cache) run(ctx context.Context, s *search) {
 	close(s.done)
 }
 
-// warnOnce logs what is wrong with a directory the first time.
+// warnOnce logs a directory's problem the first time.
 func (c *Cache) warnOnce(message, dir string, err error) {
 	if _, warned := c.warned.LoadOrStore(message+"\x00"+dir, true); !warned {
 		c.logger.Warn(message, "dir", dir, "err", err)

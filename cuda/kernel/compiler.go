@@ -10,21 +10,21 @@ import (
 // Compiler compiles specs. It is safe for concurrent use.
 type Compiler interface {
 	Compile(ctx context.Context, s Spec) (Code, error)
-	// Version tells the compiler and its version. It is recorded with what was compiled.
+	// Version identifies the compiler and its version. Entries record it.
 	Version() string
 }
 
-// Code is what a compiler makes of a spec.
+// Code is the output of a compiler for a spec.
 type Code struct {
-	// Image is what a driver loads.
+	// Image is the code that a driver loads.
 	Image []byte
-	// Symbols are what a driver finds the spec's Kernels by, in their order.
+	// Symbols are the driver's names of the spec's Kernels, in their order.
 	Symbols []string
-	// Log has what the compiler remarked on a program that it accepted.
+	// Log has the compiler's remarks on a program that it accepted.
 	Log string
 }
 
-// compile compiles a spec in this process, whatever others do.
+// compile compiles a spec in this process, whether or not others do.
 func (c *Cache) compile(ctx context.Context, key Key, s Spec) (Cubin, error) {
 	compiler, err := c.compiler()
 	if err != nil {

@@ -2,8 +2,7 @@ package kernel
 
 import "strings"
 
-// Cubin is compiled code and where it came from. It is a value: copies share the code, and nobody
-// can change it.
+// Cubin is compiled code and where it came from. It is an immutable value: copies share the code.
 type Cubin struct {
 	Key Key
 	// Name is of the spec that was compiled; another spec of the same key may have another name.
@@ -13,16 +12,16 @@ type Cubin struct {
 	Library string
 	// Compiler is the compiler's version, in its own words.
 	Compiler string
-	// Log has what the compiler remarked.
+	// Log has the compiler's remarks.
 	Log string
 
 	symbols, image string
 }
 
-// Image is what a driver loads. It is a copy, the caller's own.
+// Image is the code that a driver loads. It is a copy, the caller's own.
 func (c Cubin) Image() []byte { return []byte(c.image) }
 
-// Symbol is what a driver finds a kernel by that the spec's Kernels name. Any other name is that of
+// Symbol is the driver's name of a kernel that the spec's Kernels name. Any other name is that of
 // an extern "C" kernel, and a symbol itself.
 func (c Cubin) Symbol(kernel string) string {
 	for line := range strings.Lines(c.symbols) {

@@ -24,7 +24,7 @@ var (
 )
 
 // A directory is an open folder of entries. Names in it are looked up in the folder that was
-// opened, whatever its path means by now.
+// opened, even if its path now means another.
 type directory struct {
 	root *os.Root
 	path string
@@ -87,7 +87,7 @@ func (d *directory) trusted() error {
 }
 
 // open opens a regular file by its own name. The file's identity comes with most errors, for
-// whoever has seen it before.
+// callers that have seen it before.
 func (d *directory) open(name string, flag int) (*os.File, fs.FileInfo, error) {
 	for range 8 { // the name may get another file between the look and the open
 		named, err := d.root.Lstat(name)
@@ -146,7 +146,7 @@ func (d *directory) read(key Key) (Cubin, fs.FileInfo, error) {
 	return c, info, nil
 }
 
-// write puts a cubin under its key, whole or not at all. If it fails it has left nothing.
+// write stores a cubin under its key, whole or not at all. If it fails it has left nothing.
 func (d *directory) write(c Cubin, mode fs.FileMode, rename func(d *os.Root, from, to string) error) (err error) {
 	raw, err := encode(c)
 	if err != nil {
@@ -178,16 +178,16 @@ func (d *directory) write(c Cubin, mode fs.FileMode, rename func(d *os.Root, fro
 	return rename(d.root, draft, name+entrySuffix)
 }
 
-// abandoned is the age at which nobody is writing a draft any more. It takes milliseconds; clocks
-// of other machines, which may have written it, are wrong by more.
+// abandoned is the age at which a draft has no writer any more. It takes milliseconds; clocks of
+// other machines, which may have written it, are wrong by more.
 const abandoned = 24 * time.Hour
 
-// sweep removes what writers have left that died: the drafts of the key whose lock is held, if one
-// is, and of any key those that are abandoned.
+// sweep removes the drafts of dead writers: those of the key whose lock is held, if one is, and
+// abandoned ones of any key.
 func (d *directory) sweep(locked string) {
 	names, err := d.names()
 	if err != nil {
-		return // what stays is never read
+		return // remaining drafts are never read
 	}
 	for _, name := range names {
 		key, rest, _ := strings.Cut(name, ".")
@@ -211,7 +211,7 @@ func (d *directory) names() ([]string, error) {
 	return f.Readdirnames(-1)
 }
 
-// lockFile opens the file whose lock is the key's, and makes it if need be.
+// lockFile opens the key's lock file, and creates it if needed.
 func (d *directory) lockFile(key Key) (*os.File, error) {
 	name := key.String() + lockSuffix
 	for {

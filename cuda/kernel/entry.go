@@ -17,7 +17,7 @@ import (
 const (
 	magic       = "WEFTCUBN"
 	entryFormat = 2
-	// maxEntry bounds what is read into memory; cubins are well below.
+	// maxEntry bounds the bytes that are read into memory; cubins are far smaller.
 	maxEntry = 64 << 20
 )
 
@@ -91,7 +91,7 @@ func decode(b []byte) (Cubin, error) {
 	return c, nil
 }
 
-// fields are what an entry has after its key, in order.
+// fields are an entry's fields after its key, in order.
 func (c *Cubin) fields() []*string {
 	return []*string{&c.Name, &c.Arch, &c.Library, &c.Compiler, &c.Log, &c.symbols, &c.image}
 }

@@ -14,7 +14,7 @@ var ErrNoCompiler = errors.New("no compiler of CUDA C++")
 func noCompiler(reason error) error {
 	return fmt.Errorf("%w: name NVRTC in WEFT_NVRTC, or install it (python3 -m pip install nvidia-cuda-nvrtc), "+
 		"or name in WEFT_CACHE a cache that weft compile has filled, on any machine (of one that is there "+
-		"weft doctor says what is refused): %w", ErrNoCompiler, reason)
+		"weft doctor lists what is refused): %w", ErrNoCompiler, reason)
 }
 
 // Error says which kernel is not to be had, and why. %+v prints all of a compiler's log.
@@ -34,7 +34,7 @@ func (e *Error) Format(f fmt.State, verb rune) { format(f, verb, e, e.long) }
 
 func (e *Error) long() string { return e.head() + fmt.Sprintf("%+v", e.Err) }
 
-// failures are the errors of several kernels. A cause that several share is told once.
+// failures are the errors of several kernels. A cause that several share is printed once.
 type failures []*Error
 
 func (f failures) Error() string {
@@ -47,7 +47,7 @@ func (f failures) long() string {
 
 func (f failures) text(one func(*Error) string) string {
 	var lines []string
-	first := map[string]string{} // by what went wrong, who told of it
+	first := map[string]string{} // by problem and logger
 	for _, e := range f {
 		cause := e.Err.Error()
 		if told, ok := first[cause]; ok {

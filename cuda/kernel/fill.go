@@ -9,10 +9,9 @@ import (
 
 // Fill puts the cubins of specs into a directory that may be carried to other machines, and named
 // in WEFT_CACHE there. Entries that are in the directory and in order stay as they are, and need no
-// compiler. The others are loaded as [Cache.LoadAll] does, so the machine needs no GPU, and what
-// the cache has is taken from there. What earlier calls left unfinished is removed once it is a day
-// old. Who fills a directory for others must see to it that it belongs to them or to root where it
-// is used.
+// compiler. The others are loaded as [Cache.LoadAll] does: the machine needs no GPU, and kernels of
+// the cache are not compiled. Unfinished files of earlier calls are removed once they are a day
+// old. A directory that is filled for other users must belong to them or to root where they use it.
 //
 // Some specs' failure does not keep the others out.
 func (c *Cache) Fill(ctx context.Context, dir string, specs []Spec) error {
@@ -39,7 +38,7 @@ func (c *Cache) Fill(ctx context.Context, dir string, specs []Spec) error {
 	written := map[Key]bool{}
 	for _, cubin := range cubins {
 		if cubin.Size() == 0 || written[cubin.Key] {
-			continue // one that failed, or is there twice
+			continue // one that failed, or a duplicate
 		}
 		written[cubin.Key] = true
 		if err := d.write(cubin, 0o644, c.rename); err != nil {

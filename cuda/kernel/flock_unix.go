@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// flock takes a file's lock if nobody has it. The lock belongs to the open file, so it also keeps
-// the caches of one process apart.
+// flock takes a file's lock if it is free. The lock belongs to the open file, so it also keeps the
+// caches of one process apart.
 func flock(f *os.File) (taken bool, err error) {
 	err = operate(f, syscall.LOCK_EX|syscall.LOCK_NB)
 	if errors.Is(err, syscall.EWOULDBLOCK) {

@@ -14,8 +14,8 @@ import (
 type Entry struct {
 	Path    string
 	Written time.Time
-	// Err says why the entry would be refused. If it is nil the rest says what the entry holds; see
-	// [Cubin].
+	// Err says why the entry would be refused. If it is nil the other fields describe the entry;
+	// see [Cubin].
 	Err error
 
 	Key                           Key
@@ -75,7 +75,7 @@ func parseKey(text string) (Key, error) {
 	return Key(raw), nil
 }
 
-// Verify is List for those who only want to know what is wrong with a directory and its entries.
+// Verify is List without the entries: only the problems of a directory and its entries.
 func Verify(dir string) error {
 	entries, err := List(dir)
 	errs := []error{err}

@@ -22,7 +22,7 @@ type search struct {
 	err   error
 
 	looked  bool        // in the directories that are never written
-	refused fs.FileInfo // the entry in the cache's own directory that has been refused and told of
+	refused fs.FileInfo // the entry in the cache's own directory that was refused and logged
 	alone   bool        // others have been waited for long enough
 }
 
@@ -90,7 +90,7 @@ func (s *search) attempt(ctx context.Context) (cubin Cubin, busy bool, err error
 		return Cubin{}, true, nil
 	}
 	defer unlock()
-	// Who held the lock until now may have written the entry since the last look.
+	// The last holder of the lock may have written the entry since the last look.
 	if cubin, ok := s.read(d); ok {
 		return cubin, false, nil
 	}
@@ -158,8 +158,8 @@ func (c *Cache) refused(dir string, key Key, spec Spec, err error) {
 		spec.Name, "arch", spec.Arch, "err", err)
 }
 
-// lock takes the key's lock, or says that another has it. Where there are no locks it goes on
-// without one.
+// lock takes the key's lock, or reports that another process has it. Where there are no locks it
+// goes on without one.
 func (s *search) lock(d *directory) (unlock func(), busy bool) {
 	c, without := s.cache, func() {}
 	if s.alone {

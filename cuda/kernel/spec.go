@@ -18,13 +18,13 @@ import (
 // another reason than its text, and with the format of entries.
 const LibraryVersion = "weft 2"
 
-// Spec says what to compile, and how. It is data: nothing here changes it.
+// Spec is a program and how to compile it. It is data: nothing here changes it.
 type Spec struct {
 	// Name stands for the kernel in errors and messages. It is no part of the key.
 	Name string
 	// Source is CUDA C++17.
 	Source string
-	// Headers are what #include finds, by the name that is included. There are no others.
+	// Headers are the headers for #include, by name. There are no others.
 	Headers map[string]string
 	// Defines are macros, as #define name value before the first line.
 	Defines map[string]string
@@ -38,7 +38,7 @@ type Spec struct {
 	Arch string
 }
 
-// Key tells apart what has to be compiled apart: two specs of the same key have the same cubin.
+// Key identifies the output: two specs of the same key have the same cubin.
 type Key [sha256.Size]byte
 
 func (k Key) String() string { return hex.EncodeToString(k[:]) }
@@ -93,7 +93,7 @@ var (
 	identifier = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 )
 
-// check refuses what no compiler could make sense of, or what would be taken for something else.
+// check refuses specs that no compiler accepts, or that could be taken for others.
 func (s Spec) check() error {
 	if s.Name == "" {
 		return errors.New("a spec without a name")

@@ -11,12 +11,12 @@ import (
 	"github.com/weftgo/weft/cuda/internal/sys"
 )
 
-// Program is what to compile, and how. It is data: Compile changes none of it.
+// Program is a program and how to compile it. It is data: Compile changes none of it.
 type Program struct {
 	// Name stands for the source's file name in messages.
 	Name   string
 	Source string
-	// Headers are what #include finds, by the name that is included.
+	// Headers are the headers for #include, by name.
 	Headers map[string]string
 	// Architecture is the target: sm_90a gives a cubin for that device, compute_90 gives PTX for it
 	// and later ones.
@@ -24,25 +24,24 @@ type Program struct {
 	// Options are NVRTC's own, as --std=c++17, -DHIDDEN=7168 or -lineinfo, but not the
 	// architecture's.
 	Options []string
-	// Kernels are C++ names of kernels, as scale<float> or layer::scale, whose symbols
-	// [Binary].Symbols has. Those that are extern "C" need none: their names are their symbols.
+	// Kernels are C++ names of kernels, such as scale<float> or layer::scale; [Binary].Symbols has
+	// their symbols. Those that are extern "C" need none: their names are their symbols.
 	Kernels []string
 }
 
-// Binary is what a program became.
+// Binary is the output for a program.
 type Binary struct {
-	// Image is what a driver loads: a cubin, or PTX text for a compute_ architecture.
+	// Image is the code that a driver loads: a cubin, or PTX text for a compute_ architecture.
 	Image []byte
 	// PTX says that Image is PTX.
 	PTX bool
 	// Log has the compiler's warnings.
 	Log string
-	// Symbols are what a driver finds the program's Kernels by, in their order.
+	// Symbols are the driver's names of the program's Kernels, in their order.
 	Symbols []string
 }
 
-// Compile compiles a program. What the program's text or options are to blame for is a
-// [*CompileError].
+// Compile compiles a program. An error in the program's text or options is a [*CompileError].
 func (c *Compiler) Compile(ctx context.Context, p Program) (*Binary, error) {
 	if err := p.check(); err != nil {
 		return nil, err

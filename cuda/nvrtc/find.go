@@ -14,7 +14,7 @@ import (
 	"github.com/weftgo/weft/cuda"
 )
 
-// sonames are what the loader may know the library by, newest first.
+// sonames are the library's names for the loader, newest first.
 var sonames = []string{"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"}
 
 // A system is where NVRTC is looked for: a part of the environment, and the root of the file
@@ -62,7 +62,7 @@ func open(s system) (*Compiler, error) {
 		"tried: %w", cuda.ErrUnsupported, joined(tried))
 }
 
-// openNamed takes what WEFT_NVRTC says: a file, or a folder that has one.
+// openNamed opens the library that WEFT_NVRTC names: a file, or a folder that has one.
 func openNamed(name string) (*Compiler, error) {
 	files := []string{name}
 	if info, err := os.Stat(name); err == nil && info.IsDir() {
@@ -161,8 +161,8 @@ func builtins(path string) (files []string) {
 	return files
 }
 
-// newestLibrary orders files by the version after .so, of which the rest of the name (a checksum,
-// say) is no part.
+// newestLibrary orders files by the version after .so, and ignores the rest of the name (a
+// checksum, say).
 func newestLibrary(a, b string) int {
 	_, a, _ = strings.Cut(filepath.Base(a), ".so")
 	_, b, _ = strings.Cut(filepath.Base(b), ".so")
@@ -183,7 +183,7 @@ func numbers(name string) (all []int) {
 	return all
 }
 
-// glob never fails: the patterns here are sound, and what cannot be read has no libraries.
+// glob never fails: the patterns here are valid, and an unreadable folder has no libraries.
 func glob(pattern string) []string {
 	found, _ := filepath.Glob(pattern)
 	return found
@@ -203,7 +203,7 @@ func unique(all []string) (kept []string) {
 	return kept
 }
 
-// joined is what was tried on one line.
+// joined lists the attempts on one line.
 func joined(tried []error) error {
 	if len(tried) == 0 {
 		return errors.New("nothing")

@@ -25,7 +25,7 @@ var machine = sync.OnceValues(func() (*Compiler, error) { return open(environmen
 // where it was looked for, and how to get it.
 func Open() (*Compiler, error) { return machine() }
 
-// OpenFile loads the NVRTC in a file, and what it needs of its folder.
+// OpenFile loads NVRTC from a file, and its dependencies from the same folder.
 func OpenFile(path string) (*Compiler, error) {
 	for _, part := range builtins(path) {
 		// If it does not load, the first compilation says so.

@@ -1,10 +1,10 @@
 // Package occupancy computes how many blocks of kernels that wait for each other fit on a GPU at
 // the same time.
 //
-// A kernel that waits for its peers must run as a whole on every rank: two such kernels that start
-// in different order on two ranks would otherwise starve each other. So the blocks of all kernels
-// that may run at the same time must fit, whatever starts first and wherever the GPU places its
-// blocks. The package is arithmetic alone; package engine/gpu keeps the accounts.
+// A kernel that waits for its peers must have all its blocks resident on every rank: else two such
+// kernels that start in different order on two ranks could starve each other. So the blocks of all
+// kernels that may run at the same time must fit, in any order of starts and wherever the GPU
+// places blocks. The package is arithmetic alone; package engine/gpu keeps the accounts.
 //
 // # The rule
 //
@@ -36,27 +36,27 @@ type GPU struct {
 	Blocks int // that an SM holds at most; 0: 32
 }
 
-// Claim is room for the blocks of kernels of which no two run at the same time.
+// Claim is room for the blocks of kernels that never run at the same time.
 type Claim struct {
 	Cost   int // threads that a block counts for: GPU.Cost
 	Blocks int
-	// Serial names a group of claims whose kernels never run at the same time as each other's. nil:
-	// the claim is in no group. Values are compared with ==.
+	// Serial names a serial group: claims whose kernels never run at the same time. nil: none.
+	// Values are compared with ==.
 	Serial any
 }
 
 // concurrent reports whether kernels of the two claims may run at the same time.
 func (c Claim) concurrent(o Claim) bool { return c.Serial == nil || c.Serial != o.Serial }
 
-// Cost is how many threads a block counts for: whole warps, and at least its share of the blocks
-// that an SM can hold.
+// Cost is the number of threads that a block counts for: whole warps, and at least its share of the
+// blocks that an SM can hold.
 func (g GPU) Cost(threads int) int {
 	const warp = 32
 	blocks := cmp.Or(g.Blocks, 32)
 	return max((threads+warp-1)/warp*warp, (SMThreads+blocks-1)/blocks)
 }
 
-// Room is the most blocks of a cost that fit beside what is held, in a serial group or (nil) in
+// Room is the most blocks of a cost that fit beside the held claims, in a serial group or (nil) in
 // none.
 func (g GPU) Room(held []Claim, cost int, serial any) int {
 	most := g.SMs * (SMThreads / cost)
@@ -88,7 +88,7 @@ func (g GPU) fit(all []Claim) bool {
 // serialKey keeps the callers' group names apart from indexes.
 type serialKey struct{ of any }
 
-// fitBeside reports whether the last block of a claim to come finds room, whatever runs beside it.
+// fitBeside reports whether the last block of a new claim finds room beside any set of the others.
 func (g GPU) fitBeside(c Claim, groups map[any][]Claim) bool {
 	enough := SMThreads - c.Cost + 1 // threads of others that keep the block off an SM
 	obstacle := func(o Claim, blocks int) int { return blocks * min(o.Cost, enough) }

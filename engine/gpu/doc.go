@@ -1,8 +1,7 @@
-// Package gpu is what operations on GPUs have in common whose kernels meet those of other ranks:
-// how they are loaded, where they find room, the memory that they work in, how operations are
-// counted, captured, sent and received apart, and begun anew after ranks were masked. Package ep's
-// engine is made of it, and so may kernels of your own be: the package's example is the whole of
-// one.
+// Package gpu has the parts of operations on GPUs whose kernels meet those of other ranks: loading
+// kernels, finding room for them, workspace, counting operations, capture, split phases, and the
+// restart after ranks were masked. Package ep's engine is built on it, and so may kernels of your
+// own be: see the package's example.
 //
 // # Parts
 //
@@ -11,8 +10,8 @@
 //   - [Load] compiles and loads its kernels: a [Program]. Kernels that meet no peers are loaded
 //     with [LoadLocal].
 //   - [Fit] finds how many blocks its kernels may have, the same on every rank, and [Room.Take]
-//     takes that room. Kernels that wait for peers must run as a whole on every rank, whatever runs
-//     beside them; package cuda/occupancy says why and how it is counted.
+//     takes that room. Kernels that wait for peers must have all their blocks resident on every
+//     rank, whatever runs beside them; package cuda/occupancy says why, and counts.
 //   - [Workspace] values lay out the memory that its kernels work in: one that peers reach, and one
 //     of this GPU alone ([NewLocal]).
 //   - [NewLaunch] lays out a start of a kernel with its argument, which is changed in place from
@@ -34,7 +33,7 @@
 // # Failure
 //
 // A wait on the device ends with the value, at the communicator's deadline, or by its abort word.
-// It then stops the lane: what was enqueued behind it ends at once, and the communicator has
-// failed. After [weft.Comm.SetMask] the next call begins the lane anew with the ranks that go on:
-// see [Lane.Enter]. A lane's memory goes when nothing of the rank's runs on its GPU: [Lane.Close].
+// It then stops the lane: later kernels end at once, and the communicator has failed. After
+// [weft.Comm.SetMask] the next call begins the lane anew with the ranks that go on: see
+// [Lane.Enter]. A lane's memory goes when nothing of the rank's runs on its GPU: [Lane.Close].
 package gpu

@@ -19,8 +19,8 @@ import (
 
 // LaneSpec describes a lane.
 type LaneSpec struct {
-	Op    string // what is being made, in errors: "new handle"
-	Owner string // what it is: "handle"
+	Op    string // the operation in errors: "new handle"
+	Owner string // the object in errors: "handle"
 	// Words name the operations of the lane's kernels in errors. They live as long as the program.
 	Words  *device.Words
 	Window *Workspace // the memory of each rank that all ranks reach
@@ -29,8 +29,8 @@ type LaneSpec struct {
 	// window.
 	Ring         *Ring
 	RingInWindow bool
-	// Moved is called when the lane's memory has its addresses, when it gets others, and when it
-	// has given up former ones ([Lane.Former]): launches are to be pointed at it.
+	// Moved is called when the lane's memory gets addresses, when it gets others, and when former
+	// ones ([Lane.Former]) are freed: it sets the arguments of launches.
 	Moved func(*Lane)
 }
 
@@ -44,8 +44,8 @@ func NewLocal(counts int) *Workspace {
 }
 
 // Lane is a sequence of operations that ranks make in the same order, each one kernel that meets
-// its peers, or two when it is sent and received apart. The lane owns the memory they work in and
-// what they count. It begins anew after ranks were masked, and ends when nothing of it runs.
+// its peers, or two when it is sent and received apart. The lane owns the memory that they work in
+// and their counters. It begins anew after ranks were masked, and ends when nothing of it runs.
 //
 // Its methods are called from one goroutine at a time.
 type Lane struct {
@@ -60,12 +60,12 @@ type Lane struct {
 	capture    uint64 // that the call is in; 0: none
 	generation uint64
 	operations uint64
-	half       string // the operation whose second half is still to come
+	half       string // the operation that was sent and not yet received
 	closed     bool
 	released   bool
 }
 
-// memory is what a lane used before ranks were masked.
+// memory is a lane's memory from before ranks were masked.
 type memory struct {
 	window *weft.Window
 	local  *cuda.Memory
@@ -126,8 +126,8 @@ func (l *Lane) Window() *weft.Window { return l.window }
 // Local is where an offset in the local workspace is. The state is at 0.
 func (l *Lane) Local(offset int64) cuda.Pointer { return l.local.Pointer().Add(int(offset)) }
 
-// Group is what kernels are told of the ranks. waits is where they count how long each rank is
-// waited for, or 0.
+// Group is the ranks, in the form that kernels take. waits is the array in which they count the
+// waits for each rank, or 0.
 func (l *Lane) Group(waits uint64) device.Group {
 	ops := l.comm.Operations()
 	g := device.Group{
@@ -179,7 +179,7 @@ func (l *Lane) Enter(ctx context.Context, op string, s *weft.Stream) (*cuda.Stre
 			return nil, err
 		}
 		l.generation, l.half = g, ""
-		l.operations++ // what was sent before cannot be received any more
+		l.operations++ // operations that were sent before cannot be received any more
 	}
 	return stream, l.EnterLocal(op, stream)
 }
@@ -193,7 +193,7 @@ func (l *Lane) EnterLocal(op string, stream *cuda.Stream) error {
 	return l.Note(stream)
 }
 
-// Note remembers whether what is about to be enqueued goes into a graph.
+// Note records whether the next operation goes into a graph.
 func (l *Lane) Note(stream *cuda.Stream) (err error) {
 	l.capture, err = stream.CaptureID()
 	l.graphs = l.graphs || l.capture != 0
@@ -265,9 +265,9 @@ func (h Half) Finish(ctx context.Context) error { return h.lane.Finish(ctx, h.st
 // All ranks that go on call it.
 //
 // If the same ranks go on that began, the memory gets its first content again and captured graphs
-// stay valid. A rank that was masked alive may still write where it knows the others' memory, so
-// they take other memory then, and again when it comes back; graphs that know the old memory find
-// it stopped for good. Old memory that no graph knows is freed.
+// stay valid. A rank that was masked alive may still write to memory whose addresses it has. The
+// others therefore take new memory then, and again when it comes back; graphs that hold old
+// addresses find it stopped for good. Old memory that no graph knows is freed.
 func (l *Lane) restart(ctx context.Context, op string) error {
 	move := byte(0)
 	for r := range l.comm.Size() {
@@ -275,7 +275,8 @@ func (l *Lane) restart(ctx context.Context, op string) error {
 			move = 1
 		}
 	}
-	// No rank clears what the last operation of another may still read before all have come here.
+	// No rank clears memory that another rank's last operation may still read before all have come
+	// here.
 	held := uint32(0)
 	if l.spec.Ring != nil {
 		held = l.spec.Ring.Held()
@@ -303,7 +304,7 @@ func (l *Lane) restart(ctx context.Context, op string) error {
 	return l.comm.Operations().VerifySame(ctx, op, "begun anew", cmp.Or(l.begin(), l.free(ctx)))
 }
 
-// relocate takes other memory, and stops what knows the present one.
+// relocate takes new memory, and stops graphs that hold the present addresses.
 func (l *Lane) relocate(ctx context.Context, op string) error {
 	err := l.setState(device.State{Stopped: 1})
 	local, again := l.device.Context().Alloc(int(l.spec.Local.Size()))
@@ -332,9 +333,9 @@ func (l *Lane) relocate(ctx context.Context, op string) error {
 const freePatience = time.Second
 
 // free closes former memory that nothing reaches any more. Peers that were masked alive have
-// mappings of their own, whose memory stays if it is virtual. A graph may be launched as long as
-// the lane lives, and a held buffer is read until Put: memory that one of them knows stays, until
-// the next restart or Close.
+// mappings of their own, which keep virtual memory alive. A graph may be launched as long as the
+// lane lives, and a held buffer is read until Put: memory that one of them knows stays, until the
+// next restart or Close.
 func (l *Lane) free(ctx context.Context) error {
 	held := l.spec.RingInWindow && l.spec.Ring.buffers.AnyHeld()
 	if !l.device.Virtual() || held || !slices.ContainsFunc(l.former, func(m memory) bool { return !m.graphs }) {
@@ -343,7 +344,7 @@ func (l *Lane) free(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, min(freePatience, l.comm.Deadline()/4))
 	defer cancel()
 	if l.comm.Operations().Quiesce(ctx, "free memory") != nil {
-		return nil // the callers of that work will be told
+		return nil // the callers of that work will get an error
 	}
 	var errs []error
 	l.former = slices.DeleteFunc(l.former, func(m memory) bool {
@@ -369,10 +370,9 @@ func (l *Lane) Former() iter.Seq[*weft.Window] {
 }
 
 // Close waits until nothing of the rank's runs on its GPU, for the communicator's deadline at most,
-// and frees the lane's memory. If work goes on, Close has freed nothing, the error wraps
-// [weft.ErrTimeout], and the caller is to call it again: memory that went from under a kernel would
-// take the whole context with it. released says that what the owner has beside the lane may go,
-// too.
+// and frees the lane's memory. If work still runs, Close has freed nothing, the error wraps
+// [weft.ErrTimeout], and the caller is to call it again: unmapping memory under a kernel would
+// destroy the whole context. released says that the owner may free its other memory, too.
 func (l *Lane) Close() (released bool, err error) {
 	if l.released {
 		return true, nil
@@ -393,9 +393,9 @@ func (l *Lane) Close() (released bool, err error) {
 	return true, errors.Join(errs...)
 }
 
-// quiesce waits until nothing of the rank's runs on its GPU, for the communicator's deadline at
-// most: by whatever stream, graph or library it was enqueued. ended is false if work goes on; the
-// error then says so, and what the caller keeps.
+// quiesce waits until no work of the rank runs on its GPU, at most for the communicator's deadline:
+// work of any stream, graph or library. ended is false if work still runs; the error then says so,
+// and names the object that stays.
 func quiesce(comm *weft.Comm, op, keeps string) (ended bool, err error) {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), comm.Deadline(), weft.ErrTimeout)
 	defer cancel()

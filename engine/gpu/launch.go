@@ -3,8 +3,8 @@ package gpu
 import "github.com/weftgo/weft/cuda"
 
 // Launch is a kernel ready to start, whose only argument is an A: a struct of the same layout as
-// the kernel's parameter. Args points at the argument in place: what changes from call to call is
-// changed there, and a start allocates nothing. A started kernel has its own copy.
+// the kernel's parameter. Args points at the argument in place: callers change it there from call
+// to call, and a start allocates nothing. A started kernel has its own copy.
 //
 // A Launch is for one goroutine at a time. A kernel that meets peers is started by its [Lane].
 type Launch[A any] struct {

@@ -33,7 +33,7 @@ type Program struct {
 // would leave none where its blocks wait, and others could not run there.
 const sharedPercent = 50
 
-// Load loads the kernels on all ranks, or fails on all: it is collective. They are compiled for the
+// Load loads the kernels on all ranks, or fails on all: it is collective. Kernels are compiled for the
 // domain of the communicator, unless the cache has them. The caller closes the program.
 func Load(ctx context.Context, comm *weft.Comm, op string, sources ...Source) (*Program, error) {
 	d := comm.Device()
@@ -118,9 +118,9 @@ func (p *Program) Close() error {
 	return errors.Join(errs...)
 }
 
-// CloseIdle is Close for an owner without a lane: it first waits until nothing of the rank's runs on
-// its GPU, for the communicator's deadline at most. If work goes on it has unloaded nothing, the
-// error wraps [weft.ErrTimeout], and the owner, who is being closed, is to call it again.
+// CloseIdle is Close for an owner without a lane: it first waits until nothing of the rank's runs
+// on its GPU, for the communicator's deadline at most. If work still runs it has unloaded nothing,
+// the error wraps [weft.ErrTimeout], and the owner, which is being closed, is to call it again.
 func (p *Program) CloseIdle(comm *weft.Comm, owner string) (closed bool, err error) {
 	ended, err := quiesce(comm, "close "+owner, "the "+owner+"'s kernels stay")
 	if !ended {

@@ -11,19 +11,19 @@ import (
 // A caller holds a buffer from the operation that filled it until it is put back.
 //
 // Where peers write into the buffers, every rank takes the same buffer for an operation: the ring
-// is ordered, and hands out the next in turn. A peer must then know which buffers are free here,
-// which is what Free says with every operation. Otherwise any free buffer will do.
+// is ordered, and hands out the next in turn. A peer must then know which buffers are free here:
+// Free sends that with every operation. Otherwise any free buffer will do.
 //
-// Its methods are for the owner's operations, of which one runs at a time.
+// Its methods are for the owner's operations, which run one at a time.
 type Ring struct {
 	buffers *engine.Buffers
 	ordered bool
 	taken   []uint64 // by buffer: the capture in which it was taken last, or 0
-	next    int      // the buffer whose turn it is
+	next    int      // the next buffer
 }
 
-// MaxOrdered is how many buffers an ordered ring has at most: sets of them are words of 32 bits, of
-// which one stays free.
+// MaxOrdered is the most buffers of an ordered ring: sets of them are words of 32 bits, and one
+// stays free.
 const MaxOrdered = 31
 
 // NewRing makes a ring of buffers.
@@ -31,8 +31,8 @@ func NewRing(b *engine.Buffers, ordered bool) *Ring {
 	return &Ring{buffers: b, ordered: ordered, taken: make([]uint64, b.Len())}
 }
 
-// Take takes a free buffer. It fails, and names op, if there is none, or if that whose turn it is
-// is held. The turn goes on with Keep.
+// Take takes a free buffer. It fails, and names op, if no buffer is free or, in an ordered ring, if
+// the next one is held. The turn goes on with Keep.
 func (r *Ring) Take(op string) (int, error) {
 	n := r.buffers.Len()
 	if !r.ordered {
@@ -67,8 +67,8 @@ func (r *Ring) Held() (set uint32) {
 	return set
 }
 
-// Free is the set of buffers that nothing reads any more once what was enqueued has run: what an
-// ordered ring tells peers. It is empty for other rings.
+// Free is the set of buffers that have no reader after the enqueued work: an ordered ring sends it
+// to peers. It is empty for other rings.
 //
 // Inside a capture only buffers are free that this same capture took and that were put back: a
 // replay may run while callers hold others.

@@ -12,19 +12,19 @@ import (
 	"github.com/weftgo/weft/cuda/occupancy"
 )
 
-// Want is the room that the kernels of an owner need on the GPU of every rank, of which no two run
-// at the same time.
+// Want is the room that an owner's kernels need on the GPU of every rank; no two of them run at the
+// same time.
 type Want struct {
-	Op string // what is being made, in errors
+	Op string // the operation, in errors
 	// Cost is how many threads of 64 registers a block of the heaviest kernel counts for: [Cost].
 	//
-	// Room is taken for blocks of that kernel, and each of the others has at most as many: many
-	// light blocks would keep more heavy ones out than they cost, because a GPU spreads them over
+	// Room is taken for blocks of that kernel, and each of the others has at most as many. Many
+	// light blocks would exclude more heavy ones than they cost, because a GPU spreads them over
 	// all SMs.
 	Cost int
-	SMs  int // that the kernels may fill; 0: three quarters of what is left
-	// SerialGroup is a number that owners share whose kernels never run at the same time, so that
-	// they share room. 0: none.
+	SMs  int // SMs that the kernels may fill; 0: three quarters of the free ones
+	// SerialGroup is the number of a serial group: owners whose kernels never run at the same time
+	// share room. 0: none.
 	SerialGroup int
 	Least       int // blocks without which the kernels cannot work
 }
@@ -43,12 +43,12 @@ type Room struct {
 	claim   *occupancy.Claim
 }
 
-// Fit finds how much room all ranks have for what they want alike. It is collective, and takes
-// nothing yet: Take does. Ranks that share a GPU share its room equally. What is left on a GPU is
-// what the owners of this process have not taken.
+// Fit finds the room that all ranks have for the same Want. It is collective, and takes nothing
+// yet: Take does. Ranks that share a GPU share its room equally. The free room of a GPU is the room
+// that owners of this process have not taken.
 func Fit(ctx context.Context, comm *weft.Comm, want Want) (*Room, error) {
 	r := &Room{want: want, comm: comm, PerSM: max(1, occupancy.SMThreads/want.Cost)}
-	r.cost = occupancy.SMThreads / r.PerSM // what an SM has left beside as many as it holds is of no use
+	r.cost = occupancy.SMThreads / r.PerSM // a remainder that is smaller than a block is of no use
 	err := r.open()
 	if err := comm.Operations().VerifySame(ctx, want.Op, "", err); err != nil {
 		return nil, err
@@ -89,8 +89,8 @@ type serialGroup struct {
 	number int
 }
 
-// share settles the room of all ranks: the least that one of them has, where ranks that share a GPU
-// have equal shares of it; or what all have held for the serial group, if that is more.
+// share agrees on the room of all ranks: the least of any rank, where ranks that share a GPU have
+// equal shares of it; or the room that all have held for the serial group, if that is more.
 func (r *Room) share(ctx context.Context, mine, held, all int) error {
 	const numbers = 3 * 4
 	note := binary.LittleEndian.AppendUint32(nil, uint32(mine))
@@ -117,7 +117,7 @@ func (r *Room) share(ctx context.Context, mine, held, all int) error {
 }
 
 // Take takes room for so many blocks. It is collective: it fails on all ranks if it fails on one,
-// if one brings an error of its own, or if the summaries differ, which say what was settled.
+// if one passes an error, or if their summaries of the agreement differ.
 func (r *Room) Take(ctx context.Context, blocks int, summary string, own error) error {
 	op, want := r.want.Op, r.want
 	switch {
@@ -162,13 +162,13 @@ func Cost(threads int, functions ...*cuda.Function) (cost int, err error) {
 	return cost, nil
 }
 
-// account is what is taken on a GPU by this process: by all its communicators.
+// account is the room that this process has taken on a GPU, in all its communicators.
 type account struct {
 	accountKey
 	gpu occupancy.GPU
 }
 
-// accountKey tells GPUs apart: one of another driver is another, in tests.
+// accountKey identifies a GPU; the same GPU of another driver, in tests, is another.
 type accountKey struct {
 	driver *cuda.Driver
 	bus    string
@@ -188,7 +188,7 @@ func (a *account) claims() []occupancy.Claim {
 	return all
 }
 
-// room is how many blocks fit beside what is taken.
+// room is the number of blocks that fit beside the taken room.
 func (a *account) room(cost int, serial any) int {
 	accounts.Lock()
 	defer accounts.Unlock()

@@ -6,14 +6,14 @@ import (
 	"github.com/weftgo/weft/cuda"
 )
 
-// Workspace lays out memory that kernels work in, as offsets from its beginning, and says what each
-// region holds before the first operation. It is plain data: the memory is the [Lane]'s.
+// Workspace lays out memory for kernels, as offsets from its beginning, with the initial content of
+// each region. It is plain data: the memory is the [Lane]'s.
 type Workspace struct {
 	size  int64
 	fills []fill
 }
 
-// fill is what a region holds to begin with.
+// fill is a region's initial content.
 type fill struct {
 	at, size int64
 	value    byte
@@ -21,15 +21,15 @@ type fill struct {
 
 const regionAlign = 128 // bytes: a line of an L2 cache
 
-// Raw adds a region whose first content does not matter. It returns the region's offset, a multiple
-// of 128 bytes.
+// Raw adds a region without initial content. It returns the region's offset, a multiple of 128
+// bytes.
 func (w *Workspace) Raw(size int64) int64 {
 	at := w.size
 	w.size += (size + regionAlign - 1) &^ (regionAlign - 1)
 	return at
 }
 
-// Ones adds a region of ones: of values that are their own flags, none of which is there yet.
+// Ones adds a region of ones: values that are their own flags and have not arrived.
 func (w *Workspace) Ones(size int64) int64 { return w.filled(size, 0xFF) }
 
 // Zeros adds a region of zeros: of counters.
@@ -55,7 +55,7 @@ func (w *Workspace) Zeroed() iter.Seq2[int64, int64] {
 	}
 }
 
-// begin enqueues what gives the regions their first content.
+// begin enqueues the initial content of the regions.
 func (w *Workspace) begin(s *cuda.Stream, base cuda.Pointer) error {
 	for i := 0; i < len(w.fills); {
 		// Neighbours of one value are filled at once, with the bytes between them that align them.

@@ -2,21 +2,22 @@ package spec
 
 import "github.com/weftgo/weft"
 
-// PrepareArgs are what an engine prepares from.
+// PrepareArgs are the operands of a prepare.
 type PrepareArgs struct{ TopK, Weights weft.Tensor }
 
-// MoveArgs are what an engine dispatches: rows that go by a Batch or, with TopK, by one that is
-// prepared on the way.
+// MoveArgs are the operands of a dispatch. The rows go by Batch or, with TopK, by a batch that the
+// dispatch prepares.
 type MoveArgs struct {
 	Batch         *Batch
 	TopK, Weights weft.Tensor
 	Data, Scales  weft.Tensor
 }
 
-// Prepares reports whether the batch is prepared on the way.
+// Prepares reports whether the dispatch prepares its batch.
 func (a *MoveArgs) Prepares() bool { return !a.TopK.IsZero() }
 
-// Check says what is wrong with how a dispatch of a handle is to find where rows go.
+// Check refuses a dispatch that has not exactly one of a batch and top-k experts, or another
+// handle's batch.
 func (a *MoveArgs) Check(of *Base, op string) error {
 	switch {
 	case !a.Prepares() && a.Batch == nil:
@@ -30,43 +31,43 @@ func (a *MoveArgs) Check(of *Base, op string) error {
 	}
 }
 
-// Weighs reports whether weights travel with the rows of a batch that is there.
+// Weighs reports whether weights travel with the rows of an existing batch.
 func (a *MoveArgs) Weighs() bool { return !a.Prepares() && !a.Weights.IsZero() }
 
-// MostBiases is how many biases a combine adds at most.
+// MostBiases is the most biases that a combine adds.
 const MostBiases = 2
 
-// SumArgs are what an engine combines, or takes home as the gradient of a dispatch.
+// SumArgs are the operands of a combine, or of a dispatch backward.
 type SumArgs struct {
 	Batch     *Batch
 	Rows, Out weft.Tensor
-	Weights   weft.Tensor // of a combine's own; or none
+	Weights   weft.Tensor // optional: they replace the batch's, in a combine
 	Bias      [MostBiases]weft.Tensor
-	Biases    int // given, which may be too many
-	// Of the gradient of a dispatch: a number for each row that goes home, and where to; or none.
+	Biases    int // as the caller gave them: more than MostBiases are refused
+	// Optional, in a dispatch backward: the gradients of weights, by row and by selection.
 	Scalars, OutScalars weft.Tensor
 }
 
-// SpreadArgs are the gradient of a combine.
+// SpreadArgs are the operands of a combine backward.
 type SpreadArgs struct {
 	Batch                 *Batch
 	GradOut               weft.Tensor
-	Rows                  weft.Tensor // as they were combined, for the gradients of weights; or none
+	Rows                  weft.Tensor // optional: the combined rows, for the gradients of weights
 	GradRows, GradWeights weft.Tensor
 }
 
-// CopyArgs are received rows, and where they are to be copied.
+// CopyArgs are a received batch and the destinations of its copy.
 type CopyArgs struct {
 	Batch        *Batch
 	Buffer       int
-	Data, Scales weft.Tensor // as they were received
+	Data, Scales weft.Tensor // of the received batch
 	To           Copies
 }
 
-// Zone is how many rows have room in a zone of the received tensor.
+// Zone is the number of rows that a zone of the received tensor has room for.
 func (a *CopyArgs) Zone() int { return a.Data.Shape[len(a.Data.Shape)-2] }
 
-// Places is how many rows have room in all zones.
+// Places is the number of rows that all zones have room for.
 func (a *CopyArgs) Places() int {
 	b := a.Batch.Base
 	if b.Spec.Layout == ExpertMajor {

@@ -8,7 +8,7 @@ import (
 	"github.com/weftgo/weft/engine"
 )
 
-// Base is what a handle and its engine share.
+// Base is the state that a handle and its engine share.
 type Base struct {
 	Comm     *weft.Comm
 	Spec     Spec // normalized
@@ -26,23 +26,23 @@ func NewBase(comm *weft.Comm, s Spec) *Base {
 	}
 }
 
-// Batch is what a handle and its engine share of a Routing. An engine makes it in Prepare.
+// Batch is the part of a Routing that a handle and its engine share. An engine makes it in Prepare.
 type Batch struct {
 	Base    *Base // nil once it was released
 	Info    Info
 	Tokens  int          // of this rank
-	Masked  weft.RankSet // ranks that were left out when it was prepared
+	Masked  weft.RankSet // ranks that were masked when it was prepared
 	Weights WeightState
 	Epoch   uint64 // of its Prepare: the same on every rank
 }
 
-// Info is what an engine knows of a [Batch]: which rows go where, and which come. Its methods are
-// those of ep.Routing, and may be called until the batch is released.
+// Info is an engine's routing metadata of a [Batch]. Its methods are those of ep.Routing, and may be
+// called until the batch is released.
 type Info interface {
 	Traffic() Traffic
 	Rows() int
 	Received() int
-	// Told is how many rows have come, as far as the host knows without a wait, or 0.
+	// Told is the number of rows that have arrived, if the host knows it without a wait; else 0.
 	Told() int
 	Demand() int
 	// Tensor returns a part of the routing metadata.
@@ -79,7 +79,7 @@ const (
 	WeightsEverywhere
 )
 
-// WeightsIf is where a batch has weights that Prepare was given, or was not.
+// WeightsIf is the state after a Prepare that was given weights, or was not.
 func WeightsIf(given bool) WeightState {
 	if given {
 		return WeightsEverywhere
@@ -95,8 +95,8 @@ func (b *Batch) Release() {
 	}
 }
 
-// Check refuses a batch of another handle, or one that was prepared while ranks were masked that
-// take part now. A nil batch is none of this handle's.
+// Check refuses a nil batch, a batch of another handle, and one that was prepared while ranks were
+// masked that take part now.
 func (b *Batch) Check(of *Base, op string) error {
 	if b == nil || b.Base != of {
 		return weft.Invalidf("%s: the routing was not prepared by this handle", op)
@@ -108,20 +108,20 @@ func (b *Batch) Check(of *Base, op string) error {
 	return nil
 }
 
-// CheckWeighted refuses a batch that has no weights where there must be some.
+// CheckWeighted refuses a batch whose weights the operation needs and the batch lacks.
 func (b *Batch) CheckWeighted(op string, least WeightState) error {
 	switch {
 	case b.Base.Spec.Weighting != Weighted || b.Weights >= least:
 		return nil
 	case b.Weights == WeightsAtHome:
-		return weft.Invalidf("%s: the routing got its weights from Weigh, which tells no other rank; "+
+		return weft.Invalidf("%s: the routing got its weights from Weigh, which sends them to no other rank; "+
 			"dispatch with Weights", op)
 	default:
 		return weft.Invalidf("%s: the routing has no weights; give them to Prepare, or to a Dispatch", op)
 	}
 }
 
-// Fewest is how many rows a tensor has at least that an operation reads the batch's rows from.
+// Fewest is the least number of rows of a tensor from which an operation reads the batch's rows.
 func (b *Batch) Fewest() int {
 	if s := &b.Base.Spec; s.Layout.Packed() && s.Counts == DeviceCounts {
 		return b.Info.Told()
@@ -129,7 +129,7 @@ func (b *Batch) Fewest() int {
 	return b.Info.Rows()
 }
 
-// Arrived is the memory that a dispatch has received into.
+// Arrived is the receive buffer that a dispatch has filled.
 type Arrived struct {
 	Batch      *Batch
 	Buffer     int // its number, for Engine.Put

@@ -15,8 +15,8 @@ func NewBlockShape(s Spec, rows int) BlockShape {
 	return b
 }
 
-// ScaleShape is the type of the scales of so many received rows, which have some, and their last
-// two dimensions.
+// ScaleShape is the type of received scales and their last two dimensions, for a payload that has
+// scales and the given number of rows.
 func (s *Spec) ScaleShape(rows int, order ScaleOrder) (d weft.DType, above, across int) {
 	d, across = weft.Float32, s.Hidden/ScaleBlock
 	switch {
@@ -33,8 +33,8 @@ func (s *Spec) ScaleShape(rows int, order ScaleOrder) (d weft.DType, above, acro
 	return d, rows, across
 }
 
-// Strides say where the scales of received rows stand: row x number + zone x number of the zone's
-// first row + word x number of the word of scales. They are the Strides of copy.cu.
+// Strides locate the scales of received rows: the index of a word of scales is Row x row + Zone x
+// first row of the zone + Word x number of the word. They are the Strides of copy.cu.
 type Strides struct{ Row, Zone, Word uint32 }
 
 func ScaleStrides(order ScaleOrder, words, zoneRows uint32) Strides {

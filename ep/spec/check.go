@@ -7,7 +7,7 @@ import (
 	"github.com/weftgo/weft/engine"
 )
 
-// CheckRouting says what is wrong with the arguments of Prepare.
+// CheckRouting checks the arguments of Prepare.
 func (h *Base) CheckRouting(op string, topk, weights weft.Tensor) error {
 	s := &h.Spec
 	if topk.DType != weft.Int32 && topk.DType != weft.Int64 || len(topk.Shape) != 2 ||
@@ -32,7 +32,7 @@ func (h *Base) CheckRouting(op string, topk, weights weft.Tensor) error {
 	return nil
 }
 
-// CheckRows says what is wrong with the rows of a dispatch.
+// CheckRows checks the rows of a dispatch.
 func (h *Base) CheckRows(op string, tokens int, x *MoveArgs) error {
 	s := &h.Spec
 	if x.Weighs() {
@@ -79,7 +79,7 @@ func CheckTensor(op, what string, t weft.Tensor, d weft.DType, rows, width int) 
 	return nil
 }
 
-// CheckSum says what is wrong with the arguments of a combine, or of a dispatch backward.
+// CheckSum checks the arguments of a combine, or of a dispatch backward.
 func (h *Base) CheckSum(op string, a *SumArgs) error {
 	s := &h.Spec
 	if a.Biases > MostBiases {
@@ -119,8 +119,8 @@ func (h *Base) CheckSum(op string, a *SumArgs) error {
 	return nil
 }
 
-// checkExpertRows checks a tensor of the shape that Dispatch returns, with elements of the Output
-// type, or of its first rows, of which there are so many at least.
+// checkExpertRows checks a tensor of expert rows: it has the shape that Dispatch returns, with
+// elements of the Output type, or at least fewest of its first rows.
 func (h *Base) checkExpertRows(op, what string, r *Batch, t weft.Tensor, fewest int) error {
 	s := &h.Spec
 	ok := t.DType == s.Output && len(t.Shape) >= 2 && t.Shape[len(t.Shape)-1] == s.Hidden
@@ -138,7 +138,7 @@ func (h *Base) checkExpertRows(op, what string, r *Batch, t weft.Tensor, fewest 
 	return h.checkBatch(op, what, r, t, elems*s.Output.Size())
 }
 
-// CheckScalars says what is wrong with the gradients of weights of a dispatch backward.
+// CheckScalars checks the gradients of weights of a dispatch backward.
 func (h *Base) CheckScalars(op string, a *SumArgs) error {
 	r, scalars, out := a.Batch, a.Scalars, a.OutScalars
 	if scalars.IsZero() != out.IsZero() {
@@ -159,7 +159,7 @@ func (h *Base) CheckScalars(op string, a *SumArgs) error {
 	return CheckTensor(op, "gradients of weights", out, weft.Float32, r.Tokens, h.Spec.TopK)
 }
 
-// CheckSpread says what is wrong with the arguments of a combine backward.
+// CheckSpread checks the arguments of a combine backward.
 func (h *Base) CheckSpread(op string, a *SpreadArgs) error {
 	r := a.Batch
 	s := &h.Spec
@@ -203,12 +203,11 @@ func overlapInPart(a, b weft.Tensor) bool {
 	return a.Data != b.Data && overlap(a, b)
 }
 
-// NoGeneration is the [weft.Tensor].Generation of no batch: rows that were released, of which only
-// that is known.
+// NoGeneration is the [weft.Tensor].Generation of rows that were released: it matches no batch.
 const NoGeneration = engine.NoGeneration
 
-// checkBatch refuses rows, of so many bytes, in memory for received rows that does not hold those
-// of the Routing any more, or is another handle's.
+// checkBatch refuses rows in a receive buffer that does not hold the Routing's batch any more, or is
+// another handle's. bytes is the size of the rows.
 func (h *Base) checkBatch(op, what string, r *Batch, t weft.Tensor, bytes int) error {
 	holds, foreign := "", "holds another routing's batch"
 	content := h.Buffers.Check(uintptr(t.Data), uintptr(bytes), r.Epoch, t.Generation)
@@ -226,7 +225,7 @@ func (h *Base) checkBatch(op, what string, r *Batch, t weft.Tensor, bytes int) e
 	default:
 		return nil
 	}
-	return weft.Invalidf("%s: the %s lie in memory for received rows that %s; give what was received by "+
+	return weft.Invalidf("%s: the %s lie in a receive buffer that %s; pass rows that were received by "+
 		"this routing and not released, or memory of your own",
 		op, what, holds)
 }

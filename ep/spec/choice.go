@@ -7,77 +7,77 @@ import (
 	"github.com/weftgo/weft/internal/thresholds"
 )
 
-// Choice says how a handle on GPUs moves rows. It follows from the Spec and the number of ranks
+// Choice says how a handle on GPUs moves rows. It is a function of the Spec and the number of ranks
 // alone, so it is the same on every rank.
 type Choice struct {
-	// Rows have their final places before they leave; where no rank sums first, the home of a token
-	// reads them there.
+	// Placed is direct mode: final rows are known before rows leave. Pulls: the home of a token
+	// reads its rows in place, because no rank sums first.
 	Placed, Pulls bool
-	// Rows are values that are their own flags, or are told of by a word a block.
+	// Values are their own flags; else each block has a flag.
 	ValueDispatch, ValueCombine bool
-	// The kernel before in the stream may still be ending when this one's blocks are placed.
+	// Dependent launch: this kernel's blocks may be scheduled while the kernel before still ends.
 	DependentDispatch, DependentCombine bool
-	// Units of 512 bytes that a warp of dispatch moves at a time: several save instructions, one
-	// spreads little over more SMs.
+	// Units of 512 bytes that a warp of dispatch moves at a time. Several units save instructions;
+	// one spreads few rows over more SMs.
 	DispatchUnits int
-	// Of 16 blocks so many send while the others receive; 0: all do both.
+	// How many of 16 blocks send while the others receive; 0: all do both.
 	DispatchSenders, CombineSenders int
-	// Blocks that move no rows, if there is room.
+	// Notify and metadata blocks, which move no rows. They exist if there is room.
 	dispatchClerks int
-	// Threads of a block, and blocks that would have something to do.
+	// Threads of a block, and blocks that would have work.
 	DispatchThreads, DispatchBlocks int
 	CombineThreads, CombineBlocks   int
 }
 
 // Measured on four H200s and two, rows of 14 KiB: docs/benchmarks/README.md.
 const (
-	// Up to so many tokens a rank rows are their own flags: beyond, polling and refilling cost more
-	// than the fence and the second trip. So they do earlier where flags spare a copy of what comes
-	// from several peers.
+	// Up to this many tokens a rank, values are their own flags. Beyond, polling and refilling cost
+	// more than the fence and the second trip. The limit is rankTokens where flags save a copy of
+	// the rows from several peers.
 	valueTokens, rankTokens = 256, 128
-	// Up to so many tokens dependent launches gain more than they take. Where a rank sends one row
-	// to another they do up to valueTokens.
+	// Up to this many tokens dependent launches gain more than they cost. Where a rank sends one
+	// row to another they do up to valueTokens.
 	dependentTokens = 64
-	// A warp of dispatch moves rows in several units at a time if at least unitWarps pieces are
-	// left, or while there are more than the mostWarps that run at once.
+	// A warp of dispatch moves several units at a time if at least unitWarps pieces are left, or
+	// while there are more than the mostWarps that run at once.
 	unitWarps, mostWarps = 448, 2112
 )
 
-// How many blocks place, push and pull have unless the Spec asks for more SMs: more than the 8 to
-// 24 that nearly fill the links. And how many threads a block has.
-const placedBlocks, placedThreads = 32, 512
+// Blocks of the row map, push and pull kernels unless the Spec asks for more SMs (8 to 24 nearly
+// fill the links), and threads of a block.
+const directBlocks, directThreads = 32, 512
 
-// A warp's part of a row that goes by bulk copies, and the shared memory of a block that does: 14
-// rows of 14 KiB in flight.
+// Bulk copies: a warp's part of a row, and the shared memory of a block, for 14 parts of 14 KiB in
+// flight.
 const (
 	bulkChunkBytes  = 14 << 10
 	BulkSharedBytes = 14 * bulkChunkBytes
 	BulkOwnBytes    = 20 << 10 // at most, of the kernels' own
-	bulkMostWarps   = 16       // that a block can have
-	// parts of tokens that a warp of a combine has: one that it adds up, one on its way. More are
-	// smaller, which costs more than it gains
+	bulkMostWarps   = 16       // of a block
+	// Parts that a warp of a combine holds: it adds one up while one is on its way. More parts
+	// would be smaller, which costs more than it gains.
 	PullDepth = 2
 )
 
-// A bulk copy of less than some KiB is bound by its issue. So where all the warps of a combine
-// would have parts of fewer units than pullFewUnits, fewer of them have parts of pullManyUnits, but
-// pullLeastWarps of them still: as many as add up what an SM can bring.
+// A bulk copy of less than a few KiB is bound by its issue. If parts for all the warps of a combine
+// would have fewer than pullFewUnits units, fewer warps work, with parts of pullManyUnits. At least
+// pullLeastWarps remain, because that many add up as fast as an SM can read.
 const pullFewUnits, pullManyUnits, pullLeastWarps = 3, 4, 3
 
-// Of the gradient of a combine with weights so many warps of a block multiply, each with so many
-// parts in shared memory: DEPTH of gradients.cu. What a part takes to set out and to be
-// awaited is some 150 instructions, so parts are not to be small.
+// In the gradient of a combine with weights ProductWarps warps of a block multiply, each with
+// ProductDepth parts in shared memory: DEPTH of gradients.cu. To start a part and to wait for it
+// takes some 150 instructions, so parts must not be small.
 const ProductWarps, ProductDepth = 12, 2
 
 // PullUnits are the units of a piece of a pull: UNITS of direct_pull.cu. Those of a push are
-// mostUnits.
+// MostUnits.
 const PullUnits = 2
 
-// MostPlacedBytes is how far into a window the words reach with which ranks tell each other where
-// rows are, in 16 bytes.
+// MostPlacedBytes is the reach of the 32-bit words, in units of 16 bytes, in which ranks tell each
+// other where rows lie in a window.
 const MostPlacedBytes = 16 << 32
 
-// What a combine through slots sums: WEFT_FORM of slots_combine.cu.
+// What a combine in slot mode sums: WEFT_FORM of slots_combine.cu.
 const (
 	RankSums    = 1 // rank-major rows
 	PartialSums = 2 // rows by expert, summed at their rank first
@@ -95,35 +95,35 @@ func CombineSums(s Spec) int {
 	}
 }
 
-// UnitBytes is what a lane's 16 bytes make a warp's: UNIT of exchange.cuh.
+// UnitBytes is the unit of a warp, at 16 bytes a lane: UNIT of exchange.cuh.
 const UnitBytes = 512
 
 func Choose(s Spec, ranks int) Choice {
 	t := tuneSlots(s, ranks)
-	if !s.placed(ranks) {
+	if !s.direct(ranks) {
 		return t
 	}
 	t.Placed, t.Pulls, t.ValueDispatch = true, s.pulls(ranks), false
 	t.DependentDispatch, t.DependentCombine = false, false
 	d, c := s.Tuning.Dispatch, s.Tuning.Combine
-	most := max(placedBlocks, s.SMs)
-	t.DispatchThreads = cmp.Or(d.Threads, placedThreads)
+	most := max(directBlocks, s.SMs)
+	t.DispatchThreads = cmp.Or(d.Threads, directThreads)
 	t.DispatchBlocks = min(cmp.Or(d.Blocks, most), CeilDiv(s.MaxTokens*CeilDiv(s.RowSize(), MostUnits(s)*UnitBytes), 16))
 	if t.Pulls {
-		t.CombineThreads = cmp.Or(c.Threads, placedThreads)
+		t.CombineThreads = cmp.Or(c.Threads, directThreads)
 		t.CombineBlocks = min(cmp.Or(c.Blocks, most), CeilDiv(s.MaxTokens*CeilDiv(s.OutputSize(), PullUnits*UnitBytes), 16))
 	}
 	return t
 }
 
-// pulls reports whether sums are of rows that their homes read where they have their places.
+// pulls reports whether homes read the rows of a combine in place.
 func (s Spec) pulls(ranks int) bool {
-	return s.placed(ranks) && s.Combines() && (!s.Layout.ByExpert() || s.Reduction == Exact && s.stages(ranks))
+	return s.direct(ranks) && s.Combines() && (!s.Layout.ByExpert() || s.Reduction == Exact && s.stages(ranks))
 }
 
-// stages reports whether a copy of all rows by expert is worth its memory, which rows that stand
-// elsewhere than where they were received are read from. It is as large as the most rows that can
-// come, where slots at home are as many as a rank's own selections.
+// stages reports whether a staging buffer for all rows by expert is worth its memory. Homes read it
+// if rows do not lie in a receive buffer. It has room for the worst case of received rows, whereas
+// slots at home have room for a rank's own selections.
 func (s Spec) stages(ranks int) bool {
 	rows, output := mostRows(s, ranks), int64(s.OutputSize())
 	stage, slots := rows*output, 2*int64(s.MaxTokens)*int64(s.TopK)*output
@@ -131,7 +131,7 @@ func (s Spec) stages(ranks int) bool {
 	return stage <= max(slots, 2*received) && stage+received <= MostPlacedBytes/2
 }
 
-// PullRows is how many rows of a token a home adds up at most.
+// PullRows is the most rows of a token that a home adds up.
 func (s Spec) PullRows(ranks int) int {
 	if s.Layout.ByExpert() {
 		return s.TopK
@@ -139,10 +139,10 @@ func (s Spec) PullRows(ranks int) int {
 	return min(s.TopK, ranks)
 }
 
-// carry is how a kernel moves rows by bulk copies: bytes at a time, by so many warps of a block.
+// carry is how a kernel moves rows by bulk copies: Chunk bytes at a time, by Warps warps of a block.
 type carry struct{ Chunk, Warps int }
 
-// carryRows is how blocks of so many threads move rows of so many bytes, which shared memory has
+// carryRows is how blocks of the given threads move rows of row bytes, with a chunk in shared memory
 // for each warp.
 func carryRows(row, threads int, t KernelTuning) carry {
 	parts := max(cmp.Or(t.Parts, CeilDiv(row, bulkChunkBytes)), CeilDiv(row, BulkSharedBytes))
@@ -150,8 +150,7 @@ func carryRows(row, threads int, t KernelTuning) carry {
 	return carry{chunk, min(cmp.Or(t.Warps, bulkMostWarps), threads/32, BulkSharedBytes/chunk)}
 }
 
-// PushCarry is that of a dispatch by blocks of so many threads, or nothing if threads move the
-// rows.
+// PushCarry is the carry of a dispatch by blocks of the given threads; zero if threads move rows.
 func (s *Spec) PushCarry(threads int) carry {
 	row, t := s.RowSize(), s.Tuning.Dispatch
 	if s.Quantize != weft.InvalidDType || t.Bulk < 0 || t.Bulk == 0 && row < thresholds.BulkRowBytes {
@@ -160,7 +159,7 @@ func (s *Spec) PushCarry(threads int) carry {
 	return carryRows(row, threads, t)
 }
 
-// GradientCarry is that of the gradient of a combine.
+// GradientCarry is the carry of the gradient of a combine; zero if threads move rows.
 func (s *Spec) GradientCarry(threads int) carry {
 	if s.OutputSize() < thresholds.BulkRowBytes {
 		return carry{}
@@ -168,8 +167,8 @@ func (s *Spec) GradientCarry(threads int) carry {
 	return carryRows(s.OutputSize(), threads, KernelTuning{})
 }
 
-// PullCarry is that of a combine whose tokens have at most so many rows, of which shared memory has
-// pullDepth parts for each warp.
+// PullCarry is the carry of a combine whose tokens have at most the given rows, with PullDepth parts
+// in shared memory for each warp; zero if threads move rows.
 func (s *Spec) PullCarry(threads, most int) carry {
 	row, t := s.OutputSize(), s.Tuning.Combine
 	if t.Bulk < 0 || t.Bulk == 0 && row < thresholds.BulkRowBytes {
@@ -185,13 +184,13 @@ func (s *Spec) PullCarry(threads, most int) carry {
 	return carry{CeilDiv(row, parts*UnitBytes) * UnitBytes, warps}
 }
 
-// placed reports whether rows have their final places before they leave: where their number follows
-// from the routing, and everywhere that something can overflow.
-func (s Spec) placed(ranks int) bool {
+// direct reports whether the handle is in direct mode: with a packed layout, whose number of rows
+// follows from the routing, and with a capacity that can overflow.
+func (s Spec) direct(ranks int) bool {
 	return s.Layout.Packed() || s.Capacity > 0 && int64(s.Capacity) < worst(s, ranks)
 }
 
-// Clerks is how many blocks more dispatch and combine have than move rows, where there is room.
+// Clerks is the number of notify and metadata blocks of dispatch and combine, where there is room.
 func (t *Choice) Clerks() (dispatch, combine int) {
 	if !t.Placed {
 		dispatch = t.dispatchClerks
@@ -202,11 +201,11 @@ func (t *Choice) Clerks() (dispatch, combine int) {
 	return dispatch, combine
 }
 
-// unitThreads is how many threads a block has at most whose warps move a unit at a time, and rows
-// are their own flags.
+// unitThreads is the most threads of a block whose warps move one unit at a time, with values as
+// flags.
 const unitThreads = 256
 
-// tuneSlots is tune for rows that go through slots, and combines that do.
+// tuneSlots chooses for slot mode.
 func tuneSlots(s Spec, ranks int) Choice {
 	t := Choice{DispatchUnits: 1, DispatchThreads: unitThreads, CombineThreads: 128}
 	d, c := s.Tuning.Dispatch, s.Tuning.Combine
@@ -224,7 +223,7 @@ func tuneSlots(s Spec, ranks int) Choice {
 	return t
 }
 
-// tuneDispatch chooses what the Spec does not.
+// tuneDispatch chooses the values that the Spec leaves open.
 func (t *Choice) tuneDispatch(s Spec, ranks int) {
 	byExpert := s.Layout.ByExpert()
 	t.DependentDispatch = s.MaxTokens <= dependentTokens || s.MaxTokens <= valueTokens && !byExpert
@@ -241,8 +240,8 @@ func (t *Choice) tuneDispatch(s Spec, ranks int) {
 		t.DispatchThreads = 512
 	case byExpert && s.MaxTokens*s.Hidden*ranks >= thresholds.ApartExpertCount &&
 		(s.Quantize == weft.InvalidDType || ranks > 2):
-		// What arrives is stored several times, so most blocks are needed for that. To one peer
-		// little is sent, and what is quantised takes time.
+		// Received rows are stored several times, so most blocks receive. To one peer a rank sends
+		// little, and quantising takes the senders' time.
 		t.DispatchSenders = 2
 	case !byExpert && s.MaxTokens*s.RowSize() >= thresholds.ApartRankBytes:
 		t.DispatchSenders = 4
@@ -255,19 +254,19 @@ func (t *Choice) tuneDispatch(s Spec, ranks int) {
 	}
 }
 
-// countDispatchBlocks says how many blocks have something to do.
+// countDispatchBlocks counts the blocks that have work.
 func (t *Choice) countDispatchBlocks(s Spec, ranks int) {
 	warps := s.MaxTokens * CeilDiv(s.RowSize(), t.DispatchUnits*UnitBytes)
 	if t.ValueDispatch {
 		warps *= ranks
 	}
-	// half of a block's warps send, so that more blocks do; or some of the blocks send
+	// Half of a block's warps send, so that more blocks do; or only some of the blocks send.
 	if !t.ValueDispatch || t.DispatchSenders != 0 {
 		warps *= 2
 	}
 	t.dispatchClerks = 1
 	rowWarps := t.DispatchThreads / 32
-	// a clerk more counts, and the last warp of every block awaits what others have counted
+	// A metadata block counts, and the last warp of every block waits for the counts.
 	if s.Layout.ByExpert() && !FewTokens(s, ranks) {
 		t.dispatchClerks++
 		rowWarps--
@@ -275,7 +274,7 @@ func (t *Choice) countDispatchBlocks(s Spec, ranks int) {
 	t.DispatchBlocks = CeilDiv(warps, rowWarps)
 }
 
-// tuneCombine chooses what the Spec does not.
+// tuneCombine chooses the values that the Spec leaves open.
 func (t *Choice) tuneCombine(s Spec, ranks int) {
 	form, large := CombineSums(s), s.MaxTokens*s.OutputSize() >= thresholds.ApartCombineBytes
 	t.DependentCombine = s.MaxTokens <= dependentTokens || t.ValueCombine && form != ExactSums
@@ -298,7 +297,7 @@ func (t *Choice) tuneCombine(s Spec, ranks int) {
 	}
 }
 
-// countCombineBlocks says how many blocks have something to do.
+// countCombineBlocks counts the blocks that have work.
 func (t *Choice) countCombineBlocks(s Spec, ranks int) {
 	warps := s.MaxTokens * CeilDiv(s.OutputSize(), UnitBytes)
 	if t.ValueCombine && CombineSums(s) != RankSums { // a warp sends for one rank
@@ -310,7 +309,7 @@ func (t *Choice) countCombineBlocks(s Spec, ranks int) {
 	t.CombineBlocks = CeilDiv(warps, t.CombineThreads/32)
 }
 
-// MostUnits is how many units the kernels of a dispatch are made for at the most.
+// MostUnits is the most units that a dispatch kernel supports.
 func MostUnits(s Spec) int {
 	switch s.Quantize {
 	case weft.InvalidDType:
@@ -322,15 +321,15 @@ func MostUnits(s Spec) int {
 	}
 }
 
-// FewTokens says of how few tokens every rank learns from the records what comes: few of
-// slots_dispatch.cuh.
+// FewTokens reports whether there are so few tokens that every rank counts its rows from the routing
+// metadata of the sources itself: few of slots_dispatch.cuh.
 func FewTokens(s Spec, ranks int) bool {
 	return s.MaxTokens <= 8 && (!s.Layout.ByExpert() || (ranks-1)*s.MaxTokens*s.TopK <= 32)
 }
 
 func CeilDiv(n, by int) int { return (n + by - 1) / by }
 
-// Senders is how many of an operation's blocks send, of 16 so many; 0: all do both.
+// Senders is the number of an operation's blocks that send, if of16 of 16 do; 0: all do both.
 func Senders(blocks, of16 int) uint32 {
 	if of16 == 0 || blocks < 2 {
 		return 0

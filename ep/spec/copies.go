@@ -2,33 +2,33 @@ package spec
 
 import "github.com/weftgo/weft"
 
-// Copies are tensors of the caller's for what has arrived: those that [Handle.CopyReceived] fills
-// in. The zero Tensor leaves a part out. rows is what [Received].Data has, counted as one for all
-// experts; with a packed layout a tensor may have more.
+// Copies are the caller's tensors that ep.Handle.CopyReceived fills in. The zero Tensor leaves a
+// part out. rows below is the number of rows of the received data, all experts together; with a
+// packed layout a tensor may have more.
 type Copies struct {
-	// Data is of the type and the shape of [Received].Data.
+	// Data has the type and the shape of ep.Received.Data.
 	Data weft.Tensor
-	// Scales are those of [Received].Scales, of the type and the shape that they have there, or
-	// would have if the Spec's ScaleOrder were this one.
+	// Scales have the type and the shape that ep.Received.Scales would have if the Spec's ScaleOrder
+	// were this one.
 	Scales     weft.Tensor
 	ScaleOrder ScaleOrder
-	// SourceTokens and SourceRanks say of each row what the Routing's methods do: int32 [rows].
+	// SourceTokens and SourceRanks are those of ep.Routing: int32 [rows].
 	SourceTokens, SourceRanks weft.Tensor
 	// RowWeights, for the layouts by expert, are fp32 [rows].
 	RowWeights weft.Tensor
-	// RowExperts and RowSelectionWeights, for the layouts with one row per rank, are the two of
-	// [Routing.RowSelections]: int32 and fp32 [rows, top-k].
+	// RowExperts and RowSelectionWeights, for the layouts with one row per rank, are the tensors of
+	// ep.Routing.RowSelections: int32 and fp32 [rows, top-k].
 	RowExperts, RowSelectionWeights weft.Tensor
 	// ExpertCounts, Ranges (for the layouts by expert) and SourceCounts are int32 [local experts],
 	// int64 [local experts, ranks] and int32 [ranks].
 	ExpertCounts, Ranges, SourceCounts weft.Tensor
 }
 
-// OpCopy is what errors call it.
+// OpCopy is the operation's name in errors.
 const OpCopy = "copy received"
 
-// part is a tensor of [Copies], and what it has to be.
-type part struct {
+// output is a tensor of [Copies], with the type and shape that it must have.
+type output struct {
 	what  string
 	to    weft.Tensor
 	dtype weft.DType
@@ -36,30 +36,29 @@ type part struct {
 	tall  int // the dimension that may be larger if the layout is packed, or -1
 }
 
-// CheckCopies says what is wrong with the tensors.
+// CheckCopies checks the tensors of a copy.
 func (h *Base) CheckCopies(r *CopyArgs) error {
-	parts, err := h.parts(r)
+	outputs, err := h.outputs(r)
 	if err != nil {
 		return err
 	}
-	for i, p := range parts {
+	for i, p := range outputs {
 		if err := p.check(h.Spec.Layout.Packed()); err != nil {
 			return err
 		}
-		for _, other := range parts[:i] {
+		for _, other := range outputs[:i] {
 			if overlap(p.to, other.to) {
 				return weft.Invalidf("%s: the %s and the %s overlap; give them memory of their own", OpCopy, other.what, p.what)
 			}
 		}
 		if overlap(p.to, r.Data) || overlap(p.to, r.Scales) {
-			return weft.Invalidf("%s: the %s lie in the memory that is copied; use that, or give them "+
-				"other memory", OpCopy, p.what)
+			return weft.Invalidf("%s: the %s overlap the received batch; give them other memory", OpCopy, p.what)
 		}
 	}
 	return nil
 }
 
-func (p *part) check(packed bool) error {
+func (p *output) check(packed bool) error {
 	good := p.to.DType == p.dtype && len(p.to.Shape) == len(p.shape)
 	for i := 0; good && i < len(p.shape); i++ {
 		good = p.to.Shape[i] == p.shape[i] || packed && i == p.tall && p.to.Shape[i] > p.shape[i]
@@ -73,13 +72,13 @@ func (p *part) check(packed bool) error {
 	return nil
 }
 
-// parts lists the tensors that are given, or says which of them cannot be.
-func (h *Base) parts(r *CopyArgs) (parts []part, err error) {
+// outputs lists the given tensors. It refuses those that the layout does not have.
+func (h *Base) outputs(r *CopyArgs) (outputs []output, err error) {
 	g, s := &h.Geometry, &h.Spec
 	rows, to := r.Places(), &r.To
 	add := func(what string, t weft.Tensor, d weft.DType, tall int, shape ...int) {
 		if !t.IsZero() {
-			parts = append(parts, part{what, t, d, shape, tall})
+			outputs = append(outputs, output{what, t, d, shape, tall})
 		}
 	}
 	add("rows", to.Data, r.Data.DType, 0, r.Data.Shape...)
@@ -111,7 +110,7 @@ func (h *Base) parts(r *CopyArgs) (parts []part, err error) {
 		err = weft.Invalidf("%s: %v rows are of several experts each; take RowExperts and "+
 			"RowSelectionWeights in place of RowWeights, and leave Ranges out", OpCopy, s.Layout)
 	}
-	return parts, err
+	return outputs, err
 }
 
 func (h *Base) checkScaleOrder(r *CopyArgs, order ScaleOrder) error {
@@ -126,7 +125,7 @@ func (h *Base) checkScaleOrder(r *CopyArgs, order ScaleOrder) error {
 	return nil
 }
 
-// ScaleStridesOf says where scales in a tensor stand.
+// ScaleStridesOf locates the scales in a tensor.
 func (h *Base) ScaleStridesOf(scales weft.Tensor, order ScaleOrder) Strides {
 	rows := 0
 	if order == ColumnMajorScales {
@@ -134,7 +133,7 @@ func (h *Base) ScaleStridesOf(scales weft.Tensor, order ScaleOrder) Strides {
 	}
 	s := ScaleStrides(order, uint32(h.Spec.ScaleSize()/4), uint32(rows))
 	if h.Spec.Layout != ExpertMajor {
-		s.Zone = 0 // however rows are counted, their scales are one matrix
+		s.Zone = 0 // the scales of all zones are one matrix
 	}
 	return s
 }

@@ -2,9 +2,8 @@ package spec
 
 import "github.com/weftgo/weft"
 
-// Geometry is where rows stand: pure functions of the Spec and of everyone's counts, so that the
-// rank that sends a row and the rank that receives it find the same place without asking each
-// other.
+// Geometry says where rows stand, by pure functions of the Spec and of all ranks' counts. The sender
+// and the receiver of a row therefore compute the same row number without an exchange.
 type Geometry struct {
 	Ranks, Experts, Local int // local = experts / ranks
 	TopK, Tokens          int // tokens = MaxTokens
@@ -24,8 +23,8 @@ func NewGeometry(s Spec, ranks int) Geometry {
 	return g
 }
 
-// worst is the most rows that can arrive: at an expert for ExpertMajor, else at a rank. Until a
-// Spec is found to be good the number may be larger than an int of 32 bits.
+// worst is the most rows that can arrive: at an expert for ExpertMajor, else at a rank. It has 64
+// bits because a Spec that is not yet validated may exceed 32.
 func worst(s Spec, ranks int) int64 {
 	all := int64(ranks) * int64(s.MaxTokens)
 	if s.Layout == ExpertPacked {
@@ -38,7 +37,7 @@ func worst(s Spec, ranks int) int64 {
 	return all
 }
 
-// mostRows is the number of rows of a received tensor at its largest, with the same proviso.
+// mostRows is the number of rows of the largest received tensor, in 64 bits for the same reason.
 func mostRows(s Spec, ranks int) int64 {
 	rows := int64(s.Capacity)
 	if rows == 0 {
@@ -50,7 +49,7 @@ func mostRows(s Spec, ranks int) int64 {
 	return rows
 }
 
-// Rows is the number of rows of a received tensor at its largest.
+// Rows is the number of rows of the largest received tensor.
 func (g *Geometry) Rows() int {
 	if g.Layout == ExpertMajor {
 		return g.Local * g.Capacity
@@ -101,8 +100,8 @@ func (g *Geometry) ExpertZones(z *Zones, d int, total []int32) {
 }
 
 // Overflow finds the first rank, and for ExpertMajor its first expert, whose demand exceeds the
-// capacity; total are the selections of every expert, visits the tokens for every rank, by all
-// ranks. Nothing goes to masked ranks.
+// capacity. total has the selections of every expert, visits the tokens for every rank, summed over
+// all ranks. Masked ranks receive nothing.
 func (g *Geometry) Overflow(total, visits []int32, masked weft.RankSet, z *Zones) *OverflowError {
 	live := func(d int) bool { return !masked.Has(d) }
 	switch g.Layout {

@@ -14,10 +14,10 @@ func (g *Geometry) MetadataSize() int64 {
 	return (n + channel.Stride - 1) &^ (channel.Stride - 1)
 }
 
-// windowSizes are the bytes of a handle's windows; 0 for those that it has no use for.
+// windowSizes are the bytes of a handle's windows; 0 for those that it does not need.
 type windowSizes struct {
 	Metadata int64 // of two operations that follow each other
-	Block    int64 // of one received tensor, of which the pool has Live
+	Block    int64 // of one received tensor; the pool has Live of them
 	Stage    int64
 	Partial  int64
 	Scalars  int64
@@ -30,8 +30,8 @@ func (g *Geometry) WindowSizes(s Spec) windowSizes {
 	size := windowSizes{
 		Metadata: 2 * g.MetadataSize(),
 		Block:    NewBlockShape(s, g.Rows()).Bytes,
-		// What is staged: the tokens of a dispatch, quantised or not, or the rows of a combine. One
-		// buffer serves both, as operations follow each other.
+		// A rank stages the tokens of a dispatch, quantised or not, or the rows of a combine. One
+		// buffer serves both, because operations follow each other.
 		Stage: tokens * max(AlignUp(row)+AlignUp(scale), output),
 	}
 	if !s.Combines() {
@@ -49,8 +49,8 @@ func (g *Geometry) WindowSizes(s Spec) windowSizes {
 	return size
 }
 
-// fit reports whether windows of these sizes can be had in an address space of so many bytes, of
-// which half is the system's.
+// fit reports whether windows of these sizes fit into half of an address space; the system has the
+// other half.
 func (w *windowSizes) fit(live int, addresses int64) bool {
 	return max(w.Metadata, w.Stage, w.Partial, w.Scalars) <= addresses/2 && w.Block <= addresses/2/int64(live)
 }

@@ -1,6 +1,6 @@
 package spec
 
-// What errors call the operations.
+// The operations' names in errors.
 const (
 	OpPrepare          = "prepare"
 	OpPrepareDispatch  = "prepare dispatch"

@@ -1,7 +1,7 @@
 package spec
 
-// Slab makes what operations return, many at a time. None is used twice: who releases one again
-// must not release another's.
+// Slab allocates the objects that operations return, 32 at a time. Invariant: no object is reused.
+// A caller that releases one twice therefore cannot release another call's object.
 type Slab[T any] struct{ left []T }
 
 func (s *Slab[T]) Take() *T {

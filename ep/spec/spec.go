@@ -11,15 +11,16 @@ import (
 type Layout uint8
 
 const (
-	// ExpertMajor gives every local expert a zone of fixed size; in it the rows stand packed, by
-	// source rank, then token. The received tensor is [local experts, rows per expert, hidden].
+	// ExpertMajor gives every local expert a zone of fixed size. In a zone the rows stand without
+	// gaps, by source rank, then token. The received tensor is [local experts, rows per expert,
+	// hidden].
 	ExpertMajor Layout = iota
-	// ExpertPacked lets the zones follow each other, each padded to a multiple of the alignment
-	// with rows of zeros. The received tensor is [rows, hidden].
+	// ExpertPacked places the zones one after the other. Rows of zeros pad each zone to a multiple
+	// of the alignment. The received tensor is [rows, hidden].
 	ExpertPacked
-	// RankMajor gives every source rank a zone of MaxTokens rows, where a token stands by its own
-	// index, once for each rank that has an expert for it: rows of tokens that have none here hold
-	// no token. So rows leave before anything is counted. The received tensor is [ranks *
+	// RankMajor gives every source rank a zone of MaxTokens rows. A token stands at its own index,
+	// once on each rank that has an expert for it. A row whose token has no expert here holds no
+	// token. Rows can therefore leave before anything is counted. The received tensor is [ranks *
 	// MaxTokens, hidden].
 	RankMajor
 	// TokenMajor is RankMajor without the gaps: one row per token and rank, by source rank, then
@@ -32,15 +33,15 @@ const (
 type Reduction uint8
 
 const (
-	// Exact brings every selection's row home: fp32 fused multiply-adds, k ascending, from +0,
+	// Exact sums all rows of a token at home: fp32 fused multiply-adds, k ascending, from +0,
 	// rounded once.
 	Exact Reduction = iota
-	// Partial sums the rows of one rank there (fp32, k ascending, rounded to the row's type), and
-	// the ranks' sums at home (fp32 adds in rank order, rounded once). Each rank's partial sum
-	// carries one more rounding: a relative error of up to 2^-9 of that sum for bf16.
+	// Partial sums a token's rows on each rank first (fp32, k ascending, rounded to the row's type);
+	// the home sums these (fp32 adds in rank order, rounded once). Each rank's partial sum has one
+	// more rounding: for bf16 a relative error of up to 2^-9 of that sum.
 	Partial
-	// PartialBySelection is Partial with the ranks' sums added in another order: that of the
-	// token's last selections which have a row there.
+	// PartialBySelection is Partial with another order of the home's sum: by the last selection of
+	// the token that has a row on each rank.
 	PartialBySelection
 	reductions
 )
@@ -51,12 +52,12 @@ type Weighting uint8
 const (
 	// Weighted multiplies each selection's row by its weight.
 	Weighted Weighting = iota
-	// Plain adds rows as they are; the caller has weighted them, or wants no weights.
+	// Plain adds rows without weights; the caller has weighted them, or needs no weights.
 	Plain
 	weightings
 )
 
-// Payload is what a dispatched row holds.
+// Payload is the content of a dispatched row.
 type Payload uint8
 
 const (
@@ -65,18 +66,18 @@ const (
 	FP32                    // hidden fp32 numbers
 	FP8                     // hidden e4m3 numbers and an fp32 scale for each 128 of them
 	FP8UE8M0                // hidden e4m3 numbers and a power-of-two scale for each 128, one byte each, four to a word
-	Opaque                  // RowBytes bytes and ScaleBytes bytes that are moved, not looked at (MXFP8, NVFP4, ...)
+	Opaque                  // RowBytes bytes and ScaleBytes bytes that are moved, not interpreted (MXFP8, NVFP4, ...)
 	payloads
 )
 
-// Counts says who learns how many rows arrive.
+// Counts says whether the host learns how many rows arrive, or only the GPU.
 type Counts uint8
 
 const (
-	// HostCounts gives tensors of exactly the rows that arrive.
+	// HostCounts gives tensors of exactly the rows that arrive. The host waits for the counts.
 	HostCounts Counts = iota
-	// DeviceCounts gives tensors of the capacity, and the counts beside them where the rows are:
-	// nothing waits for the host.
+	// DeviceCounts gives tensors of the capacity, and the counts as tensors in the same memory. The
+	// host does not wait.
 	DeviceCounts
 	countings
 )
@@ -87,8 +88,8 @@ type Overflow uint8
 const (
 	// OverflowRefuse makes Prepare return an [*OverflowError] on every rank. Nothing has moved.
 	OverflowRefuse Overflow = iota
-	// OverflowDrop leaves out the last rows, in row order, and still reports the true demand.
-	// Combine omits what was dropped.
+	// OverflowDrop drops the last rows, in row order, and still reports the true demand. Combine
+	// omits dropped rows.
 	OverflowDrop
 	overflows
 )
@@ -100,7 +101,7 @@ const (
 	// RowMajorScales keeps the scales of a row together.
 	RowMajorScales ScaleOrder = iota
 	// ColumnMajorScales keeps the same scale of consecutive rows together, as grouped matrix
-	// products want it. UE8M0 scales move in words of four.
+	// products read it. UE8M0 scales move in words of four.
 	ColumnMajorScales
 	scaleOrders
 )
@@ -163,15 +164,15 @@ func ParseScaleOrder(s string) (ScaleOrder, error) {
 	return parse[ScaleOrder]("scale order", scaleOrderNames[:], s)
 }
 
-// ByExpert reports whether a row of the layout belongs to one expert (and one selection) rather
-// than to a rank.
+// ByExpert reports whether a row of the layout belongs to one expert (and one selection). In the
+// other layouts it belongs to a rank.
 func (l Layout) ByExpert() bool { return l == ExpertMajor || l == ExpertPacked }
 
-// Packed reports whether the rows of the layout stand without gaps, so that their number is only
-// known once routing is.
+// Packed reports whether the rows of the layout stand without gaps. Their number then follows from
+// the routing.
 func (l Layout) Packed() bool { return l == ExpertPacked || l == TokenMajor }
 
-// fp8 reports whether rows are e4m3 numbers with scales that Weft understands.
+// fp8 reports whether rows are e4m3 numbers with scales that Weft interprets.
 func (p Payload) fp8() bool { return p == FP8 || p == FP8UE8M0 }
 
 // DType is the type of a row's elements.
@@ -203,73 +204,69 @@ const (
 	maxRowBytes = 4 * maxHidden
 )
 
-// Spec describes the exchanges that a [Handle] makes. It is plain data: copy it, change it, compare
-// it. It must be the same on every rank.
+// Spec describes the exchanges of an ep.Handle. It is plain data: copy it, change it, compare it. It
+// must be the same on every rank.
 type Spec struct {
-	// in all; a multiple of the number of ranks; rank r has the experts [r*Experts/ranks,
-	// (r+1)*Experts/ranks)
+	// Experts of all ranks: a multiple of the number of ranks. Rank r has the experts
+	// [r*Experts/ranks, (r+1)*Experts/ranks).
 	Experts   int
 	TopK      int // selections a token, 1 to 32
 	Hidden    int // elements of a row; a row is a multiple of 16 bytes; FP8: a multiple of 128, UE8M0: of 512
-	MaxTokens int // the most tokens that any rank dispatches at once: the capacity
+	MaxTokens int // the most tokens that any rank dispatches at once
 
 	Layout    Layout
 	Reduction Reduction
 	Weighting Weighting
 	Payload   Payload
 
-	// Quantize, for the FP8 payloads, is the type of the rows that the caller passes (bf16, fp16 or
-	// fp32) for dispatch to quantise on the way. Without it the caller passes e4m3 rows and their
-	// scales.
+	// Quantize, for the FP8 payloads, is the type of the caller's rows (bf16, fp16 or fp32), which
+	// dispatch quantises. Without it the caller passes e4m3 rows and their scales.
 	Quantize weft.DType
 	// PowerOfTwoScales rounds the scales of quantised FP8 rows up to powers of two. UE8M0 scales
-	// are always so.
+	// always are powers of two.
 	PowerOfTwoScales bool
 	ScaleOrder       ScaleOrder
 
 	RowBytes   int // Opaque: bytes of a row, a multiple of 16, at most 64 MiB
 	ScaleBytes int // Opaque: bytes of its scales, a multiple of 16, or 0; at most 64 MiB
 
-	// Output is the type of the rows that combine takes and returns: that of the payload for BF16,
-	// FP16 and FP32; for the others one of these, bf16 if left out. For Opaque rows combine exists
-	// only if Output and Hidden are given.
+	// Output is the type of the rows that combine takes and returns. For BF16, FP16 and FP32 it is
+	// the payload's type. For the others it is one of these, bf16 by default. Opaque rows can be
+	// combined only if Output and Hidden are given.
 	Output weft.DType
 
 	Counts Counts
-	// Capacity, for the layouts whose size follows from routing, is the most rows that a rank can
-	// receive; for ExpertMajor the most that one expert can. 0 is the worst case: nothing can
-	// overflow.
+	// Capacity is the most rows that a rank can receive, or for ExpertMajor that an expert can. 0 is
+	// the worst case: nothing can overflow. RankMajor has none.
 	Capacity int
 	Overflow Overflow
-	// Alignment, for ExpertPacked, is the multiple to which zones are padded, a power of two of at
-	// most 65536; 0 and 1 pad nothing.
+	// Alignment, for ExpertPacked, is the multiple to which zones are padded: a power of two up to
+	// 65536. 0 and 1 pad nothing.
 	Alignment int
 
-	// SMs, on GPUs, is how many multiprocessors the kernels of the handle may fill; 0 is three
-	// quarters of what other handles have left, and for the operations of packed layouts at most
-	// 32, unless Tuning says otherwise. An idle GPU gives each block a multiprocessor of its own,
-	// so where several blocks fill one a kernel may be found on as many times more of them, in
-	// part; those of packed layouts have whole ones. Kernels that wait for peers are all resident
-	// at once, so together handles cannot have more than there are.
+	// SMs, on GPUs, is the number of SMs that the kernels of the handle may fill. 0 is three
+	// quarters of the SMs that other handles have left; for operations in direct mode it is at most
+	// 32, unless Tuning says otherwise. Kernels that wait for peers are all resident at once, so all
+	// handles together cannot have more SMs than the GPU has. An idle GPU gives each block an SM of
+	// its own: where several blocks would fill one SM, a kernel may run on more SMs than this, in
+	// part of each. In direct mode blocks fill whole SMs.
 	SMs int
-	// SerialGroup, on GPUs, is a number that handles of a communicator share whose operations take
-	// turns: on every rank they follow each other in stream order, and in the same order. So they
-	// fill the same multiprocessors, and any number of them has room where one has. 0 is a handle
-	// that has its own.
+	// SerialGroup, on GPUs, is the number of a serial group. Invariant: the operations of its
+	// handles follow each other in stream order, in the same order on every rank. They never run at
+	// once, so the handles of a group share one reservation of SMs. 0 is a handle of its own.
 	SerialGroup int
 
-	// Tuning says how rows are moved, for a caller who knows better than Weft. Results never depend
-	// on it.
+	// Tuning overrides Weft's choice of how rows move. Results never depend on it.
 	Tuning Tuning
 
-	// Live is how many received tensors may be alive at once; 0 is 2. On GPUs senders write
-	// rank-major rows of many tokens where they are read (of more than 256 a rank, or 128 for three
-	// ranks and more, unless Tuning says otherwise), in the same memory at every rank, so those
-	// tensors have to be released in the order in which they came.
+	// Live is the number of received batches that may be unreleased at once; 0 is 2. On GPUs
+	// senders write rank-major rows of many tokens straight into the receive buffer: more than 256
+	// tokens a rank, or 128 for three ranks and more, unless Tuning says otherwise. Every rank uses
+	// the same buffer for a batch, so these batches must be released in the order of their arrival.
 	Live int
 }
 
-// Normalize fills in what follows from the rest.
+// Normalize fills in the defaults.
 func (s Spec) Normalize() Spec {
 	if s.Live == 0 {
 		s.Live = 2
@@ -288,11 +285,11 @@ func (s Spec) Normalize() Spec {
 	return s
 }
 
-// anyBits reports whether dispatched rows may be any bits: then words of ones cannot be told from
-// missing ones.
+// anyBits reports whether dispatched rows may be any bits. Then a word of ones may be data, and
+// values cannot be their own flags.
 func (s Spec) anyBits() bool { return s.Payload == Opaque || s.Payload == FP8UE8M0 }
 
-// Combines reports whether the handle can bring rows home.
+// Combines reports whether the handle can combine.
 func (s Spec) Combines() bool { return s.Output != weft.InvalidDType }
 
 // RowSize is the size of a dispatched row without its scales.
@@ -320,11 +317,11 @@ func (s Spec) ScaleSize() int {
 // OutputSize is the size of a row that combine takes or returns.
 func (s Spec) OutputSize() int { return s.Hidden * s.Output.Size() }
 
-// Validate says whether handles for so many ranks on the host can be made from the Spec, and if
-// not, why not and what to do instead.
+// Validate checks whether the host engine supports the Spec for the given number of ranks. The error
+// names the reason and the way out.
 func (s Spec) Validate(ranks int) error { return s.ValidateOn(HostEngine, ranks) }
 
-// ValidateOn is Validate for handles of any engine.
+// ValidateOn is Validate for a given engine.
 func (s Spec) ValidateOn(e Engine, ranks int) error {
 	s = s.Normalize()
 	if e >= engines {
@@ -383,7 +380,7 @@ func (s Spec) validateRanges(ranks int) error {
 		},
 		{fmt.Sprintf("capacity %d: want 0 (the worst case) to %d", s.Capacity, maxCapacity), s.Capacity >= 0 &&
 			s.Capacity <= maxCapacity},
-		{fmt.Sprintf("%d SMs: want 0 (most of what is left) to 1024", s.SMs), s.SMs >= 0 && s.SMs <= 1024},
+		{fmt.Sprintf("%d SMs: want 0 (three quarters of the free ones) to 1024", s.SMs), s.SMs >= 0 && s.SMs <= 1024},
 		{fmt.Sprintf("serial group %d: want 0 (none) or a positive number", s.SerialGroup), s.SerialGroup >= 0},
 		{fmt.Sprintf("%d live tensors: want 1 to 1024", s.Live), s.Live >= 1 && s.Live <= 1024},
 	} {

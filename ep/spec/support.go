@@ -8,10 +8,10 @@ import (
 	"github.com/weftgo/weft"
 )
 
-// rule refuses a part of the space of Specs. The rules are the only place that says what is not
-// supported: [Spec.Validate] refuses from them, the table in docs/ is generated from them, and the
-// conformance suite runs every cell that they leave. What is no Spec at all, such as a number out
-// of its range or more rows than there is memory for, is another matter and not theirs.
+// rule refuses a part of the space of Specs. The rules alone say what is not supported:
+// [Spec.Validate] refuses by them, the table in docs/ is generated from them, and the conformance
+// suite runs every cell that they allow. Numbers out of range, and more rows than memory has room
+// for, are checked elsewhere.
 type rule struct {
 	refuses func(s request) bool
 	because string // a sentence that names the way out
@@ -23,7 +23,7 @@ type request struct {
 	ranks int
 }
 
-// cellRules are those that decide which cells there are.
+// cellRules refuse whole cells of the table.
 var cellRules = []rule{
 	{
 		func(s request) bool { return !s.Layout.ByExpert() && s.Reduction == Exact },
@@ -104,7 +104,7 @@ var detailRules = []rule{
 	},
 }
 
-// gpuRules hold on GPUs, beside all others: what only the host engine can do.
+// gpuRules hold on GPUs, beside all others: they refuse what only the host engine supports.
 var gpuRules = []rule{
 	{
 		func(s request) bool { return s.MaxTokens > maxTokensGPU },
@@ -116,8 +116,8 @@ var gpuRules = []rule{
 			return s.Capacity > 0 && int64(s.Capacity) < worst(s.Spec, s.ranks) && s.Counts == DeviceCounts &&
 				s.Overflow == OverflowRefuse
 		},
-		"with device counts on GPUs rows leave before anyone could be told of an overflow; use " +
-			"OverflowDrop, HostCounts, or Capacity 0, where nothing overflows",
+		"with device counts on GPUs rows leave before a rank could report an overflow; use OverflowDrop, " +
+			"HostCounts, or Capacity 0, where nothing overflows",
 	},
 }
 
@@ -126,7 +126,7 @@ const maxTokensGPU = 1 << 15
 
 //go:generate go run ../internal/supportdoc -o ../../docs/guides/ep-support.md
 
-// supportHeading is what docs/guides/ep-support.md says before the table.
+// supportHeading is the heading of docs/guides/ep-support.md.
 const supportHeading = `<!-- Generated from the rules in ep/spec/support.go by "make generate". -->
 
 # What expert parallelism supports
@@ -134,8 +134,8 @@ const supportHeading = `<!-- Generated from the rules in ep/spec/support.go by "
 Each row of the table is a layout, a reduction and a weighting of ep.Spec; each column is a payload.
 
 - **tested**: the conformance suite runs the cell and compares every byte with a plain single-process reference. On the
-  host it runs every way in which the payload can be asked for. On GPUs it runs some way for some number of ranks: 60
-  cells for each of 1, 2, 3, 4 and 8 ranks, which together are all cells. WEFT_EP_CASES=0 runs every way.
+  host it runs every variant of the payload. On GPUs it runs one variant of each cell for some number of ranks: 60 cells
+  for each of 1, 2, 3, 4 and 8 ranks, which together are all cells. WEFT_EP_CASES=0 runs every variant.
 - **refused**: NewHandle returns an error on every rank, in the words below, before anything has moved. The code refuses
   by the same rules that this page is generated from.
 
@@ -154,10 +154,10 @@ func WriteSupportPage(w io.Writer) error {
 	return WriteSupport(w)
 }
 
-// WriteSupport writes the table of what is supported as Markdown: a row for each layout,
-// reduction and weighting, a column for each payload. Every cell holds for one-call and send/receive phases,
-// host and device counts, forward and backward; opaque rows are combined, and have gradients, only
-// if the Spec gives the type to do it in.
+// WriteSupport writes the table of what is supported as Markdown: a row for each layout, reduction
+// and weighting, a column for each payload. Every cell holds for one-call and split-phase
+// operations, host and device counts, forward and backward. Opaque rows are combined, and have
+// gradients, only if the Spec gives an Output type.
 func WriteSupport(w io.Writer) error {
 	var b strings.Builder
 	b.WriteString("| layout | reduction | weighting |")
@@ -208,7 +208,7 @@ func WriteSupport(w io.Writer) error {
 	return err
 }
 
-// refusal is the rule by which the engine refuses the Spec, if one does.
+// refusal is the first rule that refuses the Spec on the engine, or nil.
 func (s Spec) refusal(e Engine, ranks int) *rule {
 	all := [][]rule{cellRules, detailRules, nil}
 	if e == GPUEngine {
@@ -233,7 +233,7 @@ type Cell struct {
 	Payload   Payload
 }
 
-// Cells lists all cells, payload fastest.
+// Cells lists all cells; the payload varies fastest.
 func Cells() []Cell {
 	var all []Cell
 	for l := range Layouts {
@@ -248,8 +248,8 @@ func Cells() []Cell {
 	return all
 }
 
-// Spec makes a small Spec of the cell for so many ranks, which passes [Spec.Validate] unless the
-// cell is refused.
+// Spec makes a small Spec of the cell for the given number of ranks. It passes [Spec.Validate]
+// unless the cell is refused.
 func (c Cell) Spec(ranks int) Spec {
 	s := Spec{
 		Experts: 4 * ranks, TopK: 4, Hidden: 512, MaxTokens: 8,

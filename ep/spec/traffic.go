@@ -1,7 +1,7 @@
 package spec
 
-// Traffic counts what a dispatch by a Routing moves, in rows, from this rank's point of view. Times
-// the bytes of a row it gives the usual ways to count bandwidth.
+// Traffic counts the rows that a dispatch by a Routing moves, as seen by this rank. Multiplied by
+// the bytes of a row the numbers give the usual conventions of bandwidth.
 type Traffic struct {
 	// Tokens this rank dispatches, and rows that it receives.
 	Tokens, Received int

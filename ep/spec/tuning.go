@@ -7,10 +7,9 @@ import (
 	"github.com/weftgo/weft"
 )
 
-// Tuning is how a handle moves rows. It decides how long operations take and never what they give.
-// Weft chooses what is zero: on GPUs from what [TuningTable] says of such a handle, or else from
-// what was measured on the machines of docs/benchmarks/README.md. Like the rest of a Spec it is the
-// same on every rank.
+// Tuning is how a handle moves rows. It changes how long operations take, never their results. Weft
+// chooses the members that are zero: on GPUs from the ep.TuningTable, or else from measurements on
+// the machines of docs/benchmarks/README.md. Like the rest of a Spec it is the same on every rank.
 type Tuning struct {
 	// Dispatch and Combine are for the kernels of handles on GPUs.
 	Dispatch KernelTuning `json:"dispatch,omitzero"`
@@ -34,66 +33,65 @@ var hostCopyNames = [hostCopies]string{"fan-out", "copy-each"}
 
 func (c HostCopy) String() string { return name(hostCopyNames[:], c) }
 
-// KernelTuning is how one kernel works. Zeros are Weft's choice. Dispatches of the packed layouts,
-// and of a Capacity that can overflow, store rows at their places, and combines of such rows read
-// them there, unless ranks sum first (partial reductions, by expert) or a copy of the rows would
-// take too much memory; all others move rows through slots. Some of it is about the ones, some
-// about the others.
+// KernelTuning is how one kernel works. Zeros are Weft's choice. Some members are for slot mode,
+// some for direct mode. Dispatches of the packed layouts, and of a Capacity that can overflow, are
+// in direct mode; all others are in slot mode. A combine is in the mode of its dispatch, with two
+// exceptions that use slot mode: partial reductions by expert, and a staging buffer that would take
+// too much memory.
 type KernelTuning struct {
-	// Threads is how many threads a block has: 64 to 512, a multiple of 32; at most 256 of a
-	// dispatch by values with one unit.
+	// Threads of a block: 64 to 512, a multiple of 32. At most 256 for a dispatch with values as
+	// flags and one unit.
 	Threads int `json:"threads,omitempty"`
 
-	// Of slots:
+	// Slot mode:
 
-	// Protocol is how who receives knows that a row is there.
+	// Protocol is how a receiver knows that a row has arrived.
 	Protocol Protocol `json:"protocol,omitempty"`
-	// Units, of a dispatch, is how many pieces of 512 bytes of a row a warp moves at a time: 1, 2
-	// or 4; 1 for rows quantised from fp32, at most 2 for others that are quantised on the way.
+	// Units, of a dispatch, is the number of 512-byte units of a row that a warp moves at a time:
+	// 1, 2 or 4. It is 1 for rows quantised from fp32, and at most 2 for other quantised rows.
 	Units int `json:"units,omitempty"`
-	// Senders is how many of 16 blocks send while the others receive, 1 to 15; -1: all do both. It
-	// is heeded where rows are their own flags.
+	// Senders is how many of 16 blocks send while the others receive: 1 to 15; -1: all do both. It
+	// has an effect only with values as flags.
 	Senders int `json:"senders,omitempty"`
-	// Dependent says whether the next kernel may be placed while this one ends: 1, or -1 if not.
+	// Dependent says whether the next kernel may be scheduled while this one ends: 1, or -1 if not.
 	// GPUs before Hopper have no such launches.
 	Dependent int `json:"dependent,omitempty"`
 
-	// Of places:
+	// Direct mode:
 
-	// Blocks is how many blocks there are at most, 1 to 1024. There are never more than there is
-	// room for, which [Spec].SMs bounds.
+	// Blocks is the most blocks, 1 to 1024. [Spec].SMs bounds them too.
 	Blocks int `json:"blocks,omitempty"`
-	// Bulk says whether rows go by bulk copies: 1, or -1 if threads move them. GPUs before Hopper
-	// have no such copies, and rows that are quantised on the way need threads.
+	// Bulk says whether bulk copies move rows: 1, or -1 if threads do. GPUs before Hopper have no
+	// bulk copies, and quantising needs threads.
 	Bulk int `json:"bulk,omitempty"`
-	// Warps is how many warps of a block move rows by bulk copies, 1 to 16, and no more than it
-	// has. There are fewer if shared memory has no room for their parts.
+	// Warps is the number of warps of a block that move rows by bulk copies: 1 to 16, and at most
+	// those of the block. Fewer do if shared memory has no room for their parts.
 	Warps int `json:"warps,omitempty"`
-	// Parts is how many parts of a row a warp moves by bulk copies one after the other, 1 to 16.
-	// There are more if shared memory has no room for so large ones.
+	// Parts is the number of parts in which a warp moves a row by bulk copies, one after the other:
+	// 1 to 16. There are more if shared memory has no room for parts of that size.
 	Parts int `json:"parts,omitempty"`
 }
 
-// slots leaves what is about slots, and places what is about places.
+// slots keeps the members for slot mode, direct those for direct mode.
 func (k KernelTuning) slots() KernelTuning {
 	return KernelTuning{Protocol: k.Protocol, Units: k.Units, Senders: k.Senders, Dependent: k.Dependent}
 }
 
-func (k KernelTuning) places() KernelTuning {
+func (k KernelTuning) direct() KernelTuning {
 	return KernelTuning{Blocks: k.Blocks, Bulk: k.Bulk, Warps: k.Warps, Parts: k.Parts}
 }
 
-// Protocol is how who receives a row knows that it is there.
+// Protocol is how a receiver knows that a row has arrived.
 type Protocol uint8
 
 const (
 	// ChosenProtocol is Weft's choice.
 	ChosenProtocol Protocol = iota
-	// ValueProtocol: values are their own flags: who receives polls the rows themselves. Not for
-	// rows of any bits: opaque ones, and UE8M0 scales.
+	// ValueProtocol: values are their own flags, and the receiver polls the rows. It does not work
+	// for rows of any bits: opaque rows and UE8M0 scales.
 	ValueProtocol
-	// FlagProtocol: a word tells of all rows of a block at once. Of rank-major rows received
-	// tensors then have to be released in the order in which they came: see [Spec.Live].
+	// FlagProtocol: one word says that all rows of a block have arrived. Rank-major batches must
+	// then be released in the order of their arrival: see [Spec.Live].
 	FlagProtocol
 	protocols
 )
@@ -107,16 +105,16 @@ func ParseProtocol(s string) (Protocol, error) {
 	return parse[Protocol]("protocol", protocolNames[:], s)
 }
 
-// MarshalText gives the protocol's name.
+// MarshalText returns the protocol's name.
 func (p Protocol) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
-// UnmarshalText takes the protocol's name.
+// UnmarshalText parses the protocol's name.
 func (p *Protocol) UnmarshalText(b []byte) (err error) {
 	*p, err = ParseProtocol(string(b))
 	return err
 }
 
-// values says whether rows are their own flags, which they are by Weft's choice or not.
+// values reports whether values are their own flags; chosen is Weft's choice.
 func (p Protocol) values(chosen bool) bool {
 	if p == ChosenProtocol {
 		return chosen
@@ -124,7 +122,7 @@ func (p Protocol) values(chosen bool) bool {
 	return p == ValueProtocol
 }
 
-// apply takes what was chosen.
+// apply overrides Weft's choices.
 func (k KernelTuning) apply(dependent *bool, senders, threads *int) {
 	if k.Dependent != 0 {
 		*dependent = k.Dependent > 0
@@ -137,11 +135,11 @@ func (k KernelTuning) apply(dependent *bool, senders, threads *int) {
 	}
 }
 
-// mostValueTokens bounds what slots whose rows are their own flags may take of memory and time:
-// each is looked at and filled again in every operation.
+// mostValueTokens bounds the memory and time of slots with values as flags: every operation polls
+// and refills all of them.
 const mostValueTokens = 4096
 
-// ValidateTuning says what is wrong with the Tuning, if anything.
+// ValidateTuning checks the Tuning.
 func (s Spec) ValidateTuning(e Engine, ranks int) error {
 	if s.Tuning == (Tuning{}) {
 		return nil
@@ -160,9 +158,9 @@ func (s Spec) ValidateTuning(e Engine, ranks int) error {
 		return weft.Unsupportedf("Tuning.HostCopy is for handles on the host; leave it out on GPUs")
 	}
 	if c != (KernelTuning{}) && !s.Combines() {
-		return weft.Unsupportedf("this handle has no sums, which Tuning.Combine is about; leave that out")
+		return weft.Unsupportedf("this handle cannot combine; leave Tuning.Combine out")
 	}
-	if err := s.validateKernelTuning("Dispatch", d, s.placed(ranks), MostUnits(s)); err != nil {
+	if err := s.validateKernelTuning("Dispatch", d, s.direct(ranks), MostUnits(s)); err != nil {
 		return err
 	}
 	if err := s.validateKernelTuning("Combine", c, s.pulls(ranks), 0); err != nil {
@@ -173,8 +171,7 @@ func (s Spec) ValidateTuning(e Engine, ranks int) error {
 			"flags; tune dispatch to flags")
 	}
 	if s.Quantize != weft.InvalidDType && (d.Bulk > 0 || d.Warps != 0 || d.Parts != 0) {
-		return weft.Unsupportedf("rows that are quantised on the way need threads; leave Bulk, Warps and " +
-			"Parts of Tuning.Dispatch out")
+		return weft.Unsupportedf("quantising needs threads; leave Bulk, Warps and Parts of Tuning.Dispatch out")
 	}
 	if t := Choose(s, ranks); !t.Placed && t.ValueDispatch && t.DispatchUnits == 1 && t.DispatchThreads > unitThreads {
 		return weft.Invalidf("Tuning.Dispatch: %d threads for values with one unit: want at most %d",
@@ -183,16 +180,15 @@ func (s Spec) ValidateTuning(e Engine, ranks int) error {
 	return nil
 }
 
-// validateKernelTuning says what is wrong with the tuning of one kernel, whose rows go to places or
-// through slots.
-func (s Spec) validateKernelTuning(what string, t KernelTuning, places bool, mostUnits int) error {
+// validateKernelTuning checks the tuning of one kernel, in direct mode or in slot mode.
+func (s Spec) validateKernelTuning(what string, t KernelTuning, direct bool, mostUnits int) error {
 	switch {
-	case places && t.slots() != (KernelTuning{}):
+	case direct && t.slots() != (KernelTuning{}):
 		return weft.Unsupportedf("Tuning.%s: this handle has no slots; leave Protocol, Units, Senders and "+
-			"Dependent out, which are about them", what)
-	case !places && t.places() != (KernelTuning{}):
+			"Dependent out", what)
+	case !direct && t.direct() != (KernelTuning{}):
 		return weft.Unsupportedf("Tuning.%s: rows of this handle go through slots; leave Blocks, Bulk, "+
-			"Warps and Parts out, which are about others", what)
+			"Warps and Parts out", what)
 	}
 	for _, f := range []struct {
 		what string
@@ -211,9 +207,9 @@ func (s Spec) validateKernelTuning(what string, t KernelTuning, places bool, mos
 		},
 		{fmt.Sprintf("%d blocks: want 1 to 1024", t.Blocks), t.Blocks >= 0 && t.Blocks <= 1024},
 		{fmt.Sprintf("bulk %d: want 1 or -1", t.Bulk), t.Bulk >= -1 && t.Bulk <= 1},
-		{"Warps and Parts are about bulk copies: want Bulk 0 or 1", t.Bulk >= 0 || t.Warps == 0 && t.Parts == 0},
+		{"Warps and Parts tune bulk copies: want Bulk 0 or 1", t.Bulk >= 0 || t.Warps == 0 && t.Parts == 0},
 		{fmt.Sprintf("%d warps: want 1 to 16, and as many threads", t.Warps), t.Warps >= 0 &&
-			t.Warps <= cmp.Or(t.Threads, placedThreads)/32},
+			t.Warps <= cmp.Or(t.Threads, directThreads)/32},
 		{fmt.Sprintf("%d parts: want 1 to 16", t.Parts), t.Parts >= 0 && t.Parts <= 16},
 	} {
 		if !f.ok {

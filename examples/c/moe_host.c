@@ -1,6 +1,7 @@
 /*
- * A mixture-of-experts layer between processes of one host, in C: every rank sends its tokens to the experts that they
- * select, the experts work on what they got, and the weighted sums come home and are compared with what they must be.
+ * A mixture-of-experts layer between processes of one host, in C. Every rank sends its tokens to the experts that
+ * they select, the experts work on their rows, and the weighted sums come home and are compared with the expected
+ * ones.
  *
  *     make clib
  *     cc -o build/moe_host examples/c/moe_host.c $(PKG_CONFIG_PATH=$PWD/build/clib pkg-config --cflags --libs weft)
@@ -76,8 +77,7 @@ static void layer(weft_comm comm) {
 	weft_tensor x_tensor = matrix(x, WEFT_FLOAT32, TOKENS, HIDDEN);
 	weft_tensor out_tensor = matrix(out, WEFT_FLOAT32, TOKENS, HIDDEN);
 
-	/* Three batches: the first by a routing of its own, as training has it, the others by one call, as inference has
-	 * it. */
+	/* Three batches: the first by a routing of its own, as in training, the others by one call, as in inference. */
 	for (int batch = 0; batch < 3; batch++) {
 		weft_tensor rows = {.size = sizeof rows}, counts = {.size = sizeof counts};
 		weft_ep_dispatch_args send = {.size = sizeof send, .rows = &x_tensor};

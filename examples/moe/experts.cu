@@ -13,8 +13,8 @@ using namespace weft;
 
 constexpr u32 TILE = 16; // rows and columns; blocks have TILE x TILE threads
 
-// Product is y = x·w for the rows of each expert, or x·wᵀ, of which w is read with its strides
-// exchanged. Go: productArgs.
+// Product is y = x·w for the rows of each expert, or x·wᵀ with the strides of w exchanged. Go:
+// productArgs.
 struct Product {
 	const float *x, *w;
 	float *y;

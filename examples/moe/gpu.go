@@ -42,10 +42,10 @@ const (
 	rowBlocks = 8  // that share the rows of an expert
 )
 
-// gpu is what the layers of a rank have in common on its GPU. Only the experts work there: rows,
+// gpu is the state on its GPU that the layers of a rank share. Only the experts work there: rows,
 // selections and weights, the experts' parameters and all gradients cross between host and GPU with
 // each pass. All of it, copies, exchanges and products, is in one stream, and the host waits at the
-// end of a pass. A model that is to be fast would keep what it can on the GPU.
+// end of a pass. A fast model would keep more on the GPU.
 type gpu struct {
 	comm   *weft.Comm
 	handle *ep.Handle
@@ -55,8 +55,8 @@ type gpu struct {
 	product  enginegpu.Launch[productArgs]
 	gradient enginegpu.Launch[gradientArgs]
 
-	// What a pass of any layer uses.
-	x, g                buffer // a row for each token: x, or its gradient; what comes out, or its gradient
+	// The buffers that a pass of any layer uses.
+	x, g                buffer // a row for each token: x, or its gradient; the output, or its gradient
 	selected, weights   buffer // of the tokens; weights, or their gradients
 	values, grads       buffer // of the experts' parameters
 	gradHidden, gradOut *cuda.Memory
@@ -70,7 +70,7 @@ type buffer struct {
 	host   *cuda.HostMemory
 }
 
-// newGPU makes ready what the layers need, on all ranks. The caller closes it, also if there is an
+// newGPU makes the state of the layers, on all ranks. The caller closes it, also if there is an
 // error.
 func newGPU(ctx context.Context, comm *weft.Comm, handle *ep.Handle, cfg Config) (*gpu, error) {
 	g := &gpu{comm: comm, handle: handle}
@@ -92,7 +92,7 @@ func (g *gpu) close() error {
 	return errors.Join(errs...)
 }
 
-// allocate makes the buffers, and what the layers keep.
+// allocate makes the buffers, and the layers' memory.
 func (g *gpu) allocate(cfg Config) (err error) {
 	params := cfg.Experts / g.comm.Size() * cfg.expertSize()
 	for _, b := range []struct {
@@ -133,8 +133,8 @@ func (g *gpu) allocate(cfg Config) (err error) {
 	return nil
 }
 
-// load makes the stream, compiles the kernels or finds them, and prepares their launches: what
-// changes between starts are arguments and grids.
+// load makes the stream, compiles or finds the kernels, and prepares their launches: only arguments
+// and grids change between starts.
 func (g *gpu) load(ctx context.Context) error {
 	d := g.comm.Device()
 	stream, err := d.Context().NewStream(cuda.StreamOptions{})
@@ -178,7 +178,7 @@ func (g *gpu) upload(b buffer, t weft.Tensor) error {
 	return g.stream.Upload(b.device.Pointer(), b.host.Bytes()[:copy(b.host.Bytes(), t.Raw())])
 }
 
-// finish copies back what each buffer holds, when all that was enqueued has happened.
+// finish copies each buffer's content back, when all enqueued work has ended.
 func (g *gpu) finish(ctx context.Context, from []buffer, to []weft.Tensor) error {
 	for i, b := range from {
 		if err := g.stream.Download(b.host.Bytes()[:to[i].Bytes()], b.device.Pointer()); err != nil {

@@ -21,7 +21,7 @@ type gpuBackend struct {
 	y, hidden *cuda.Memory
 }
 
-// products are what a layer's products have in common: of rows that have in columns with the
+// products are the arguments that a layer's products share: of rows that have in columns with the
 // matrices that begin so many numbers into an expert's.
 func (w *gpuBackend) products(cfg Config, x, y cuda.Pointer, in, out, matrix int) productArgs {
 	return productArgs{

@@ -21,7 +21,7 @@ type layer struct {
 }
 
 // backend is where the experts of a layer work: on the host (host.go) or on a GPU (gpu_layer.go).
-// It is the layer's own, for it keeps what the backward pass needs.
+// It is the layer's own, because it keeps data for the backward pass.
 type backend interface {
 	// forward sends l.x to the selected experts, lets those of this rank work, and sets l.out to
 	// their weighted sum on top of l.x.

@@ -5,11 +5,11 @@
 //	build/moe -steps 100           one rank
 //	weft run -n 4 build/moe -device gpu    with the experts on GPUs
 //
-// In each layer (layer.go) a router selects 2 of 16 experts for every token. Tokens travel to their
-// experts by ep's Dispatch, what these make of them comes home, weighted and summed, by Combine,
-// and gradients take the same ways back. All other parameters are on every rank, and their
-// gradients are summed by collective's AllReduce (train.go). The losses of 1, 2 and 4 ranks are the
-// same bit for bit: compare the hashes that are printed last.
+// In each layer (layer.go) a router selects 2 of 16 experts for every token. Dispatch takes tokens
+// to their experts, Combine brings the experts' outputs home, weighted and summed, and gradients
+// take the same ways back. All other parameters are on every rank, and their gradients are summed
+// by collective's AllReduce (train.go). The losses of 1, 2 and 4 ranks are the same bit for bit:
+// compare the hashes that are printed last.
 //
 // Experts work on the host (host.go), or on GPUs, through kernels of this program's own (gpu.go,
 // gpu_layer.go, experts.cu). Everything else is on the host either way. Losses on GPUs have last

@@ -24,10 +24,10 @@ func tensor(m matrix) weft.Tensor       { return weft.TensorOf(m.Data, m.Rows, m
 func vector(v []float32) blas32.Vector  { return blas32.Vector{N: len(v), Inc: 1, Data: v} }
 func add(sum, v []float32)              { blas32.Axpy(1, vector(v), vector(sum)) }
 
-// Gonum computes x·w and xᵀ·g by adding one scaled row after the other: every element is summed in
-// the same order however many rows there are, so a token's numbers depend neither on the rank that
-// computes them nor on the tokens beside it. It computes g·wᵀ by dot products, whose order follows
-// the shape and even the alignment of memory; so here w is transposed first.
+// Gonum computes x·w and xᵀ·g by adding one scaled row after the other. Every element is thus
+// summed in the same order for any number of rows, so a token's numbers depend neither on the rank
+// that computes them nor on the tokens beside it. It computes g·wᵀ by dot products, whose order
+// follows the shape and even the alignment of memory; so here w is transposed first.
 
 // times is y = x·w.
 func times(x, w matrix) matrix {

@@ -15,7 +15,7 @@ import (
 )
 
 // microBatches make a step. Each has gradients of its own, which are added up in the order 0, 1, 2,
-// 3 whatever ranks computed them: a floating-point sum depends on its order, and this is why the
+// 3, whichever ranks computed them: a floating-point sum depends on its order, and therefore the
 // losses of 1, 2 and 4 ranks are equal bit for bit.
 const microBatches = 4
 
@@ -37,8 +37,8 @@ var defaults = Config{
 }
 
 // dense are the parameters that every rank has, or their gradients: an embedding for each byte at
-// each place before the one to predict, the routers of the layers, one below the other, and what
-// turns a row into the logits of the next byte.
+// each place before the one to predict, the routers of the layers, one below the other, and the
+// matrix that turns a row into the logits of the next byte.
 type dense struct{ embed, routers, out matrix } // [context*256, hidden], [layers*hidden, experts], [hidden, 256]
 
 func (c Config) denseSize() int { return (c.Context*256 + c.Layers*c.Experts + 256) * c.Hidden }
@@ -70,7 +70,7 @@ type model struct {
 	cfg            Config
 	comm           *weft.Comm
 	group          *collective.Group
-	handle         *ep.Handle // serves all layers: each holds on to what it received until its backward pass
+	handle         *ep.Handle // serves all layers: each holds its received batch until its backward pass
 	dense, experts parameters // of the experts those of this rank, layer by layer
 	weights        dense      // views of the dense parameters
 	layers         []*layer
@@ -80,13 +80,13 @@ type model struct {
 	own, sum       []float32
 	verified       int    // forward passes of layers, on every rank
 	before, target []byte // of the micro-batch in work: for each token the bytes before it, and the byte to predict
-	x, probs       matrix // what comes out of the layers, and of the softmax
+	x, probs       matrix // the output of the layers, and of the softmax
 }
 
-// newModel is called by all ranks with the same Config. Gradients of what every rank has are summed
-// through comm, and tokens travel through exchange, where the experts work: on the GPUs that its
-// ranks are bound to, or on the host, where it may be comm itself. The caller closes the model
-// before either.
+// newModel is called by all ranks with the same Config. Gradients of the parameters that every rank
+// has are summed through comm. Tokens travel through exchange, where the experts work: on the GPUs
+// that its ranks are bound to, or on the host, where it may be comm itself. The caller closes the
+// model before either.
 func newModel(ctx context.Context, comm, exchange *weft.Comm, cfg Config) (_ *model, err error) {
 	ranks, local := comm.Size(), cfg.Experts/comm.Size()
 	if microBatches%ranks != 0 {
@@ -150,7 +150,7 @@ func newModel(ctx context.Context, comm, exchange *weft.Comm, cfg Config) (_ *mo
 	return m, nil
 }
 
-// close gives back what is not the host's memory.
+// close frees memory outside of the host's.
 func (m *model) close() error {
 	var err error
 	if m.gpu != nil {

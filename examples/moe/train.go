@@ -50,9 +50,8 @@ func (m *model) step(ctx context.Context, text []byte, step int) (loss float32, 
 			return 0, err
 		}
 		// AllReduce adds in the order of the ranks, which is that of these micro-batches. Rank 0
-		// hands in what there is so far with its own, so the sum is ((0 + 1) + 2) + 3 on any number
-		// of ranks. Reducing once a step would make it (0 + 2) + (1 + 3) on two, which has other
-		// last bits.
+		// adds the sum so far to its own, so the sum is ((0 + 1) + 2) + 3 on any number of ranks.
+		// Reducing once a step would make it (0 + 2) + (1 + 3) on two, which has other last bits.
 		if m.comm.Rank() == 0 {
 			add(m.own, m.sum)
 		}
@@ -92,12 +91,11 @@ func (m *model) verify(ctx context.Context) error {
 			}
 		}
 	}
-	// All ranks hear of it and stop here. If one stopped alone, the others would know no more than
-	// that it left.
+	// All ranks get the numbers and stop here. If one stopped alone, the others would only see that it
+	// left.
 	err := m.group.AllReduce(ctx, nil, weft.TensorOf(wrong), weft.TensorOf(wrong), weft.Sum)
 	if err == nil && slices.Max(wrong) > 0 {
-		err = fmt.Errorf("of the rows that came back from the experts, so many are not what these compute, "+
-			"by rank: %d", wrong)
+		err = fmt.Errorf("experts returned wrong rows; their number, by rank: %d", wrong)
 	}
 	m.verified += len(m.layers)
 	return err

@@ -92,7 +92,7 @@ func TestVerifyStopsTraining(t *testing.T) {
 			m.layers[0].experts[1] = other
 		}
 		_, _, err = m.train(ctx, text, io.Discard)
-		if err == nil || !strings.HasPrefix(err.Error(), "step 4: of the rows") {
+		if err == nil || !strings.HasPrefix(err.Error(), "step 4: experts returned wrong rows") {
 			t.Errorf("rank %d: %v", c.Rank(), err)
 		}
 		return nil

@@ -1,4 +1,4 @@
-// Package closer closes what was made, the last first.
+// Package closer closes objects in the reverse order of their making.
 package closer
 
 import (
@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// Stack is what is to be closed. The zero value is empty.
+// Stack is a list of objects to close. The zero value is empty.
 type Stack []func() error
 
 // Add puts a function on the stack.

@@ -57,7 +57,7 @@ func (r *Rank) FaultOf(err error) channel.Fault {
 	case errors.Is(err, channel.ErrLeft):
 		return channel.Fault{Cause: channel.CauseLeft, Rank: peer.Rank}
 	case errors.Is(err, channel.ErrTimeout) && peer.Rank < 0:
-		return channel.Fault{} // they know as far as they are in the circle or wait for it
+		return channel.Fault{} // they know as far as they are in the cycle or wait for it
 	case errors.Is(err, channel.ErrTimeout):
 		return channel.Fault{Cause: channel.CauseTimeout, Rank: peer.Rank}
 	default:

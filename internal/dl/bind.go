@@ -6,10 +6,10 @@ import (
 )
 
 // The Bind functions give a C function a Go type: that of its parameters, and of its result, an int
-// or an enumeration. Parameters are integers of any size or pointers; what a pointer points at is
-// on the heap, because the arguments of a function value escape, and is kept alive over the call.
-// The functions neither allocate nor reflect. They differ only in their number of parameters, which
-// Go's generics cannot range over.
+// or an enumeration. Parameters are integers of any size or pointers. The memory behind a pointer
+// is on the heap, because the arguments of a function value escape, and is kept alive over the
+// call. The functions neither allocate nor reflect. They differ only in their number of parameters,
+// which Go's generics cannot range over.
 
 // Bind1 binds a function of 1 parameter.
 func Bind1[A any, R ~int32](fn Func) func(A) R {

@@ -8,7 +8,7 @@ import (
 	_ "github.com/ebitengine/purego" // boots the C runtime of a program that has no cgo
 )
 
-// A frame is what the stub reads and writes. The assembly knows its fields by name.
+// A frame is the memory that the stub reads and writes. The assembly knows its fields by name.
 type frame struct {
 	fn       uintptr
 	args     [MaxArgs]uintptr

@@ -14,11 +14,11 @@
 //
 // On linux/amd64 and linux/arm64 a call fills a frame on the goroutine's stack and hands it to
 // runtime.cgocall, which leaves the scheduler's accounting, switches to the thread's own stack and
-// runs a few lines of assembly there: registers are loaded from the frame, C is called, the result
-// is stored. Nothing is allocated, and a call costs what a cgo call costs. Package purego is
-// imported for what surrounds this: without cgo it gives threads the C library's thread-local
-// storage, and it knows dlopen. Elsewhere purego makes the calls where it can; where it cannot,
-// everything answers [ErrUnsupported].
+// runs a few lines of assembly. These load registers from the frame, call C and store the result.
+// Nothing is allocated, and a call costs as much as a cgo call. Package purego is imported for the
+// rest: without cgo it gives threads the C library's thread-local storage, and it has dlopen.
+// Elsewhere purego makes the calls where it can; where it cannot, everything answers
+// [ErrUnsupported].
 //
 // [Func.CallAfter] makes two calls in one crossing. A library that keeps state per thread wants it
 // set before each call, and a goroutine changes threads between two calls unless it is locked to

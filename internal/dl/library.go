@@ -6,14 +6,14 @@ import (
 	"runtime"
 )
 
-// A Library is an open shared library. Libraries stay open: what they started (threads, exit
-// handlers) cannot be taken back. It is safe for concurrent use.
+// A Library is an open shared library. Libraries stay open: their threads and exit handlers cannot
+// be taken back. It is safe for concurrent use.
 type Library struct {
 	name   string
 	handle uintptr
 }
 
-// A Visibility says who else in the process finds a library's symbols.
+// A Visibility says which other libraries of the process find a library's symbols.
 type Visibility uint8
 
 const (

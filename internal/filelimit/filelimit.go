@@ -16,8 +16,8 @@ func init() { time.AfterFunc(time.Hour, func() {}).Stop() }
 // Reached reports whether err is, at its root, that this process has as many files open as it may.
 func Reached(err error) bool { return errors.Is(err, syscall.EMFILE) }
 
-// Error is such an error in one sentence: whose limit it is, how much, and the way out. Which of
-// this process's calls met it says nothing.
+// Error is such an error in one sentence: the owner of the limit, its value, and the way out. Which
+// of this process's calls met it says nothing.
 func Error() error { return limitError(Get()) }
 
 type limitError int

@@ -1,6 +1,6 @@
 // Package matmul multiplies matrices on a GPU: work that has the GPU to itself, or shares it with
-// what is tested or measured. The result can be checked to the last bit, for the matrices have
-// small integers, whose sums are exact in any order.
+// the tested or measured operations. The result can be checked to the last bit, because the
+// matrices have small integers, whose sums are exact in any order.
 package matmul
 
 import (
@@ -20,7 +20,7 @@ import (
 //go:embed matmul.cu
 var source string
 
-// What matmul.cu has.
+// The constants and kernels of matmul.cu.
 const (
 	tile    = 64
 	step    = 32
@@ -39,7 +39,7 @@ type Shape struct{ Rows, Columns, Inner int }
 // most keeps a sum of products of numbers from -2 to 2 exact in fp32.
 const most = 1 << 22
 
-// Validate says what is wrong with a shape, if anything.
+// Validate checks a shape.
 func (s Shape) Validate() error {
 	if s.Rows < 1 || s.Columns < 1 || s.Inner < 1 || s.Inner > most || s.Rows%tile != 0 ||
 		s.Columns%tile != 0 || s.Inner%step != 0 {
@@ -130,7 +130,7 @@ func integer(v weft.BF16) int {
 // Start enqueues the product.
 func (p *Product) Start(s *cuda.Stream) error { return p.launch.Start(s) }
 
-// Spoil enqueues the filling of the result with what no product gives.
+// Spoil enqueues filling the result with a value that no product has.
 func (p *Product) Spoil(s *cuda.Stream) error {
 	return s.Memset(p.memory[2].Pointer(), 0xFF, p.memory[2].Size())
 }
@@ -153,7 +153,7 @@ func (p *Product) Check() error {
 			}
 		}
 	}
-	for i, v := range got { // what nobody wrote is no number
+	for i, v := range got { // an element that was not written is no number
 		if v != v {
 			return fmt.Errorf("the product of %v has nothing in row %d, column %d", p.Shape, i/p.Columns, i%p.Columns)
 		}

@@ -12,9 +12,9 @@ type Address struct {
 	Host    string   // two processes with the same Host see each other's sockets and process ids
 	PID     int      // process id, as the processes of Host see it
 	UID     int      // effective user id
-	Process [16]byte // drawn once per process: tells ranks of one process from ranks of another
+	Process [16]byte // drawn once per process: distinguishes ranks of one process from ranks of another
 	Socket  string   // name of the abstract socket, random, without the leading NUL
-	Token   [16]byte // what a peer must show to be let in, random
+	Token   [16]byte // random: a peer must show it to be admitted
 }
 
 const (
@@ -63,7 +63,7 @@ func (a Address) MarshalBinary() ([]byte, error) {
 	return append(b, a.Socket...), nil
 }
 
-// UnmarshalBinary decodes what MarshalBinary made, and nothing else: its error wraps
+// UnmarshalBinary decodes the output of MarshalBinary, and nothing else: its error wraps
 // [ErrMalformed]. It leaves a alone on error.
 func (a *Address) UnmarshalBinary(b []byte) error {
 	if len(b) > 0 && b[0] != addressVersion {

@@ -19,7 +19,7 @@ import (
 type conn struct {
 	socket  *net.UnixConn
 	raw     syscall.RawConn
-	writing chan struct{} // a lock that a context can give up on
+	writing chan struct{} // a lock whose wait a context can end
 	closing sync.Once
 	in      [maxFrame + 1]byte
 	rights  [32]byte // room for one descriptor and the padding of its control message
@@ -46,12 +46,12 @@ func (c *conn) credentials() (*unix.Ucred, error) {
 	return cred, os.NewSyscallError("getsockopt(SO_PEERCRED)", err)
 }
 
-// close ends a pending read and pending writes. Whoever calls it second waits for the first, so
-// that the descriptor is gone when any of them returns: the socket's own Close tells the second at
-// once that it is closed.
+// close ends a pending read and pending writes. A second caller waits for the first, so that the
+// descriptor is closed when any of them returns: the socket's own Close tells the second at once
+// that it is closed.
 func (c *conn) close() { c.closing.Do(func() { _ = c.socket.Close() }) }
 
-// closeRead lets the reader take what has arrived and then see the end.
+// closeRead lets the reader take the data that have arrived and then see the end.
 func (c *conn) closeRead() { _ = c.socket.CloseRead() }
 
 // expire makes reads and writes fail from the moment ctx ends. The caller calls the function it
@@ -123,7 +123,7 @@ func (c *conn) send(ctx context.Context, packet, rights []byte) error {
 	}
 }
 
-// pause waits for something that the kernel announces to nobody.
+// pause waits for an event that the kernel does not announce.
 func pause(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -147,8 +147,8 @@ type packet struct {
 func (c *conn) read() (packet, error) {
 	n, nrights, flags, _, err := c.socket.ReadMsgUnix(c.in[:], c.rights[:])
 	if errors.Is(err, unix.ECONNRESET) {
-		// The peer closed with packets of ours unread. What it had sent before, its goodbye
-		// perhaps, is still to come.
+		// The peer closed with packets of ours unread. Data that it had sent before, its goodbye
+		// perhaps, are still to come.
 		n, nrights, flags, _, err = c.socket.ReadMsgUnix(c.in[:], c.rights[:])
 	}
 	if err != nil {

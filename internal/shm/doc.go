@@ -3,10 +3,10 @@
 //
 // # Data flow
 //
-// Each rank calls [Listen] and hands its [Address] to the others by whatever rendezvous the job
-// has. With all addresses in hand, every rank calls [Listener.Connect] and gets a [Mesh]: one
-// connection per pair of processes' ranks. A window is then made by all ranks together, each
-// creating a [Region] and passing it to [Mesh.Exchange]:
+// Each rank calls [Listen] and passes its [Address] to the others by the job's rendezvous. With all
+// addresses in hand, every rank calls [Listener.Connect] and gets a [Mesh]: one connection per pair
+// of processes' ranks. A window is then made by all ranks together, each creating a [Region] and
+// passing it to [Mesh.Exchange]:
 //
 //	l, err := shm.Listen()
 //	addrs := allGather(l.Address())
@@ -21,32 +21,32 @@
 // # Memory
 //
 // A region is a memfd: it has no name in any file system, and the kernel frees it with its last
-// mapping, so kill -9 leaves nothing behind. It is sealed against shrinking and growing before
-// anybody else sees it, and a peer's region is refused unless it is: the owner of an unsealed file
-// could truncate it, and every rank that then reads it would die of SIGBUS. Regions of 2 MiB and
-// more use the system's pool of huge pages if it has any left, which is known only once a page is
-// mapped and touched; [HugeStatus] says.
+// mapping, so kill -9 leaves nothing behind. It is sealed against shrinking and growing before a
+// peer sees it, and a peer's region is refused unless it is: the owner of an unsealed file could
+// truncate it, and every rank that then reads it would die of SIGBUS. Regions of 2 MiB and more use
+// the system's pool of huge pages if it has any left, which is known only once a page is mapped and
+// touched; [HugeStatus] says.
 //
 // Ranks that are goroutines of one process share one mapping by reference count, or, with
 // [Mesh.ExchangeMemory], any memory at all.
 //
 // # Trust
 //
-// Abstract sockets can be seen and dialled by every process of the network namespace, so a
-// connection is nothing until the kernel confirms the process and user at its other end and both
-// sides have shown the secrets of the addresses, which only the rendezvous gave them. Frames have a
+// Every process of the network namespace can see and dial abstract sockets. A connection therefore
+// counts only when the kernel has confirmed the process and user at its other end, and both sides
+// have shown the secrets of the addresses, which only the rendezvous gave them. Frames have a
 // version and a limit, and a peer that sends anything else is treated as dead.
 //
 // # Ordering
 //
-// What one rank sends another arrives in order: its regions, its messages, its goodbye. So a peer's
-// [Left] or [Died] comes after everything that it had sent, and an exchange that it took part in
-// still succeeds. Between different peers there is no order.
+// Data from one rank to another arrive in order: its regions, its messages, its goodbye. So a
+// peer's [Left] or [Died] comes after everything that it had sent, and an exchange that it took
+// part in still succeeds. Between different peers there is no order.
 //
 // A peer's end shows in two ways and the first counts: its socket closes, or its process ends (a
-// pidfd), which also tells when a child that it forked holds the socket open. Either comes when the
-// kernel has torn the process down: within 2 ms for a small one, tens of milliseconds and more for
-// one that had touched much memory.
+// pidfd). The latter also works if a child that it forked holds the socket open. Either comes when
+// the kernel has torn the process down: within 2 ms for a small one, tens of milliseconds and more
+// for one that had touched much memory.
 //
 // # Cost
 //

@@ -13,7 +13,7 @@ var (
 
 	// ErrNotMemfd: a descriptor names something other than a memory file.
 	ErrNotMemfd = errors.New("not a memfd")
-	// ErrNotSealed: a memory file can still shrink under its readers, who would die of SIGBUS.
+	// ErrNotSealed: a memory file can still shrink under its readers, which would die of SIGBUS.
 	ErrNotSealed = errors.New("not sealed against shrinking")
 	// ErrTooSmall: a memory file is smaller than it was said to be.
 	ErrTooSmall = errors.New("smaller than the region")
@@ -37,7 +37,7 @@ var (
 	ErrNoDescriptor = fmt.Errorf("descriptor lost: %w", syscall.EMFILE)
 	// ErrTooLarge: a message exceeds [MaxMessage].
 	ErrTooLarge = errors.New("message too large")
-	// ErrBusy: a peer has not read what it was sent before.
+	// ErrBusy: a peer has not read the last packet.
 	ErrBusy = errors.New("not reading its messages")
 	// ErrClosed: the listener or mesh was closed by this rank, or was used before.
 	ErrClosed = errors.New("closed")

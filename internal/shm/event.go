@@ -5,7 +5,7 @@ import "fmt"
 // MaxMessage is the largest payload of [Mesh.Send], in bytes.
 const MaxMessage = 4096
 
-// EventKind says what happened to a peer.
+// EventKind is the kind of a peer's event.
 type EventKind uint8
 
 // The kinds of [Event].

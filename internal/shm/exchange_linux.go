@@ -17,9 +17,9 @@ import (
 // may be nil, and is asked once for each peer.
 //
 // The caller releases every region it gets but its own. A peer of this process gets r itself with a
-// reference of its own, not a second mapping. When Exchange fails it returns no region; the error
-// is a [*PeerError] that names a peer which is gone, or the first that had not answered when ctx
-// ended, or this rank if it has as many files open as it may. Peers may still have got r.
+// reference of its own, not a second mapping. If Exchange fails it returns no region. The error is
+// a [*PeerError] that names a peer that is gone, or the first that had not answered when ctx ended,
+// or this rank if it has reached its limit of open files. Peers may still have got r.
 func (m *Mesh) Exchange(ctx context.Context, id uint64, r *Region, skip func(peer int) bool) ([]*Region, error) {
 	regions := make([]*Region, len(m.peers))
 	err := m.exchange(ctx, id, kindRegion, skip,
@@ -52,8 +52,8 @@ func (m *Mesh) Exchange(ctx context.Context, id uint64, r *Region, skip func(pee
 }
 
 // ExchangeFD is Exchange for any descriptor. It borrows fd; the caller closes every descriptor it
-// gets but its own, and the entries of skipped peers are -1. What peers' descriptors refer to is
-// for the caller to check.
+// gets but its own, and the entries of skipped peers are -1. The caller must check the files behind
+// peers' descriptors.
 func (m *Mesh) ExchangeFD(ctx context.Context, id uint64, fd int, skip func(peer int) bool) ([]int, error) {
 	fds := slices.Repeat([]int{-1}, len(m.peers))
 	err := m.exchange(ctx, id, kindDescriptor, skip,
@@ -85,7 +85,7 @@ func (m *Mesh) ExchangeFD(ctx context.Context, id uint64, fd int, skip func(peer
 
 // ExchangeMemory is Exchange for ordinary memory, which is handed over as it is and needs no
 // release. All ranks but those skipped must be goroutines of this process; otherwise the error
-// wraps [ErrOtherProcess] and names the first that is not, and nobody has been given anything.
+// wraps [ErrOtherProcess] and names the first that is not, and nothing was exchanged.
 func (m *Mesh) ExchangeMemory(ctx context.Context, id uint64, mem []byte, skip func(peer int) bool) ([][]byte, error) {
 	skipped := m.skipped(skip)
 	for i, p := range m.peers {
@@ -115,7 +115,7 @@ func (m *Mesh) skipped(skip func(peer int) bool) []bool {
 	return skipped
 }
 
-// exchange sends what share makes for each peer, then calls take with what each of them sent.
+// exchange sends the result of share to each peer, then calls take with each peer's offer.
 func (m *Mesh) exchange(ctx context.Context, id uint64, kind frameKind, skip func(peer int) bool,
 	share func(*peer) (offer, []byte, error), take func(*peer, offer) error,
 ) error {
@@ -169,8 +169,8 @@ func (m *Mesh) give(ctx context.Context, p *peer, f frame, share func(*peer) (of
 	return nil
 }
 
-// collect takes the offers that are there. If there was none it waits for the first that is owed. It returns the
-// peers that still owe theirs.
+// collect takes the offers that have arrived. If there was none it waits for the first that is
+// owed. It returns the peers that still owe theirs.
 func (m *Mesh) collect(ctx context.Context, id uint64, kind frameKind, waiting []*peer,
 	take func(*peer, offer) error,
 ) ([]*peer, error) {
@@ -254,7 +254,7 @@ func (m *Mesh) failed(p *peer, err error) error {
 	return &PeerError{Peer: p.position, Err: err}
 }
 
-// own is failed for what concerns no peer.
+// own is failed for errors that concern no peer.
 func (m *Mesh) own(err error) error {
 	if filelimit.Reached(err) {
 		return &PeerError{Peer: m.self, Err: filelimit.Error()}

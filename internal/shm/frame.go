@@ -18,8 +18,8 @@ import (
 //	8  id, 64 bits: of the exchange; 0 in frames that belong to none
 //	16 payload
 //
-// The header and greetings are the same in every version, so that ranks of different ones can tell
-// each other. Addresses begin with the version, too: mostly ranks learn of it before they connect.
+// The header and greetings are the same in every version, so that ranks of different versions can
+// report that. Addresses begin with the version, too: mostly ranks learn of it before they connect.
 const (
 	frameVersion = 1
 	frameHeader  = 16
@@ -36,7 +36,7 @@ const (
 	kindDescriptor                      // a descriptor
 	kindMemory                          // plain memory; between ranks of one process only, never encoded
 	kindGoodbye                         // nothing follows
-	kindAbandon                         // the rank gave up joining; between ranks of one process only, never encoded
+	kindAbandon                         // the rank's join has failed; between ranks of one process only, never encoded
 )
 
 func (k frameKind) String() string {
@@ -125,9 +125,8 @@ func decodeBody(b []byte) (frame, error) {
 	return f, nil
 }
 
-// greeting is what two ranks tell each other before anything else. Showing the other's token proves
-// that the sender was given the list of members by the bootstrap; the roster tells whether it was
-// the same list.
+// greeting is the first message between two ranks. Showing the other's token proves that the sender
+// got the list of members from the bootstrap; the roster proves that it was the same list.
 type greeting struct {
 	from, to int
 	token    [16]byte // the receiver's

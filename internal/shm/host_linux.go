@@ -10,7 +10,7 @@ import (
 	"sync"
 )
 
-// thisProcess tells apart the processes of a host, which may reuse each other's ids.
+// thisProcess identifies a process of the host, because process ids may be reused.
 var thisProcess = sync.OnceValue(random)
 
 func random() (b [16]byte) {
@@ -18,7 +18,7 @@ func random() (b [16]byte) {
 	return b
 }
 
-// hostIdentity names the set of processes that can reach each other's abstract sockets and tell
+// hostIdentity names the set of processes that can reach each other's abstract sockets and resolve
 // each other's process ids: one boot of one kernel, one network namespace, one process id
 // namespace. The host's name is in it because clones of a virtual machine share the rest.
 func hostIdentity() (string, error) {

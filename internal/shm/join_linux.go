@@ -12,20 +12,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Connect forms a full mesh among the ranks at addrs, of which self is this listener's own
-// position. It returns when every rank has been met, or with a [*PeerError] that names one which is
-// gone, is not on this host ([ErrOtherHost]), belongs to another user ([ErrOtherUser]), was given
-// another list ([ErrMismatch]), or had not come when ctx ended. Whatever the result, the listener
-// is used up and its socket closed.
+// Connect forms a full mesh among the ranks at addrs; self is this listener's own position in it.
+// It returns when every rank is connected, or with a [*PeerError] that names one that is gone, is
+// not on this host ([ErrOtherHost]), belongs to another user ([ErrOtherUser]), has another list
+// ([ErrMismatch]), or had not come when ctx ended. Whatever the result, the listener is used up and
+// its socket closed.
 //
 // Each pair is joined once: by the process's own tables if both ranks are in it, else by a
-// connection from the higher position to the lower. A connection counts for nothing until the
-// kernel's record of who is at its other end agrees with the address (same process id, same user)
-// and the secrets of both addresses were shown; others are closed and forgotten.
+// connection from the higher position to the lower. A connection counts only when the kernel's
+// record of its other end agrees with the address (same process id, same user) and the secrets of
+// both addresses were shown; others are closed and forgotten.
 //
-// onEvent, which may be nil, is called for what peers do from then on: one call at a time and in
-// order for each peer, possibly before Connect has returned and for several peers at once. It
-// delays the peer's next events, so it must not wait.
+// onEvent, which may be nil, is called for later events of peers: one call at a time and in order
+// for each peer, possibly before Connect has returned and for several peers at once. It delays the
+// peer's next events, so it must not wait.
 func (l *Listener) Connect(ctx context.Context, self int, addrs []Address, onEvent func(Event)) (*Mesh, error) {
 	if !l.used.CompareAndSwap(false, true) {
 		return nil, fmt.Errorf("connect: %w", ErrClosed)
@@ -68,7 +68,7 @@ func (l *Listener) connect(ctx context.Context, self int, addrs []Address, onEve
 		m.release()
 		return nil, err
 	}
-	// Ends the acceptor, and strangers who were still to show who they are.
+	// Ends the acceptor, and connections that have not proved themselves.
 	err = l.stop()
 	cancel(nil)
 	j.handshakes.Wait()
@@ -80,7 +80,8 @@ func (l *Listener) connect(ctx context.Context, self int, addrs []Address, onEve
 	return m, nil
 }
 
-// checkMembers refuses a list that no mesh can be made of, and condenses it to what ranks compare.
+// checkMembers refuses a list that no mesh can be made of, and condenses it to a roster that ranks
+// compare.
 func (l *Listener) checkMembers(self int, addrs []Address) (roster [16]byte, err error) {
 	if self < 0 || self >= len(addrs) {
 		return roster, fmt.Errorf("position %d in a list of %d", self, len(addrs))
@@ -187,7 +188,7 @@ func (j *join) report(p *peer, err error) {
 	j.met <- p.position
 }
 
-// ended hears of the end of a peer's process, now and as long as the mesh lives.
+// ended is called when a peer's process has ended, as long as the mesh exists.
 func (j *join) ended(position int) {
 	p := j.mesh.peers[position]
 	if !j.mesh.ended(p) {
@@ -227,7 +228,7 @@ func (j *join) dial(ctx context.Context, p *peer) error {
 	socket, err := dialSocket(ctx, p.address)
 	if err != nil {
 		if errors.Is(err, unix.ECONNREFUSED) {
-			err = fmt.Errorf("%w: nobody listens at its address", ErrDied)
+			err = fmt.Errorf("%w: its address has no listener", ErrDied)
 		}
 		return err
 	}
@@ -320,8 +321,8 @@ func believe(cred *unix.Ucred, a Address) error {
 	return nil
 }
 
-// accept admits the peers that dial, in any order. Who else comes can't slow it down: each caller
-// has its own goroutine, and only processes of the job get one.
+// accept admits the peers that dial, in any order. Other callers cannot slow it down: each has its
+// own goroutine, and only processes of the job get one.
 func (j *join) accept(ctx context.Context) {
 	for {
 		socket, err := j.listener.socket.AcceptUnix()
@@ -362,7 +363,7 @@ func (j *join) awaits(cred *unix.Ucred) bool {
 	return false
 }
 
-// admit hears a caller out. It returns false if the caller is not one of ours.
+// admit runs the handshake with a caller. It returns false if the caller is not one of ours.
 func (j *join) admit(ctx context.Context, c *conn, cred *unix.Ucred) bool {
 	stop := context.AfterFunc(ctx, c.close)
 	in, err := c.read()

@@ -48,10 +48,10 @@ func (a Address) socketAddress() *net.UnixAddr {
 	return &net.UnixAddr{Name: "@" + a.Socket, Net: network} // "@" stands for the NUL that makes the name abstract
 }
 
-// Address is what the other ranks need for Connect. The listener accepts from now on.
+// Address is the address that the other ranks pass to Connect. The listener accepts from now on.
 func (l *Listener) Address() Address { return l.address }
 
-// Close gives up a listener that Connect was not called on. After Connect it does nothing.
+// Close closes a listener that Connect was not called on. After Connect it does nothing.
 func (l *Listener) Close() error {
 	if !l.used.CompareAndSwap(false, true) {
 		return nil

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// parcel is what one rank hands to another of the same process: a frame, and what a socket would
-// carry beside it.
+// parcel is a message between two ranks of the same process: a frame, and the things that a socket
+// would carry beside it.
 type parcel struct {
 	from int
 	frame
@@ -59,8 +59,8 @@ func (b *mailbox) join(roster [16]byte) {
 	close(b.joined)
 }
 
-// post hands p over, or returns ErrLeft if the owner has gone, or why ctx ended. The caller keeps
-// what p carries on error.
+// post hands p over, or returns ErrLeft if the owner has gone, or why ctx ended. On error the
+// caller keeps the content of p.
 func (b *mailbox) post(ctx context.Context, p parcel) error {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
@@ -84,7 +84,7 @@ func (b *mailbox) post(ctx context.Context, p parcel) error {
 	}
 }
 
-// close takes the mailbox out of the process's table and drops what nobody read.
+// close takes the mailbox out of the process's table and drops unread parcels.
 func (b *mailbox) close(token [16]byte) {
 	b.closing.Do(func() {
 		mailboxes.Lock()

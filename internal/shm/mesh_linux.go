@@ -95,9 +95,9 @@ func (m *Mesh) attach(p *peer, c *conn) bool {
 	return true
 }
 
-// ended notes that a peer's process has ended, and reports whether its connection will tell the
-// rest: what the process sent before it died is still to be read, and the end comes behind it even
-// if somebody else holds the socket open.
+// ended records that a peer's process has ended, and reports whether its connection will show the
+// rest: data that the process sent before it died are still to be read, and the end comes behind
+// them even if another process holds the socket open.
 func (m *Mesh) ended(p *peer) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -181,7 +181,7 @@ func (m *Mesh) lost(p *peer, err error) {
 	m.depart(p, Died, err)
 }
 
-// depart records that a peer is gone, and tells once.
+// depart records that a peer is gone, and reports it once.
 func (m *Mesh) depart(p *peer, kind EventKind, why error) {
 	m.mu.Lock()
 	first := p.gone == nil
@@ -196,7 +196,7 @@ func (m *Mesh) depart(p *peer, kind EventKind, why error) {
 	}
 }
 
-// announce wakes those who wait for a change. The caller holds mu.
+// announce wakes the callers that wait for a change. The caller holds mu.
 func (m *Mesh) announce() {
 	close(m.changed)
 	m.changed = make(chan struct{})
@@ -237,7 +237,7 @@ func (m *Mesh) deliver(p *peer, id uint64, o offer) error {
 	return nil
 }
 
-// post sends to a peer, by whichever way leads there. A region or descriptor of the offer stays the
+// post sends to a peer, by socket or mailbox. A region or descriptor of the offer stays the
 // caller's on error.
 func (m *Mesh) post(ctx context.Context, p *peer, f frame, o offer) error {
 	if p.mailbox != nil {
@@ -257,8 +257,8 @@ func (m *Mesh) state(p *peer) (closed bool, gone error) {
 	return m.closed, p.gone
 }
 
-// hasGone reports whether a send failed because one end is closed. If it is the peer's, what the
-// peer sent before it went is still to be read, and only that tells whether it left or died.
+// hasGone reports whether a send failed because one end is closed. If it is the peer's, data that
+// the peer sent before are still to be read, and only they show whether it left or died.
 func hasGone(err error) bool {
 	return errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, net.ErrClosed) ||
 		errors.Is(err, ErrLeft)
@@ -310,8 +310,8 @@ func (m *Mesh) Send(peer int, data []byte) error {
 	return nil
 }
 
-// Close says goodbye to the peers that are still there and frees what the mesh holds; regions that
-// were exchanged stay with their owners. No event is delivered after it returns, so it must not be
+// Close says goodbye to the remaining peers and frees the mesh's resources; regions that were
+// exchanged stay with their owners. No event is delivered after it returns, so it must not be
 // called by the event handler. Further calls do nothing.
 func (m *Mesh) Close() error {
 	m.mu.Lock()
@@ -338,8 +338,8 @@ func (m *Mesh) farewell(ctx context.Context, kind frameKind) {
 			continue
 		}
 		if _, gone := m.state(p); gone == nil {
-			// One that can't be told takes this rank for dead when it reads again and finds the
-			// connection closed.
+			// A peer that cannot be reached takes this rank for dead when it reads again and finds
+			// the connection closed.
 			_ = m.post(ctx, p, frame{kind: kind}, offer{})
 		}
 	}

@@ -6,17 +6,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// offer is what a peer gave for an exchange and nobody has taken yet.
+// offer is a peer's contribution to an exchange that was not taken yet.
 type offer struct {
 	kind frameKind // kindRegion, kindDescriptor or kindMemory; 0 for nothing
 	regionOffer
 	fd     int     // of another process's region or descriptor, or a duplicate of one of this process's
-	region *Region // of this process, with a reference for whoever takes it
+	region *Region // of this process, with a reference for the taker
 	memory []byte
 	err    error // why there is nothing to take
 }
 
-// offerOf reads an offer out of a packet, whose descriptor it takes.
+// offerOf decodes a packet into an offer, which owns the packet's descriptor.
 func offerOf(p packet) (offer, error) {
 	o := offer{kind: p.kind, fd: p.fd}
 	if p.lost {
@@ -32,7 +32,7 @@ func offerOf(p packet) (offer, error) {
 	return o, nil
 }
 
-// drop gives up what the offer holds.
+// drop frees the offer's content.
 func (o offer) drop() {
 	if o.kind != kindRegion && o.kind != kindDescriptor {
 		return
@@ -45,7 +45,7 @@ func (o offer) drop() {
 	}
 }
 
-// takeRegion maps what was offered.
+// takeRegion maps the offered region.
 func (o offer) takeRegion() (*Region, error) {
 	if o.region != nil {
 		return o.region, nil

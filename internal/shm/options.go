@@ -13,7 +13,7 @@ const (
 	HugeRequire
 )
 
-// Options say what memory a region is made of.
+// Options select the memory of a region.
 type Options struct {
 	Huge HugeMode
 	// Populate touches every page at once, in this process and in those that get the region by

@@ -31,7 +31,7 @@ func (*Region) Retain() {}
 // Release returns [ErrNeedsLinux].
 func (*Region) Release() error { return ErrNeedsLinux }
 
-// HugeStatus says that there are no regions here.
+// HugeStatus says that this system has no regions.
 func HugeStatus() string { return ErrNeedsLinux.Error() }
 
 // Listener is a rank's end of a mesh that is still to be formed. It exists on Linux only.

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hugePage is the only huge page size asked for; every architecture with 4 KiB pages has it.
+// hugePage is the only huge page size in use; every architecture with 4 KiB pages has it.
 const hugePage = 2 << 20
 
 // seals keep the file's size: a mapping of it can't be cut short under anybody. The last one keeps
@@ -95,8 +95,8 @@ func openMemfd(name string, huge bool) (int, error) {
 	return fd, os.NewSyscallError("memfd_create", err)
 }
 
-// FromFD maps the first size bytes of a memory file that somebody else made. It owns fd from the
-// call on, and closes it even when it fails. It refuses, by name, a descriptor that is not a memfd
+// FromFD maps the first size bytes of an existing memory file. It owns fd from the call on, and
+// closes it even when it fails. It refuses, by name, a descriptor that is not a memfd
 // ([ErrNotMemfd]), can still shrink ([ErrNotSealed]) or holds fewer than size bytes
 // ([ErrTooSmall]).
 func FromFD(fd int, size int) (*Region, error) { return fromFD(fd, size, false) }
@@ -160,7 +160,7 @@ func adopt(fd, size int, populate bool) (*Region, error) {
 	return r, nil
 }
 
-// fdName is what the descriptor refers to, for people.
+// fdName describes the descriptor's file, for messages.
 func fdName(fd int) string {
 	name, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
 	if err != nil {

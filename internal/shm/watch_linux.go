@@ -29,8 +29,8 @@ func newWatch() (*watch, error) {
 }
 
 // add watches a peer's process. It returns ErrDied if there is no such process any more. Where the
-// kernel has no pidfds or this process may not have them, it does nothing: the socket then tells
-// alone.
+// kernel has no pidfds or this process may not have them, it does nothing: only the socket then
+// shows the end.
 func (w *watch) add(peer, pid int) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {

@@ -2,7 +2,7 @@ package simd
 
 import "unsafe"
 
-// convertStep is the number of elements of which the conversion kernels take a multiple.
+// convertStep is the unit, in elements, of the conversion kernels.
 const convertStep = 32
 
 // A conversion is one of the conversion kernels of a path.

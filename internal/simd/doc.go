@@ -50,22 +50,22 @@
 //
 // # Paths
 //
-// The path is chosen once, from what the processor offers: avx512 (F, BW, DQ, VL and BMI2), avx2
-// (with FMA and F16C), else portable. WEFT_SIMD=portable, avx2 or avx512 asks for a path; one that
-// the machine lacks is lowered to the best it has, and [Path] says which is in use. The portable
-// code is the oracle of the tests.
+// The path is chosen once, by the processor's features: avx512 (F, BW, DQ, VL and BMI2), avx2 (with
+// FMA and F16C), else portable. WEFT_SIMD=portable, avx2 or avx512 asks for a path; one that the
+// machine lacks is lowered to the best it has, and [Path] says which is in use. The portable code
+// is the oracle of the tests.
 //
-// Rows are never read or written beyond their ends: what does not fill a vector is taken under a
-// mask (AVX-512), element by element, or through a buffer on the stack. Assembly cannot be
-// preempted, so long rows are cut into calls of about a megabyte, for the sake of the garbage
-// collector.
+// Rows are never read or written beyond their ends: a remainder that does not fill a vector is
+// taken under a mask (AVX-512), element by element, or through a buffer on the stack. Assembly
+// cannot be preempted, so long rows are cut into calls of about a megabyte, for the sake of the
+// garbage collector.
 //
 // # Streaming
 //
 // [Copy], [FanOut] and [Zero] can write with non-temporal stores, which do not read the
-// destination's lines first and do not displace what the caches hold. Such stores are not ordered
-// with later ones: the order of publication is data, [StoreFence], flag. Without streaming the
-// flag's own atomic store suffices.
+// destination's lines first and do not displace cached data. Such stores are not ordered with later
+// ones: the order of publication is data, [StoreFence], flag. Without streaming the flag's own
+// atomic store suffices.
 //
 // # Cost
 //

@@ -2,5 +2,5 @@
 
 package simd
 
-// Pause tells the processor that the caller is spinning: PAUSE on amd64, YIELD on arm64.
+// Pause is the processor's hint for spinning: PAUSE on amd64, YIELD on arm64.
 func Pause()

@@ -2,8 +2,8 @@
 
 package simd
 
-// Pause tells the processor that the caller is spinning. Here there is no such hint.
-// It must stay a call: see channel.pause.
+// Pause is the processor's hint for spinning. Here there is no such hint. It must stay a call: see
+// channel.pause.
 //
 //go:noinline
 func Pause() {}

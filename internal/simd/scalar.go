@@ -2,8 +2,7 @@ package simd
 
 import "math"
 
-// The canonical NaNs: positive, every mantissa bit set. These are what every kernel writes for a
-// NaN.
+// The canonical NaNs: positive, every mantissa bit set. The NaNs that every kernel writes.
 const (
 	NaNBF16 uint16 = 0x7FFF
 	NaNF16  uint16 = 0x7FFF

@@ -2,7 +2,7 @@
 // They are variables so that tests reach each way with little data; nothing else changes them.
 package thresholds
 
-// BulkRowBytes is from how many bytes on rows go by bulk copies.
+// BulkRowBytes is the least size of rows that go by bulk copies.
 var BulkRowBytes = 1 << 10
 
 // From so much on, some blocks of an operation send and the others receive.

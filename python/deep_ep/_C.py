@@ -1,4 +1,4 @@
-"""What code takes from DeepEP's extension module, which has another name in older versions: deep_ep_cpp."""
+"""The names that code imports from DeepEP's extension module; older versions call it deep_ep_cpp."""
 
 from __future__ import annotations
 

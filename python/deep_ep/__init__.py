@@ -1,6 +1,6 @@
 """DeepEP's interfaces over Weft: change no line, install this package, and exchanges are Weft's.
 
-docs/guides/deep_ep.md says what is the same and what differs.
+docs/guides/deep_ep.md lists what is the same and what differs.
 """
 
 from __future__ import annotations

@@ -111,10 +111,11 @@ class Buffer:
         self._normal, self._low_latency = Normal(self._exchanges), LowLatency(self._exchanges, self.low_latency_sms)
         self._local: dict[bool, Tensor] = {}
         self.runtime = Runtime(self)
-        # Closing waits for nobody; what the collector closes peers have no more use of.
+        # Closing waits for no other rank; if the collector closes a buffer, its peers do not need it any
+        # more.
         self._end = weakref.finalize(self, close, comm)
 
-    # What there is to know.
+    # The buffer's properties, for debugging.
 
     def destroy(self) -> None:
         """Leaves. Only buffers that were made to be destroyed explicitly are; others go with their last reference."""
@@ -124,7 +125,8 @@ class Buffer:
 
     @staticmethod
     def is_sm90_compiled() -> bool:
-        """Whether kernels use what GPUs of compute capability 9.0 have: they are compiled for the GPU that there is."""
+        """Whether kernels use the features of compute capability 9.0: they are compiled for the GPU that they
+        run on."""
         return True
 
     @staticmethod
@@ -135,14 +137,14 @@ class Buffer:
 
     @staticmethod
     def capture() -> EventOverlap:
-        """The end of what is enqueued in the current stream now."""
+        """An event at the end of the work that is enqueued in the current stream now."""
         return EventOverlap(EventHandle())
 
     @staticmethod
     def get_low_latency_rdma_size_hint(
         num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
     ) -> int:
-        """Bytes that DeepEP's buffer needs for low-latency exchanges. Weft takes what it needs by itself."""
+        """Bytes that DeepEP's buffer needs for low-latency exchanges. Weft chooses its own resources."""
         return configs.low_latency_size(num_max_dispatch_tokens_per_rank, hidden, num_experts)
 
     def get_comm_stream(self) -> Any:
@@ -236,7 +238,7 @@ class Buffer:
             moved = _moved(handle)
             require(
                 topk_idx is None and topk_weights is None,
-                "a dispatch by a handle takes no topk_idx and no topk_weights: the handle has what was selected",
+                "a dispatch by a handle takes no topk_idx and no topk_weights: the handle has the selections",
             )
             if 0 < num_worst_tokens < moved.received:
                 raise ContractError(
@@ -254,7 +256,7 @@ class Buffer:
                 event,
             )
         if num_tokens_per_rank is None or is_token_in_rank is None or num_tokens_per_expert is None:
-            raise ContractError("a dispatch without a handle takes what get_dispatch_layout returns")
+            raise ContractError("a dispatch without a handle takes the results of get_dispatch_layout")
         if num_worst_tokens and topk_idx is None:
             raise ContractError("num_worst_tokens needs topk_idx, whose -1 tell which rows there are")
         if config is not None and not isinstance(config, Config):
@@ -284,7 +286,7 @@ class Buffer:
         got, got_scales, ids, weights, counts, made = result
         if ids is not None and ids.dtype != topk_idx.dtype:
             ids = ids.to(topk_idx.dtype)
-        if num_worst_tokens and num_worst_tokens > got.shape[0]:  # of which ranks are no divisor
+        if num_worst_tokens and num_worst_tokens > got.shape[0]:  # which the number of ranks does not divide
             got, got_scales = _padded(got, num_worst_tokens), _padded_scales(got_scales, scales, num_worst_tokens)
             ids, weights = _padded(ids, num_worst_tokens, -1), _padded(weights, num_worst_tokens, 0)
         return _pair(got, got_scales), ids, weights, counts, made, event
@@ -305,7 +307,7 @@ class Buffer:
         combined_topk_weights, event. Collective.
 
         ``topk_weights``: float32 [rows, topk]. Each slot of a token comes home as the fp32 sum, in rank
-        order, of what all ranks that it went to have there.
+        order, of the rows that its ranks have in that slot.
         """
         _check_events(previous_event, async_finish, allocate_on_comm_stream)
         moved = _moved(handle)
@@ -378,10 +380,10 @@ class Buffer:
     ) -> tuple[Tensor | tuple[Tensor, Tensor], Tensor, LowLatencyHandle, EventOverlap, Callable[[], None] | None]:
         """Sends tokens to their experts: recv_x, count, handle, event, hook. Collective, as is the hook.
 
-        ``x``: bfloat16 [tokens, hidden]. recv_x is [local experts, ranks *
-        num_max_dispatch_tokens_per_rank, hidden], in float8 with the scales [.., hidden / 128], or [..,
-        hidden / 512] of four powers of two each; the first ``count`` rows of an expert are valid. With
-        ``return_recv_hook`` they are there when the hook has returned.
+        ``x``: bfloat16 [tokens, hidden]. recv_x is [local experts, ranks * num_max_dispatch_tokens_per_rank,
+        hidden], in float8 with the scales [.., hidden / 128], or [.., hidden / 512] of four powers of two
+        each; the first ``count`` rows of an expert are valid. With ``return_recv_hook`` they are valid when
+        the hook has returned.
         """
         self._check_low_latency(x, 2, async_finish, return_recv_hook)
         require(
@@ -427,9 +429,9 @@ class Buffer:
         combined_x, event, hook. Collective, as is the hook.
 
         ``x``: bfloat16, of the shape of recv_x. With ``zero_copy`` the rows are in
-        :meth:`get_next_low_latency_combine_buffer`. ``topk_idx``: those of the dispatch, in whose order
-        rows are summed; they may stand in another one, beside their weights, and -1 for what is to be
-        left out.
+        :meth:`get_next_low_latency_combine_buffer`. ``topk_idx``: those of the dispatch, in whose order rows
+        are summed. They may come in another order, with their weights, and with -1 for selections to leave
+        out.
         """
         self._check_low_latency(x, 3, async_finish, return_recv_hook)
         sent = _sent(handle)
@@ -505,7 +507,7 @@ class Buffer:
 
 
 class Runtime:
-    """What code asks of DeepEP's extension object."""
+    """Attributes of DeepEP's extension object that code reads."""
 
     def __init__(self, buffer: Buffer) -> None:
         self._buffer = weakref.proxy(buffer)
@@ -538,28 +540,28 @@ def _check_events(previous: Before, async_finish: bool, on_comm_stream: bool) ->
 
 
 def _moved(handle: Any) -> Moved:
-    """What is known of a normal dispatch by its handle."""
+    """The state of a normal dispatch, found by its handle."""
     return handle if isinstance(handle, DispatchHandle) else _recalled(handle, 0, Went, "dispatch")
 
 
 def _sent(handle: Any) -> Sent:
-    """What is known of a low-latency dispatch by its handle."""
+    """The state of a low-latency dispatch, found by its handle."""
     return handle.sent if isinstance(handle, LowLatencyHandle) else _recalled(handle, 1, Sent, "low_latency_dispatch")
 
 
 def _recalled(handle: Any, place: int, kind: type[T], of: str) -> T:
-    """The same by the tuple of a handle's contents, one of which says it."""
+    """The same, found by the tuple of a handle's contents: one of them identifies it."""
     found = recall(handle[place], kind) if isinstance(handle, (tuple, list)) and len(handle) > place else None
     if found is None:
         raise ContractError(
-            f"handle: a {type(handle).__name__}, want what {of} returned, or the tuple of its contents, not "
+            f"handle: a {type(handle).__name__}, want the handle that {of} returned, or the tuple of its contents, not "
             f"copies of them"
         )
     return found
 
 
 def check_stats(stats: Tensor | None, local: int, like: Tensor) -> None:
-    """Refuses what counts of experts cannot be added to."""
+    """Refuses a counter tensor to which counts of experts cannot be added."""
     if stats is None or (
         stats.dtype == torch.int32 and stats.shape == (local,) and stats.is_contiguous() and stats.device == like.device
     ):
@@ -571,7 +573,7 @@ def check_stats(stats: Tensor | None, local: int, like: Tensor) -> None:
 
 
 def rows_and_scales(x: Any) -> tuple[Tensor, Tensor | None]:
-    """What comes as rows, or as a pair of rows and scales."""
+    """Rows, or a pair of rows and scales."""
     if isinstance(x, Tensor):
         return x, None
     if not isinstance(x, (tuple, list)) or len(x) != _PAIR or not all(isinstance(t, Tensor) for t in x):
@@ -584,7 +586,8 @@ def _pair(rows: Any, scales: Any) -> Any:
 
 
 def _padded(t: Tensor | None, rows: int, fill: int | None = None) -> Any:
-    """A tensor of so many rows, of which these are the first; as it is for 0 or if it has so many."""
+    """A tensor of the given number of rows that begins with these; the rows themselves for 0 or if they are
+    as many."""
     if t is None or rows in (0, t.shape[0]):
         return t
     out = t.new_empty((rows, *t.shape[1:])) if fill is None else t.new_full((rows, *t.shape[1:]), fill)

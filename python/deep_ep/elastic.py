@@ -35,8 +35,8 @@ _SMS_WITHOUT_GPU = 132  # an H200's, for code that computes with the number
 
 
 class EPHandle:
-    """Where the tokens of a dispatch went, with what DeepEP's handles have. What needs computing is
-    computed when it is read.
+    """Where the tokens of a dispatch went, with the members of DeepEP's handles. Members that need computing
+    are computed when they are read.
 
     ``psum_num_recv_tokens_per_scaleup_rank``: int32 [ranks], the tokens of this source rank and those
     before. ``num_unaligned_recv_tokens_per_expert``: int32 [local experts].
@@ -66,7 +66,7 @@ class EPHandle:
         token_metadata_at_forward: Tensor | None,
         channel_linked_list: Tensor | None,
     ) -> None:
-        """A handle of these contents. The first exchange by it goes by ``topk_idx``, and prepares anew."""
+        """A handle of these contents. The first exchange with it reads ``topk_idx``, and prepares anew."""
         vars(self).update({name: value for name, value in locals().items() if name != "self"}, _route=None)
 
     _route: Route
@@ -92,7 +92,7 @@ class EPHandle:
     def __reduce__(self) -> Any:
         return EPHandle, tuple(getattr(self, name) for name in inspect.signature(EPHandle).parameters)
 
-    # What was assigned, by the constructor or later, comes before these.
+    # Members that were assigned, by the constructor or later, come before these.
 
     @functools.cached_property
     def do_expand(self) -> bool:
@@ -267,7 +267,7 @@ class ElasticBuffer:
         self._stream = self._exchanges.stream
         self._end = weakref.finalize(self, close, comm)
 
-    # What there is to know.
+    # The buffer's properties, for debugging.
 
     def destroy(self) -> None:
         """Leaves. Only buffers that were made to be destroyed explicitly are; others go with their last reference."""
@@ -285,14 +285,14 @@ class ElasticBuffer:
         allow_hybrid_mode: bool = True,
         allow_multiple_reduction: bool = True,
     ) -> int:
-        """Bytes that DeepEP's buffer needs. Weft takes what it needs by itself."""
+        """Bytes that DeepEP's buffer needs. Weft chooses its own resources."""
         return _size_hint(
             group.size(), num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch, allow_multiple_reduction
         )
 
     @staticmethod
     def capture() -> EventHandle:
-        """The end of what is enqueued in the current stream now."""
+        """An event at the end of the work that is enqueued in the current stream now."""
         return EventHandle()
 
     def get_comm_stream(self) -> Any:
@@ -350,8 +350,8 @@ class ElasticBuffer:
         sm_read_gbs: float = 200,
         sm_write_gbs: float = 50,
     ) -> int:
-        """How many multiprocessors keep the links busy if tokens select experts evenly, by DeepEP's
-        model. Weft's kernels choose by what was measured."""
+        """How many multiprocessors keep the links busy if tokens select experts evenly, by DeepEP's model.
+        Weft's kernels choose from measurements."""
         if num_scaleout_topk:
             raise ContractError("num_scaleout_topk is for several nodes: leave it 0")
         key = num_experts, num_topk, nvlink_gbs, sm_read_gbs, sm_write_gbs
@@ -506,7 +506,7 @@ class ElasticBuffer:
         # The multiprocessors for handles: as many as are asked for, or as are of use. The host has
         # none.
         sms = (sms or self.get_theoretical_num_sms(experts, topk)) if self._exchanges.on_gpu else 0
-        # Other numbers of tokens than the buffer's are rounded up, so that there are few handles.
+        # Numbers of tokens other than the buffer's are rounded up, so that there are few handles.
         room = most if most == self.num_max_tokens_per_rank else 1 << (most - 1).bit_length()
         return Shape(experts, topk, room, expand, reduction, sms, alignment, most)
 
@@ -568,11 +568,11 @@ class ElasticBuffer:
         """Sums the rows of each token, without weights, after the biases: combined_x,
         combined_topk_weights, event. Collective.
 
-        ``x``: bfloat16 as dispatch gave it: a row for each token, which this rank has summed, or for
-        each selection, then of an expanded dispatch. Those of one rank are summed in fp32 and rounded,
-        unless the buffer was made without multiple reductions; ranks' sums are added in fp32 in the
-        order of the last selections there, and rounded once. ``topk_weights``, as dispatch gave them,
-        come back to their selections.
+        ``x``: bfloat16 as dispatch gave it: a row for each token, which this rank has summed, or for each
+        selection, then of an expanded dispatch. The rows of one rank are summed in fp32 and rounded, unless
+        the buffer was made without multiple reductions. The ranks' sums are added in fp32, in the order of
+        each rank's last selection, and rounded once. ``topk_weights``, as dispatch gave them, come back to
+        their selections.
         """
         _check_events(previous_event, allocate_on_comm_stream)
         route = self._route_of(handle)
@@ -604,7 +604,7 @@ class ElasticBuffer:
         )
         return out, weights, event
 
-    # What is not here.
+    # Features that Weft does not have.
 
     @staticmethod
     def get_engram_storage_size_hint(
@@ -688,8 +688,8 @@ def _refuse(name: str, why: str) -> NoReturn:
 
 
 def _size_hint(ranks: int, tokens: int, hidden: int, topk: int, fp8: bool, multiple: bool) -> int:
-    """Bytes of DeepEP's buffer: tokens as they are sent and as they come home, each with what describes
-    it, in places of whole 32 bytes."""
+    """Bytes of DeepEP's buffer: tokens on the way out and on the way home, each with its metadata, in slots
+    of a multiple of 32 bytes."""
     topk = topk or _MOST_TOPK
     described = topk * 8 + (1 + topk) * 4
     sent = align(hidden * (1 if fp8 else 2), 32) + align((-(-hidden // 32) * 4 if fp8 else 0) + described, 32)
@@ -703,7 +703,7 @@ def _check_events(previous: Before, on_comm_stream: bool) -> None:
 
 
 def _wait(event: Before) -> None:
-    """There is no second kernel for it to come before: the whole exchange comes after it."""
+    """There is no second kernel that it could precede: the whole exchange comes after it."""
     if event is not None and not (isinstance(event, EventOverlap) and event.event is None):
         event.current_stream_wait()
 

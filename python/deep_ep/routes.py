@@ -14,7 +14,7 @@ from weft._buffer.exchanges import Exchanges, Kept
 
 
 class Shape(NamedTuple):
-    """What all ranks have in common in an exchange."""
+    """The arguments that all ranks share in an exchange."""
 
     experts: int
     topk: int
@@ -27,11 +27,11 @@ class Shape(NamedTuple):
 
     @property
     def of_handle(self) -> tuple[Any, ...]:
-        """What a handle is made for."""
+        """The arguments of a handle."""
         return self[:7] if self.expand else self[:6]
 
 
-_LEAST = 8  # bfloat16 numbers of the shortest row that there is
+_LEAST = 8  # bfloat16 numbers of the shortest possible row
 
 _BF16, _OPAQUE = ep.Payload.bf16, ep.Payload.opaque
 
@@ -48,7 +48,7 @@ class Rows:
         if scales.dtype == torch.float32 and scales.shape[1] * 128 == self.hidden:
             self.payload, self.scales = ep.Payload.fp8, scales.contiguous()
             return
-        # Of whatever they are for, whole 16 bytes of them.
+        # Any content, in whole units of 16 bytes.
         words = -(-scales.shape[1] // 4) * 4
         self.payload, self.scale_bytes = _OPAQUE, 4 * words
         self.rows = rows.view(torch.uint8)
@@ -73,7 +73,7 @@ class Rows:
         }
 
     def restored(self, rows: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """What has arrived, of the types that were sent."""
+        """The received rows, of the types that were sent."""
         if self.payload != _OPAQUE:
             return rows, scales
         return rows.view(torch.float8_e4m3fn), scales.view(self.given.dtype)[:, : self.given.shape[1]]
@@ -87,8 +87,8 @@ class Route:
     """
 
     def __init__(self, exchanges: Exchanges, shape: Shape, topk: Tensor, exact: bool, keep: bool = False) -> None:
-        """The first exchange is to go by ``topk``, and so are later ones; with ``keep`` they go by what
-        it holds now."""
+        """The first exchange reads ``topk``, and so do later ones; with ``keep`` they use its content of
+        now."""
         self._exchanges, self.shape, self._given, self._exact, self._era = exchanges, shape, topk, exact, exchanges.era
         self._kept = Kept(topk) if keep else None
         self._counts = ep.Counts.host if exact and not exchanges.on_gpu else ep.Counts.device
@@ -103,12 +103,12 @@ class Route:
 
     @property
     def topk(self) -> Tensor:
-        """What tokens have selected."""
+        """The selections of tokens."""
         return self._given if self._kept is None else self._kept.tensor()
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What exchanges on a GPU read of it."""
+        """The parts of it that exchanges on a GPU read."""
         return (self._given, self.topk) if self._given.is_cuda else ()
 
     # Exchanges.
@@ -133,7 +133,8 @@ class Route:
     def dispatch(
         self, rows: Tensor, scales: Tensor | None, weights: Tensor | None
     ) -> tuple[Tensor, Tensor | None, ep.Routing]:
-        """Sends rows, and what their selections weigh: those that arrive, their scales, and what says more of them."""
+        """Sends rows and the weights of their selections; returns the rows that arrive, their scales, and
+        their metadata."""
         given = Rows(rows, scales)
         h = self._handle(given)
         known = self._routings.get(given.key)
@@ -172,7 +173,7 @@ class Route:
         return out, for_least[0].dispatch_backward(least, for_least[1], weights[:n].float())[1]
 
     def _by(self, x: Tensor) -> tuple[ep.Handle, ep.Routing]:
-        """What a sum of rows goes by: that of a dispatch, of whatever type, whose rows were as long."""
+        """The routing for a sum of rows: that of a dispatch of any type whose rows had the same length."""
         self._exchanges.check_era(self._era)
         for h, routing in self._routings.values():
             if h.spec.hidden == x.shape[1]:
@@ -232,8 +233,8 @@ class Route:
     def selections(
         self, routing: ep.Routing, weighted: bool, sync: bool
     ) -> tuple[Tensor | None, Tensor | None, list[int]]:
-        """What the caller receives: of tokens the local experts, and weights, int64 and float32 [rows,
-        topk]; expanded the weights of rows.
+        """The caller's received selections: of tokens the local experts and weights, int64 and float32 [rows,
+        topk]; expanded, the weights of rows.
 
         And the rows of each local expert, pads included, if the host is to know.
         """
@@ -251,7 +252,7 @@ class Route:
             experts = experts.to(self._given.dtype)
         return experts, weights, self._aligned(demand)
 
-    # What there is to know.
+    # The handle's properties, for debugging.
 
     @property
     def _routing(self) -> ep.Routing:
@@ -259,14 +260,14 @@ class Route:
         return next(iter(self._routings.values()))[1]
 
     def _part(self, *names: str) -> Any:
-        """What describes rows, or the only one of it."""
+        """Metadata of rows: the tuple's content, or its only member."""
         found = self._routing.parts(*names, rows=self._received_rows(self._routing))
         self._exchanges.stream.catch_up()
         return found if len(names) > 1 else found[0]
 
     @functools.cached_property
     def selections_of_experts(self) -> Tensor:
-        """int32 [local experts], which nobody is to change."""
+        """int32 [local experts]; the caller must not change it."""
         return self._part("expert_demand")  # type: ignore[no-any-return]
 
     def expert_counts(self) -> Tensor:
@@ -285,7 +286,7 @@ class Route:
         return ends - padded + self.selections_of_experts if self.shape.expand else ends
 
     def sources(self) -> Tensor:
-        """What DeepEP calls recv_src_metadata."""
+        """DeepEP's recv_src_metadata."""
         came, slots = self._expanded_sources() if self.shape.expand else self._sources()
         lanes = torch.arange(self.shape.topk, device=slots.device)
         master = torch.where(slots >= 0, lanes, -1).amax(1)
@@ -308,7 +309,7 @@ class Route:
         ranks, tokens, selections = self._part("source_ranks", "source_tokens", "source_selections")
         most, n = self._exchanges.ranks * self.shape.tokens, self.received
         holds = ranks >= 0
-        # what is elsewhere goes behind the last
+        # selections of other ranks go behind the last
         of = torch.where(holds, ranks.long() * self.shape.tokens + tokens, most)
         came = torch.zeros(most + 1, dtype=torch.int64, device=of.device).scatter_(0, of, 1)
         came[most] = 0
@@ -322,7 +323,7 @@ class Route:
         return sources[:n], slots.view(-1, self.shape.topk)[:n]
 
     def destinations(self) -> Tensor:
-        """What DeepEP calls dst_buffer_slot_idx."""
+        """DeepEP's dst_buffer_slot_idx."""
         k, ranks = self.shape.topk, self._exchanges.ranks
         owners = torch.where(self.topk >= 0, self.topk // (self.shape.experts // ranks), ranks).long()
         lanes = torch.arange(k, device=owners.device).expand_as(owners)
@@ -336,6 +337,6 @@ class Route:
         return out[:, :k].int()
 
 
-# What is asked of a routing, without weights and with them.
+# The parts of a routing that are read, without weights and with them.
 _OF_TOKENS: tuple[tuple[str, ...], ...] = ("row_experts",), ("row_experts", "row_selection_weights")
 _OF_ROWS: tuple[tuple[str, ...], ...] = (), ("row_weights",)

@@ -1,7 +1,7 @@
 """MSCCL++'s expert parallelism over Weft: ``mscclpp.ext.ep``. Change no line, install this package, and
 exchanges are Weft's.
 
-Of the rest of MSCCL++ there is nothing here. docs/guides/mscclpp.md says what is the same and what differs.
+The rest of MSCCL++ is not here. docs/guides/mscclpp.md lists what is the same and what differs.
 """
 
 from __future__ import annotations

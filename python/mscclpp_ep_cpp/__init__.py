@@ -16,7 +16,7 @@ __all__ = ["Buffer", "Config", "ContractError", "EventHandle", "UniqueId", "get_
 def get_low_latency_rdma_size_hint(
     num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
 ) -> int:
-    """Bytes that MSCCL++'s buffer needs for low-latency exchanges. Weft takes what it needs by itself."""
+    """Bytes that MSCCL++'s buffer needs for low-latency exchanges. Weft chooses its own resources."""
     if num_ranks <= 0 or num_experts % num_ranks:
         raise ContractError(f"{num_experts} experts of {num_ranks} ranks, want as many on each")
     return _size(num_max_dispatch_tokens_per_rank, hidden, num_experts)

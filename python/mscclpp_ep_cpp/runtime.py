@@ -28,7 +28,7 @@ _DEADLINE = 100.0  # seconds, as MSCCL++'s
 
 
 class UniqueId:
-    """What ranks of a new communicator have in common, as bytes. They have a secret in them."""
+    """The bytes that ranks of a new communicator share. They have a secret in them."""
 
     def __init__(self, data: bytes) -> None:
         self._data = bytes(data)
@@ -43,7 +43,7 @@ class UniqueId:
 
 @dataclasses.dataclass
 class _Moved:
-    """How a normal dispatch went; its rank_prefix_matrix has it."""
+    """The routing of a normal dispatch, found by its rank_prefix_matrix."""
 
     route: Route
     received: int
@@ -56,11 +56,11 @@ class _Moved:
 class Buffer:
     """Expert-parallel exchanges of so many ranks.
 
-    Sizes in bytes are accepted and say nothing: memory is taken when shapes are first seen, on all
-    ranks alike. What MSCCL++ asserts is a :class:`ContractError`, a RuntimeError with words.
+    Sizes in bytes are accepted and say nothing: memory is taken when shapes are first seen, on all ranks
+    alike. Where MSCCL++ asserts, this raises :class:`ContractError`, a RuntimeError with a message.
 
-    A combine goes where the dispatch went whose ``layout_range`` or ``rank_prefix_matrix`` it is given:
-    those tensors themselves, as autograd saves them, too, not copies of them.
+    A combine uses the routing of the dispatch whose ``layout_range`` or ``rank_prefix_matrix`` it is given:
+    that tensor itself, or as autograd saves it, not a copy.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Buffer:
     # How ranks meet.
 
     def create_unique_id(self) -> bytes:
-        """Makes what the other ranks connect by, on rank 0."""
+        """Makes the id with which the other ranks connect, on rank 0."""
         return str(weft.UniqueId.create("lo")).encode()
 
     def connect(self, unique_id: bytes | bytearray | UniqueId) -> None:
@@ -94,8 +94,8 @@ class Buffer:
         all_gathered_handles: Sequence[Any],
         root_unique_id_opt: bytes | bytearray | UniqueId | None = None,
     ) -> None:
-        """Ends what ranks do to meet, of which :meth:`connect` is all that Weft needs. Collective if
-        that was not called."""
+        """Ends the exchange of addresses, of which Weft needs :meth:`connect` only. Collective if that was
+        not called."""
         require(
             len(device_ids) == len(all_gathered_handles) == self.num_ranks,
             f"sync: {len(device_ids)} devices and {len(all_gathered_handles)} handles of {self.num_ranks} ranks",
@@ -121,10 +121,11 @@ class Buffer:
         exchanges = Exchanges(comm)
         self._stream, self._normal, self._low_latency = exchanges.stream, Normal(exchanges), LowLatency(exchanges)
         self._layout = exchanges.layout
-        # Closing waits for nobody; what the collector closes peers have no more use of.
+        # Closing waits for no other rank; if the collector closes a buffer, its peers do not need it any
+        # more.
         weakref.finalize(self, close, comm)
 
-    # What there is to know.
+    # The runtime's properties, for debugging.
 
     def is_available(self) -> bool:
         return self._available and self._joined is not None and not self._joined.closed
@@ -260,7 +261,7 @@ class Buffer:
             )
             return rows, scales, None, None, [], *matrices, end.event
         if num_tokens_per_rank is None or num_tokens_per_expert is None:
-            raise ContractError("a dispatch without cached matrices takes what get_dispatch_layout returns")
+            raise ContractError("a dispatch without cached matrices takes the results of get_dispatch_layout")
         _check("is_token_in_rank", is_token_in_rank, torch.bool, 2)
         want = x.shape[0], self.num_ranks
         require(is_token_in_rank.shape == want, f"is_token_in_rank: shape {tuple(is_token_in_rank.shape)}, want {want}")
@@ -365,12 +366,12 @@ class Buffer:
         """Sends tokens to their experts. Collective, as is the hook.
 
         ``x``: bfloat16 [tokens, hidden]. Returns packed_recv_x [local experts, ranks *
-        num_max_dispatch_tokens_per_rank, hidden], in float8 with packed_recv_x_scales [.., hidden /
-        128]; packed_recv_count, int32 [local experts], of an expert's valid rows, the first ones;
+        num_max_dispatch_tokens_per_rank, hidden], in float8 with packed_recv_x_scales [.., hidden / 128];
+        packed_recv_count, int32 [local experts], of an expert's valid rows, the first ones;
         packed_recv_src_info, int32 [local experts, ranks * ..], of tokens' indices at their sources;
-        packed_recv_layout_range, int64 [local experts, ranks], of begin << 32 | count; event; hook.
-        Those that are given are the returned ones. With ``return_recv_hook`` rows are there when the
-        hook has returned.
+        packed_recv_layout_range, int64 [local experts, ranks], of begin << 32 | count; event; hook. Those
+        that are given are the returned ones. With ``return_recv_hook`` rows are valid when the hook has
+        returned.
         """
         self._open()
         tokens = self._check_low_latency(
@@ -423,8 +424,8 @@ class Buffer:
         combined_x, event, hook. Collective, as is the hook.
 
         ``x``: bfloat16, of the shape of packed_recv_x. With ``zero_copy`` the rows are in
-        :meth:`get_next_low_latency_combine_buffer`. ``topk_idx`` are those of the dispatch, in any
-        order, where -1 may stand for what is to be left out.
+        :meth:`get_next_low_latency_combine_buffer`. ``topk_idx`` are those of the dispatch, in any order,
+        with -1 for selections to leave out.
         """
         self._open()
         tokens = self._check_low_latency(
@@ -480,7 +481,7 @@ class Buffer:
         async_finish: bool,
         return_recv_hook: bool,
     ) -> int:
-        """What dispatches and combines have in common; returns how many tokens there are."""
+        """The check that dispatches and combines share; returns the number of tokens."""
         require(not (async_finish and return_recv_hook), "async and return_recv_hook exclude each other")
         _check("x", x, torch.bfloat16, dims)
         require(x.shape[-1] % 8 == 0, f"x: a row has {2 * x.shape[-1]} bytes, want a multiple of 16")
@@ -499,7 +500,7 @@ class Buffer:
 def _arrived(
     rows: Tensor, scales: Tensor | None, counts: Tensor, handle: LowLatencyHandle, given: Given
 ) -> tuple[Any, ...]:
-    """What a low-latency dispatch returns."""
+    """The results of a low-latency dispatch."""
     sources, ranges, *_ = handle
     if given.packed_recv_src_info is not None:
         sources = given.packed_recv_src_info
@@ -530,11 +531,11 @@ def _channels(config: Config) -> int:
 
 
 def _recall(tensor: Tensor, kind: type[T], name: str, call: str) -> T:
-    """What a dispatch has left at a tensor that it returned."""
+    """The routing that a dispatch attached to a tensor that it returned."""
     found = recall(tensor, kind)
     if found is None:
         raise ContractError(
-            f"{name} is not what {call} has returned: pass that tensor itself, for a copy does not say where "
+            f"{name} was not returned by {call}: pass that tensor itself, because a copy does not say where "
             f"its tokens went"
         )
     return found

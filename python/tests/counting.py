@@ -38,8 +38,8 @@ def main():
     want = weft.ep.count(topk, experts=4, ranks=2, ranks_per_node=1)
     out = [np.full_like(array, 77) for array in want]
     with weft.join(engine="gpu", gpu=1) as comm:
-        counter = weft.ep.Counter(comm, experts=4, ranks=2, ranks_per_node=1)
-        names = weft.ep.Census._fields
+        counter = weft.ep.TokenCounter(comm, experts=4, ranks=2, ranks_per_node=1)
+        names = weft.ep.TokenCounts._fields
         given = {name: OnGPU(array, 1) for name, array in zip(names, out, strict=True)}
         counter.count(OnGPU(topk, 1), **given, stream=weft.OWN)
         for name, got, ours in zip(names, out, want, strict=True):

@@ -665,7 +665,7 @@ def captures_refuse():
             with torch.cuda.graph(graph):
                 refused(weft.UnsupportedError, lambda: exact.dispatch(x, ids, weights), "device counts")
                 got = h.dispatch(x, ids, weights)
-                refused(weft.UnsupportedError, lambda: got.routing.received, "cannot be had in a capture")
+                refused(weft.UnsupportedError, lambda: got.routing.received, "cannot be read in a capture")
                 refused(weft.UnsupportedError, c.wait, "captures")
                 h.combine(got.rows, got, out=out)
             out.zero_()

@@ -632,7 +632,7 @@ def test_streams(comm):
 
 
 def test_windows(gpus):
-    """Each rank's part is on its GPU, and every rank sees every part by an array on its own."""
+    """Each rank's segment is on its GPU, and every rank sees every part by an array on its own."""
     meeting = threading.Barrier(2)
 
     def rank(c):

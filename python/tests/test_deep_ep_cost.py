@@ -127,12 +127,12 @@ def measure(comm):
     )
     held = latency.prepare(ids, weights)
     low_home = raw.combine(latency, held._number, packed, out)
-    census = weft.ep.census._CountArgs()
-    census.topk.fill(ids)
-    census.words[1:4] = memoryview((ctypes.c_uint64 * 3)(4, 1, 1)).cast("B").cast("Q")
+    counting = weft.ep.token_counts._CountArgs()
+    counting.topk.fill(ids)
+    counting.words[1:4] = memoryview((ctypes.c_uint64 * 3)(4, 1, 1)).cast("B").cast("Q")
     counts = [ctypes.create_string_buffer(64) for _ in range(4)]
     for i, at in enumerate(counts, 4):
-        census.words[i] = ctypes.addressof(at)
+        counting.words[i] = ctypes.addressof(at)
     elastic = deep_ep.ElasticBuffer.from_communicator(comm, num_max_tokens_per_rank=4)
     elastic_rows, *_, kept, _ = elastic.dispatch(x, ids, weights, num_experts=4)
     elastic_handle, elastic_routing = next(iter(kept._route._routings.values()))
@@ -143,7 +143,7 @@ def measure(comm):
         (
             "get_dispatch_layout",
             lambda: b.get_dispatch_layout(ids, 4),
-            lambda: raw.lib.ep_count(census.topk.address, census.address),
+            lambda: raw.lib.ep_count(counting.topk.address, counting.address),
         ),
         ("dispatch", lambda: b.dispatch(x, **options), lambda: (gather(), send())),
         ("dispatch by a handle", lambda: b.dispatch(x, handle=handle), again),

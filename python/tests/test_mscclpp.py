@@ -479,7 +479,7 @@ def test_dispatches_that_are_refused(comm, changed, words):
         ({"src_info": torch.zeros((EXPERTS, 4), dtype=torch.int32)}, "src_info of"),
         (
             {"layout_range": torch.zeros((EXPERTS, 1), dtype=torch.int64)},
-            "layout_range is not what low_latency_dispatch has returned",
+            "layout_range was not returned by low_latency_dispatch",
         ),
         ({"most": 41}, "want .* for the dispatch's 40"),
         ({"experts": 2 * EXPERTS}, "16 experts, want"),
@@ -548,7 +548,7 @@ def test_normal_exchanges_that_are_refused(comm):
         ({"cached": (n, prefix, channels)}, "takes no topk_idx"),
         (
             {"cached": (n, prefix.clone(), channels), "ids": None, "weights": None},
-            "cached_rank_prefix_matrix is not what intranode_dispatch has returned",
+            "cached_rank_prefix_matrix was not returned by intranode_dispatch",
         ),
         ({"cached": (n + 1, prefix, channels), "ids": None, "weights": None}, "are to come by cached matrices"),
         (
@@ -566,7 +566,7 @@ def test_normal_exchanges_that_are_refused(comm):
     for changed, words in (
         ({"x": got[0][:1]}, "x: 1 rows"),
         ({"sources": got[8].long()}, "src_idx: type"),
-        ({"by": prefix.clone()}, "rank_prefix_matrix is not what intranode_dispatch has returned"),
+        ({"by": prefix.clone()}, "rank_prefix_matrix was not returned by intranode_dispatch"),
         ({"received": got[7][:, :1]}, "are not of the dispatch"),
         ({"heads": got[9][:1]}, "are not of the dispatch"),
         ({"config": ep.Config(16)}, "are not of the dispatch"),

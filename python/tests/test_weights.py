@@ -68,7 +68,7 @@ def test_with_a_combine(threads):
             assert (h.combine(got.rows, got, weights=batch.weights[r]) == want).all()
             assert (h.combine(got.rows, got) == want).all()
             assert (h.send_combine(got.rows, got, weights=2 * batch.weights[r]).wait(timeout=20) == 2 * want).all()
-            with pytest.raises(weft.InvalidError, match="which tells no other rank"):
+            with pytest.raises(weft.InvalidError, match="which sends them to no other rank"):
                 h.combine_backward(x, got)
             h.dispatch(x, routing=got, weights=batch.weights[r])
             h.combine_backward(x, got)
@@ -80,7 +80,7 @@ def test_refusals(comm):
     with ep.Handle(comm, experts=2, topk=2, hidden=8, max_tokens=4, payload="fp32", reduction="partial") as h:
         x, topk, weights = np.ones((2, 8), np.float32), np.array([[0, 1], [1, 0]]), np.ones((2, 2), np.float32)
         got = h.dispatch(x, topk, weights)
-        with pytest.raises(weft.UnsupportedError, match="where the experts are"):
+        with pytest.raises(weft.UnsupportedError, match="at the experts' ranks"):
             h.combine(got.rows, got, weights=weights)
         with pytest.raises(weft.InvalidError, match="not by both"):
             h.dispatch(x, topk, routing=got)
@@ -109,7 +109,7 @@ def test_a_tuning_is_for_gpus():
 
 def test_a_counter_is_for_gpus(comm):
     with pytest.raises(weft.UnsupportedError, match="bound to no GPU"):
-        ep.Counter(comm, experts=4)
+        ep.TokenCounter(comm, experts=4)
 
 
 def gave_up(c):

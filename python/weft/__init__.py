@@ -6,9 +6,9 @@
         group = weft.Group(comm)
         total = group.all_reduce(array)
 
-Communicators, windows, collectives and expert parallelism (:mod:`weft.ep`) over arrays of numpy, of
-PyTorch, and of what has DLPack or the buffer protocol. PyTorch is optional: :mod:`weft.torch` has
-autograd functions and operators for torch.compile.
+Communicators, windows, collectives and expert parallelism (:mod:`weft.ep`) over arrays of numpy, of PyTorch,
+and of every library with DLPack or the buffer protocol. PyTorch is optional: :mod:`weft.torch` has autograd
+functions and operators for torch.compile.
 """
 
 from __future__ import annotations

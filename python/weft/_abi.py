@@ -37,34 +37,34 @@ class Status(Choice):
     ERROR_INVALID = 1
     """the arguments contradict each other or the contract; nothing was enqueued"""
     ERROR_UNSUPPORTED = 2
-    """it cannot be done here; nothing was enqueued, and the message names the way out"""
+    """not supported here; nothing was enqueued, and the message names the way out"""
     ERROR_TIMEOUT = 3
     """a rank did not answer before the deadline, or ranks wait for each other (the rank is -1,
     the message lists them)"""
     ERROR_ABORTED = 4
-    """a rank gave the operation up"""
+    """a rank aborted the operation"""
     ERROR_DIED = 5
     """a rank's process ended"""
     ERROR_LEFT = 6
     """a rank destroyed its communicator"""
     ERROR_MISMATCH = 7
-    """ranks made different calls, or with arguments that had to agree and did not"""
+    """ranks made different calls, or arguments that must be equal on all ranks differ"""
     ERROR_MASKED = 8
     """this rank, or the one asked for, is masked"""
     ERROR_CLOSED = 9
-    """what the call needs was closed by this rank"""
+    """this rank has closed an object that the call needs"""
     ERROR_OVERFLOW = 10
     """more rows were routed than the capacity; nothing has moved"""
     ERROR_HANDLE = 11
-    """a handle is NULL, was destroyed, or is none of this library's"""
+    """a handle is NULL, was destroyed, or belongs to another library"""
     ERROR_BUSY = 12
     """another thread is inside a call on the same object"""
     ERROR_FORKED = 13
     """the process was forked after the library was loaded"""
     ERROR_SYSTEM = 14
-    """the operating system, the network or the GPU's driver; the message has its words"""
+    """the operating system, the network or the GPU's driver failed; the message quotes it"""
     ERROR_INTERNAL = 15
-    """a defect of the library, or memory that is not there; the message says where"""
+    """a defect of the library, or an address that is not mapped; the message says where"""
 
 
 class Op(Choice):
@@ -78,14 +78,14 @@ class Op(Choice):
 
 
 class Layout(Choice):
-    """Where received rows stand."""
+    """The order in which a rank receives rows."""
 
     expert_major = 0
     """received rows are [local experts, rows per expert, hidden]"""
     expert_packed = 1
     """[rows, hidden]: the experts' rows follow each other, padded to the alignment"""
     rank_major = 2
-    """[ranks * max_tokens, hidden]: a token stands by its own index in its rank's zone"""
+    """[ranks * max_tokens, hidden]: a token stands at its own index in its rank's zone"""
     token_major = 3
     """[rows, hidden]: one row per token and rank, by source rank, then token"""
 
@@ -96,9 +96,9 @@ class Reduction(Choice):
     exact = 0
     """at home: fp32 fused multiply-adds, k ascending, rounded once"""
     partial = 1
-    """the rows of one rank there, the ranks' sums at home, in rank order"""
+    """each rank sums its rows of a token, the home sums these in rank order"""
     partial_by_selection = 2
-    """the same, in the order of the token's last selections which have a row there"""
+    """the same, but the home goes by each rank's last selection that has a row"""
 
 
 class Weighting(Choice):
@@ -109,7 +109,7 @@ class Weighting(Choice):
 
 
 class Payload(Choice):
-    """What a row is made of."""
+    """The elements of a dispatched row."""
 
     bf16 = 0
     fp16 = 1
@@ -119,7 +119,7 @@ class Payload(Choice):
     fp8_ue8m0 = 4
     """e4m3 and a power-of-two scale for each 128 numbers"""
     opaque = 5
-    """row_bytes and scale_bytes that are moved, not looked at"""
+    """row_bytes and scale_bytes that are moved, not interpreted"""
 
 
 class ScaleOrder(Choice):
@@ -130,12 +130,12 @@ class ScaleOrder(Choice):
 
 
 class Counts(Choice):
-    """Who learns how many rows arrive."""
+    """Whether the host learns how many rows arrive, or only the GPU."""
 
     host = 0
-    """tensors of exactly the rows that arrive"""
+    """tensors of exactly the rows that arrive; the host waits for the counts"""
     device = 1
-    """tensors of the capacity, and the counts beside them: nothing waits for the host"""
+    """tensors of the capacity, with counts beside them; the host does not wait"""
 
 
 class Overflow(Choice):
@@ -281,7 +281,7 @@ class EpInfo(Struct):
     )
 
 
-class EpLayout(Struct):
+class EpTokenCounts(Struct):
     _fields_ = (
         ("size", c_size_t),
         ("experts", c_int64),
@@ -294,7 +294,7 @@ class EpLayout(Struct):
     )
 
 
-class EpCensus(Struct):
+class EpDeviceTokenCounts(Struct):
     _fields_ = (
         ("size", c_size_t),
         ("rank_tokens", c_void_p),
@@ -461,9 +461,9 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
     "weft_ep_combine_buffer": (c_void_p, c_void_p),
     "weft_ep_gradient_buffer": (c_void_p, c_void_p),
     "weft_ep_count": (c_void_p, c_void_p),
-    "weft_ep_counter_create": (c_void_p, c_int64, c_int64, c_int64, c_void_p),
-    "weft_ep_counter_count": (c_void_p, c_void_p, c_void_p, c_void_p),
-    "weft_ep_counter_destroy": (c_void_p,),
+    "weft_ep_token_counter_create": (c_void_p, c_int64, c_int64, c_int64, c_void_p),
+    "weft_ep_token_counter_count": (c_void_p, c_void_p, c_void_p, c_void_p),
+    "weft_ep_token_counter_destroy": (c_void_p,),
     "weft_ep_prepare": (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
     "weft_ep_dispatch": (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
     "weft_ep_copy_received": (c_void_p, c_void_p, c_void_p),

@@ -1,4 +1,4 @@
-"""What the mirrors of weft.h's structs and enumerations have in common."""
+"""Base classes of the mirrors of weft.h's structs and enumerations."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Struct(ctypes.Structure):
 
     @property
     def _as_parameter_(self) -> int:
-        """The address, which is what functions take of it."""
+        """The address, in the form that functions take."""
         return ctypes.addressof(self)
 
     def _check(self, name: str, value: int) -> None:
-        """Refuses what a member would take for another number."""
+        """Refuses a value that a member would take for another number."""
         least, most = _range(type(self), name)
         if not least <= value <= most:
             from .errors import InvalidError
@@ -41,7 +41,7 @@ class Struct(ctypes.Structure):
 
 @functools.cache
 def _range(struct: type[Struct], name: str) -> tuple[int, int]:
-    """What a member of a struct can hold."""
+    """The values that a member of a struct can hold."""
     bits = 8 * getattr(struct, name).size
     if any(member == name and of in (c_int32, c_int64) for member, of in struct._fields_):
         return -(1 << bits - 1), (1 << bits - 1) - 1

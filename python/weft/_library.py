@@ -55,8 +55,8 @@ class Library:
 
 
 def find() -> str:
-    """Where the library is: what WEFT_LIBRARY names, else beside this file (in wheels), else what
-    ``make clib`` built in the source tree."""
+    """The path of the library: WEFT_LIBRARY, else beside this file (in wheels), else the library that ``make
+    clib`` built in the source tree."""
     if named := os.environ.get("WEFT_LIBRARY"):
         return named
     here = os.path.dirname(os.path.realpath(__file__))

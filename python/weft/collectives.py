@@ -139,7 +139,7 @@ class Group(Made):
             on = streams.address(stream, self._comm._device)
             if refused is None:
                 status = call(self._handle, on, to.address, source.address, *rest)
-            else:  # the others are told, instead of left to wait
+            else:  # the others get the reason, instead of waiting
                 status = call(self._handle, on, to.absent(refused), source.absent(refused), *rest)
             if refused is not None:
                 raise refused
@@ -175,7 +175,7 @@ class Group(Made):
         self._slots.append(slots)
 
     def _begin(self) -> None:
-        """What every call does first."""
+        """The start of every call."""
         if self._closed:
             self._open()
         if self._forgotten.found:
@@ -191,7 +191,7 @@ def _op(op: Op | str | int) -> tuple[Op, Exception | None]:
 
 
 def _refusal(slot: Slot, array: Any) -> Exception | None:
-    """Takes an operand, or says why not, whoever does."""
+    """Takes an operand, or records why it is refused."""
     try:
         return None if slot.fill(array) else slot.refuse("there is no array")
     except Exception as e:

@@ -20,9 +20,10 @@ Log = Any
 
 
 class UniqueId:
-    """What ranks of a new communicator have in common: a line of text with a secret in it.
+    """The id of a new communicator: a line of text with a secret in it.
 
-    Rank 0 makes it and listens from then on; hand ``str(id)`` to the others by any means, who make one of the text.
+    Rank 0 makes it and listens from then on. Pass ``str(id)`` to the others by any means; each makes an id of
+    the text.
     """
 
     def __init__(self, text: str) -> None:
@@ -39,7 +40,7 @@ class UniqueId:
         return cls(text.value.decode())
 
     def release(self) -> None:
-        """Gives up an id that no rank 0 of this process has used."""
+        """Releases an id that no rank 0 of this process has used."""
         lib = library()
         if status := lib.unique_id_release(self._text.encode()):
             lib.fail(status)
@@ -59,12 +60,11 @@ class Communicator(Resource):
     - ``engine``: "host" for memory of the host, "gpu" for that of one GPU, the same on every rank;
     - ``gpu``: the number of this rank's GPU among those that the process sees;
     - ``deadline``: seconds that bound every wait (60);
-    - ``huge_pages``: False keeps windows off the system's pool of huge pages;
-    - ``log``: a function that takes a line, or a :class:`logging.Logger`, told of joins, faults and
-    masks. It is called by any thread, and must make no
-      call of this package.
+    - ``huge_pages``: False: windows do not use the system's pool of huge pages;
+    - ``log``: a function that takes a line, or a :class:`logging.Logger`: it gets joins, faults and
+      masks. Any thread calls it, and it must make no call of this package.
 
-    Any thread may use it, one at a time: a second call on it, or on what was made from it, raises
+    Any thread may use it, one at a time: a second call on it, or on an object that was made from it, raises
     :class:`weft.BusyError`.
     """
 
@@ -73,7 +73,7 @@ class Communicator(Resource):
 
     def __init__(self, lib: Library, handle: int, log: Any) -> None:
         super().__init__(lib, handle)
-        self._garbage = Garbage(lib)  # of what was made from it
+        self._garbage = Garbage(lib)  # the objects that were made from it
         self._log = log  # the library calls it until the communicator is destroyed
         info = self._info()
         self.rank: int = info.rank
@@ -83,12 +83,12 @@ class Communicator(Resource):
         self.local_ranks: int = info.local_ranks
         """How many of them are on this host."""
         self.engine: str = "gpu" if info.engine else "host"
-        """What works on the memory: "host" or "gpu"."""
+        """The engine: "host" or "gpu"."""
         self.deadline: float = info.deadline_ms / 1000
         """Seconds that bound every wait."""
         self._device = -1
         self._buffers = 0  # that were made of it, on all ranks alike
-        self._left_out: frozenset[int] = frozenset()  # the mask, for who asks again and again
+        self._left_out: frozenset[int] = frozenset()  # the mask, cached for frequent reads
         opened(self)
 
     # How ranks meet.
@@ -103,8 +103,8 @@ class Communicator(Resource):
         huge_pages: bool = True,
         log: Log = None,
     ) -> Communicator:
-        """Joins as the environment says: weft run, torchrun, Slurm, Open MPI, MPICH or Kubernetes;
-        alone if it says nothing. Collective."""
+        """Joins by the environment that weft run, torchrun, Slurm, Open MPI, MPICH or Kubernetes sets;
+        without one, as the only rank. Collective."""
         lib, options = library(), _options(engine, gpu, deadline, huge_pages, log)
         return cls._made(lib, options, lambda out: lib.comm_create(options, out))
 
@@ -121,8 +121,8 @@ class Communicator(Resource):
         huge_pages: bool = True,
         log: Log = None,
     ) -> Communicator:
-        """Joins the communicator of an id as one rank of so many; rank 0 is in the process that made
-        the id. Collective."""
+        """Joins the communicator of an id as ``rank`` of ``ranks``; rank 0 is in the process that made the
+        id. Collective."""
         if not 0 <= rank < ranks < 1 << 31:  # the library knows how many there may be
             raise InvalidError(f"rank {rank} of {ranks}")
         lib, options = library(), _options(engine, gpu, deadline, huge_pages, log)
@@ -141,11 +141,11 @@ class Communicator(Resource):
         huge_pages: bool = True,
         log: Log = None,
     ) -> Communicator:
-        """Joins through an all-gather of the caller's. Collective.
+        """Joins through the caller's all-gather. Collective.
 
-        ``all_gather`` takes this rank's bytes and returns those of every rank, in the order of ranks;
-        all pass the same number of bytes. It is called while this call lasts, by the same thread, and
-        bounds its own waits. What it raises, this call raises.
+        ``all_gather`` takes this rank's bytes and returns those of every rank, in the order of ranks; all
+        pass the same number of bytes. It is called while this call lasts, by the same thread, and bounds its
+        own waits. An exception of the function is raised by this call.
         """
         lib, options = library(), _options(engine, gpu, deadline, huge_pages, log)
         call = rendezvous.Callback(all_gather, ranks)
@@ -164,16 +164,16 @@ class Communicator(Resource):
     def from_store(cls, store: Any, rank: int, ranks: int, *, name: str = "weft", **options: Any) -> Communicator:
         """Joins through a key-value store, such as ``torch.distributed``'s. Collective.
 
-        ``store`` has ``set(key, bytes)``, ``get(key)``, which waits for the key and gives up by itself,
-        and ``add(key, 1)``. Communicators of the same ``name`` are told apart by how often each rank
-        has joined under it; ranks that join different ones at the same time give them names.
+        ``store`` has ``set(key, bytes)``, ``get(key)``, which waits for the key with a time limit of its own,
+        and ``add(key, 1)``. Communicators of the same ``name`` are distinguished by how often each rank has
+        joined under it; ranks that join different ones at the same time must name them.
         """
         return cls.from_all_gather(rendezvous.StoreGather(store, rank, ranks, name), rank, ranks, **options)
 
     @classmethod
     def from_process_group(cls, group: Any = None, **options: Any) -> Communicator:
-        """Joins the ranks of a ``torch.distributed`` process group, None for the whole world's.
-        Collective within the group.
+        """Joins the ranks of a ``torch.distributed`` process group; None is the world group. Collective
+        within the group.
 
         The group carries a few hundred bytes while ranks join, and nothing afterwards.
         """
@@ -192,14 +192,14 @@ class Communicator(Resource):
             if status := create(ctypes.addressof(out)):
                 lib.fail(status)
             made = cls(lib, out.value, options.log)
-        except BaseException:  # an interrupt, of which peers hear at once
+        except BaseException:  # an interrupt, which peers see at once
             if out.value:
                 lib.comm_destroy(out.value)
             raise
         made._device = options.gpu if options.engine else -1
         return made
 
-    # What there is to know.
+    # The communicator's properties.
 
     def _info(self) -> _abi.CommInfo:
         info = _abi.CommInfo()
@@ -208,7 +208,7 @@ class Communicator(Resource):
 
     @property
     def mask(self) -> frozenset[int]:
-        """The ranks that are left out."""
+        """The masked ranks."""
         words = self._words()
         self._check(self._lib.comm_mask(self._handle, words, len(words)))
         return frozenset(64 * i + r for i, word in enumerate(words) if word for r in range(64) if word >> r & 1)
@@ -219,7 +219,7 @@ class Communicator(Resource):
         return int(self._info().generation)
 
     def check(self) -> None:
-        """Raises the failure that operations raise from now on, if there is one."""
+        """Raises the failure that every operation raises until :meth:`set_mask`, if there is one."""
         self._check(self._lib.comm_error(self._handle))
 
     # Failures.
@@ -236,10 +236,10 @@ class Communicator(Resource):
     def set_mask(self, ranks: Iterable[int] = (), *, timeout: float | None = None) -> None:
         """Goes on after a failure without these ranks, and with all others.
 
-        The ranks that remain call it with the same ones, when none of their operations is in progress.
-        A job never becomes two: of ranks that leave each other out one side goes on, the larger or that
-        with the lowest rank, or the one that was first, and the others get :class:`weft.MaskedError`. A
-        rank that was left out waits here to be taken back, without those that go on in its ``ranks``.
+        The ranks that remain call it with the same ones, when none of their operations is in progress. A job
+        never splits in two: if ranks mask each other, one side continues (the first to call; of two at once
+        the larger, or of equal ones that with the lowest rank), and the others get :class:`weft.MaskedError`.
+        A rank that was left out waits here to be taken back, without those that go on in its ``ranks``.
         """
         if timeout is not None:
             with limit(timeout):
@@ -254,7 +254,7 @@ class Communicator(Resource):
         self._left_out = self.mask
 
     def wait(self, stream: streams.StreamLike = None, *, timeout: float | None = None) -> None:
-        """Waits until what was enqueued on the stream has happened, and raises the failure that an
+        """Waits until the work that was enqueued on the stream has ended, and raises the failure that an
         operation has met meanwhile.
 
         Work of a GPU fails after its call has returned: this, :meth:`check` and the next call say so,

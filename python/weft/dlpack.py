@@ -38,7 +38,7 @@ class _Tensor(ctypes.Structure):
 
 _HOST_DEVICES = (1, 3, 11)  # memory of the host, pinned by CUDA or ROCm or not
 CUDA = 2
-_CUDA_DEVICES = (CUDA, 13)  # and what CUDA moves by itself
+_CUDA_DEVICES = (CUDA, 13)  # and managed memory of CUDA
 
 _INT, _UINT, _FLOAT, _BFLOAT = 0, 1, 2, 4
 _TYPES = {
@@ -57,7 +57,7 @@ _pointer.argtypes, _pointer.restype = (py_object, c_char_p), c_void_p
 
 
 class Found(NamedTuple):
-    """An array that was read, and what keeps its memory."""
+    """An array that was read, and the object that keeps its memory."""
 
     address: int
     dtype: DType | None
@@ -75,11 +75,11 @@ def device_of(array: Any) -> int:
 
 
 def read(array: Any, stream: int | None) -> Found:
-    """Where an array is, and what. It stays the array's: its capsule is not consumed, only kept as long
-    as what this returns.
+    """The address, shape and type of an array. The array keeps its memory: its capsule is not consumed, but
+    is kept as long as the result.
 
-    On a GPU ``stream`` is the one that what was enqueued for the array comes before: 1 is the legacy
-    default one in the convention, -1 none.
+    On a GPU work that was enqueued for the array comes before later work on ``stream``: 1 is the convention's
+    legacy default stream, -1 no stream.
     """
     capsule = array.__dlpack__() if stream is None else array.__dlpack__(stream=stream)
     t = _Tensor.from_address(_pointer(capsule, b"dltensor"))
@@ -103,9 +103,9 @@ def contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return 0 in shape or all(n == 1 or s == d for n, s, d in zip(shape, strides, dense(shape), strict=True))
 
 
-# Showing. Who takes a capsule over calls its deleter, in any thread, and amid whatever fails there:
-# so that is the library's, which sets a flag. What nobody has any more is forgotten by the next
-# sweep.
+# Showing. The consumer of a capsule calls its deleter, in any thread, and possibly while an exception is
+# handled. The deleter is therefore the library's, which sets a flag. The next sweep forgets memory that has
+# no consumer any more.
 
 _new = ctypes.pythonapi.PyCapsule_New
 _new.argtypes, _new.restype = (c_void_p, c_char_p, c_void_p), py_object
@@ -119,8 +119,8 @@ _PACK = [struct.Struct(f"=Qii iBBH QQQ QQ {n}q{n}q q") for n in range(MAX_DIMS +
 
 
 class _Block:
-    """A managed tensor of so many dimensions. Its memory is there for ever: the deleter may be called
-    when the interpreter has ended."""
+    """A managed tensor of so many dimensions. Its memory stays for ever: the deleter may be called when the
+    interpreter has ended."""
 
     __slots__ = ("at", "dims", "flag", "memory")
 
@@ -132,7 +132,7 @@ class _Block:
         self.flag = memoryview(self.memory).cast("B")[-8:].cast("q")
 
     def say(self, address: int, dtype: int, shape: tuple[int, ...], device: int) -> None:
-        """Says what it is, of which nobody has given back anything yet."""
+        """Makes the DLPack description of an array, which is in use from now on."""
         dims, (code, bits), pack = self.dims, _CODES[dtype], _PACK[self.dims]
         sizes, flag = self.at + _MANAGED, self.at + pack.size - 8
         pack.pack_into(
@@ -160,7 +160,8 @@ _dense = functools.lru_cache(maxsize=1024)(dense)
 
 
 class _Shown:
-    """An array that is shown: its block, what is kept for it, and the capsule, until somebody has taken it over."""
+    """An array that is shown: its block, the objects that it keeps alive, and the capsule, until a consumer
+    has taken it over."""
 
     __slots__ = ("block", "capsule", "keep")
 
@@ -170,7 +171,7 @@ class _Shown:
         self.keep = keep
 
 
-# What is shown, by where its block is, and the blocks that nobody has, by their dimensions.
+# Shown arrays, by the address of their block, and the free blocks, by their dimensions.
 _shown: dict[int, _Shown] = {}
 _free: list[list[_Block]] = [[] for _ in range(MAX_DIMS + 1)]
 
@@ -191,15 +192,15 @@ def show(address: int, dtype: int, shape: tuple[int, ...], device: int, keep: An
     until the :func:`sweep` after that."""
     shown = _Shown(keep)
     block = shown.block = _block(len(shape))
-    _shown[block.at] = shown  # from here on a sweep finds it, whatever interrupts
+    _shown[block.at] = shown  # from here on a sweep finds it, also after an interrupt
     block.say(address, dtype, shape, device)
     shown.capsule = _new(block.at, b"dltensor", None)
     return shown.capsule
 
 
 def lend(address: int, dtype: int, shape: tuple[int, ...], device: int) -> tuple[_Block, Any]:
-    """A capsule that keeps nothing and is not swept, and its block, which is to be returned when nobody
-    uses the memory."""
+    """A capsule that keeps nothing alive and is not swept, and its block, which is to be returned when the
+    memory is not used any more."""
     block = _block(len(shape))
     block.say(address, dtype, shape, device)
     return block, _new(block.at, b"dltensor", None)
@@ -219,12 +220,12 @@ def _block(dims: int) -> _Block:
 
 
 def sweep() -> None:
-    """Forgets what was shown and is no more."""
+    """Forgets shown arrays that were released."""
     if not _shown:
         return
     with _sweeping:
         for at in list(_shown):
-            shown = _shown.get(at)  # what goes may sweep, too
+            shown = _shown.get(at)  # a destructor may sweep, too
             if shown is not None and _gone(shown):
                 block = shown.block
                 del _shown[at], shown
@@ -242,7 +243,7 @@ def _gone(shown: _Shown) -> bool:
     if _references(capsule) > _OWN_TO_CAPSULE:
         return False
     if _valid(capsule, b"dltensor"):
-        return True  # nobody has it, and nobody took it
+        return True  # it was released, or never taken over
     shown.capsule = _TAKEN
     return False
 
@@ -252,8 +253,8 @@ def _references(thing: object) -> int:
 
 
 def _own() -> tuple[int, int]:
-    """The references that a sweep itself has to what is shown, and to a capsule: how many that are is
-    the interpreter's affair."""
+    """The references that a sweep itself holds to a shown array, and to a capsule: their number depends on
+    the interpreter."""
 
     def asked(shown: _Shown) -> tuple[int, int]:
         capsule = shown.capsule

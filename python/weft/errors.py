@@ -1,4 +1,4 @@
-"""What goes wrong, as one family of exceptions: a class for each status of the C library.
+"""Weft's exceptions: a class for each status of the C library.
 
 Every error has ``status``, the number of the C library's status, and ``rank``, the rank to blame, or None.
 """
@@ -78,7 +78,7 @@ class MaskedError(WeftError):
 
 
 class ClosedError(WeftError):
-    """What the call needs was closed by this rank."""
+    """This rank has closed an object that the call needs."""
 
     status = Status.ERROR_CLOSED
 

@@ -29,10 +29,11 @@ class timeout:  # noqa: N801
     """Bounds the calls of this thread, in ``with weft.timeout(seconds):``, that wait on the host,
     beside the communicator's deadline.
 
-    Who gives up so gets :class:`weft.DeadlineError`, and the other ranks :class:`weft.AbortedError`
-    with this one's number, as after :meth:`weft.Communicator.abort`; :meth:`weft.Communicator.wait`
-    disturbs nobody, and may be called again. What is enqueued on a stream of the caller's waits on the
-    GPU, by the communicator's deadline alone. ``timeout=`` of a call is the same for that call.
+    A call that reaches the limit raises :class:`weft.DeadlineError`, and the other ranks
+    :class:`weft.AbortedError` with this one's number, as after :meth:`weft.Communicator.abort`.
+    :meth:`weft.Communicator.wait` is the exception: it aborts no operation, and may be called again. Work
+    that is enqueued on the caller's stream waits on the GPU, by the communicator's deadline alone.
+    ``timeout=`` of a call is the same for that call.
     """
 
     def __init__(self, seconds: float) -> None:

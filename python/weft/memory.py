@@ -1,5 +1,5 @@
-"""Arrays over memory of the library's, and new ones: of numpy, of PyTorch, or plain ones, whichever the
-caller's operands were."""
+"""Arrays over memory of the library's, and new ones: of numpy, of PyTorch, or plain ones, of the same kind as
+the caller's operands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .resources import Lease
 
 NUMPY, TORCH, PLAIN = "numpy", "torch", "plain"
 
-# What memoryviews call types; those that they lack are whole numbers of the same size.
+# The types of memoryviews; for types that they lack, unsigned integers of the same size.
 _FORMATS = {
     DType.float16: "e",
     DType.float32: "f",
@@ -47,8 +47,8 @@ def default_kind(device: int = -1) -> str:
 
 
 def numpy_dtype(dtype: DType) -> Any:
-    """The type in numpy. Those that numpy lacks are ml_dtypes', where that is installed, else whole
-    numbers of the same size."""
+    """The type in numpy. Types that numpy lacks are those of ml_dtypes, where that is installed, else
+    unsigned integers of the same size."""
     import numpy
 
     if dtype in (DType.bfloat16, DType.float8_e4m3, DType.float8_e5m2, DType.ue8m0):
@@ -70,7 +70,7 @@ def torch_dtype(dtype: DType) -> Any:
 
 @functools.cache
 def torch_device(device: int) -> Any:
-    """A GPU in PyTorch, whom a name costs more."""
+    """A GPU as PyTorch's device: looking it up by name costs more."""
     import torch
 
     return torch.device("cuda", device)
@@ -80,7 +80,7 @@ class DeviceArray:
     """Memory of a GPU as any library takes it over without a copy: ``torch.from_dlpack(x)``,
     ``cupy.from_dlpack(x)``, or by ``__cuda_array_interface__``.
 
-    It is what results are on a GPU where the operands were not PyTorch's.
+    Results on a GPU are of this class if the operands were not PyTorch's.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class DeviceArray:
     def __dlpack__(
         self, *, stream: int | None = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
     ) -> Any:
-        """A capsule. Who takes the array over in another stream than its own orders the two."""
+        """A capsule. A consumer that takes the array over in another stream than its own orders the two."""
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
             raise BufferError(f"it is shown where it is, on GPU {self.device}: copy it afterwards")
         return dlpack.show(self.address, self.dtype, self.shape, self.device, self)
@@ -146,7 +146,7 @@ def view(
     kind: str, address: int, dtype: DType, shape: Sequence[int], device: int, lease: Lease, stream: int | None = None
 ) -> Any:
     """An array over memory at an address, which it keeps for as long as it lives. ``device`` is a GPU's
-    number, or -1, ``stream`` what fills it."""
+    number, or -1; ``stream`` fills the array."""
     if device >= 0:
         return _on_gpu(kind, address, dtype, tuple(shape), device, lease, stream)
     size = math.prod(shape) * dtype.itemsize
@@ -193,14 +193,14 @@ def empty(kind: str, shape: Sequence[int], dtype: DType, device: int) -> Any:
     return _plain(memoryview(bytearray(math.prod(shape) * dtype.itemsize)), dtype, shape)
 
 
-# What makes small tensors of PyTorch's, by shape and type: one like another costs half of what one
-# from nothing does.
+# A maker of small PyTorch tensors, by shape and type: copying an existing one costs half of making one from
+# nothing.
 _makers: dict[tuple[tuple[int, ...], DType], Callable[[], Any]] = {}
 _MAKERS, _SAMPLE_BYTES = 256, 1 << 12
 
 
 def maker(kind: str, shape: tuple[int, ...], dtype: DType) -> Callable[[], Any]:
-    """What makes new arrays of the host's like that, not initialised, for who makes many."""
+    """A maker of such new host arrays, not initialised, for callers that make many."""
     if kind != TORCH:
         return lambda: empty(kind, shape, dtype, -1)
     found = _makers.get((shape, dtype))
@@ -208,7 +208,7 @@ def maker(kind: str, shape: tuple[int, ...], dtype: DType) -> Callable[[], Any]:
         return found
     torch = sys.modules["torch"]
     make = functools.partial(torch.empty, shape, dtype=torch_dtype(dtype), device="cpu")
-    # a mode's sample would be nobody else's
+    # a tensor made under a mode must not be shared
     if math.prod(shape) * SIZES[dtype] <= _SAMPLE_BYTES and len(_makers) < _MAKERS and not views.watched():
         make = _makers[shape, dtype] = functools.partial(torch.empty_like, make())
     return make
@@ -245,7 +245,7 @@ def first(array: Any, rows: int) -> Any:
 
 
 def copy(kind: str, address: int, dtype: DType, shape: Sequence[int]) -> Any:
-    """A new array with what is at an address of the host's."""
+    """A new array with the content at a host address."""
     out = empty(kind, shape, dtype, -1)
     fill(kind, out, address, math.prod(shape) * dtype.itemsize)
     return out

@@ -1,5 +1,5 @@
-"""What callers pass: arrays of PyTorch, of numpy, and of whatever has DLPack or the buffer protocol, as
-the C library takes them.
+"""Callers' operands: arrays of PyTorch, of numpy, and of every library with DLPack or the buffer protocol, in
+the form that the C library takes.
 
 Inputs that are not contiguous are copied; outputs that are not are refused, by name.
 """
@@ -16,7 +16,7 @@ from . import _abi, dlpack, memory, streams
 from .dtypes import ALIASES, DType
 from .errors import OperandError, WeftError
 
-# What follows the address in a tensor of C's, for each number of dimensions, and where.
+# The members of a tensor of C's after the address, for each number of dimensions, and their offset.
 _PACK = [struct.Struct(f"=ii{n}q").pack_into for n in range(_abi.MAX_DIMS + 1)]
 _TYPE_AT = _abi.Tensor.dtype.offset
 _ADDRESS = _abi.Tensor.data.offset // 8  # in words
@@ -26,7 +26,7 @@ _STAND_INS = {1: (DType.uint8,), 2: (DType.uint16,)}
 
 
 class Held(list[Any]):
-    """What is kept while a call lasts, and the stream of a GPU that the call enqueues on."""
+    """The objects that a call keeps alive, and the GPU stream that it enqueues on."""
 
     __slots__ = ("stream", "torch_stream")
 
@@ -37,8 +37,8 @@ class Held(list[Any]):
 
 
 class Slot:
-    """Where an operand is put for the C library to read. What is as it was the last time is not written
-    again: most calls are like the one before."""
+    """Where an operand is put for the C library to read. Members with the same value as the last time are not
+    written again: most calls are like the one before."""
 
     __slots__ = (
         "_bytes",
@@ -63,7 +63,7 @@ class Slot:
         self.device = device  # the GPU's number, or -1 on the host
         self.wants = wants  # the DType that is expected, where arrays may lack it
         self.written = written
-        self.held = Held() if held is None else held  # copies that were made, and what keeps memory
+        self.held = Held() if held is None else held  # copies that were made, and the owners of memory
         self.kind = memory.PLAIN  # of the last operand
         self._struct = _abi.Tensor()
         self._bytes = memoryview(self._struct).cast("B")
@@ -74,15 +74,15 @@ class Slot:
         self.why: Any = None
 
     def fill(self, array: Any) -> int:
-        """Takes an operand, or None for none, and returns what to tell C."""
+        """Takes an operand, or None for none, and returns the argument for C."""
         if array is None:
             return 0
         (_READERS.get(type(array)) or _reader(array))(self, array)
         return self.address
 
     def absent(self, why: Exception) -> int:
-        """Takes no operand, and returns what tells C why: what the library refuses then is refused on
-        every rank with these words."""
+        """Takes no operand, and returns the reason in C's form: every rank then refuses the call with that
+        text."""
         words = str(why) if isinstance(why, WeftError) else f"{type(why).__name__}: {why}"
         self.why = ctypes.create_string_buffer(words.replace("\0", "").encode(errors="replace"))
         self.put(ctypes.addressof(self.why), _abi.ABSENT, ())
@@ -179,7 +179,7 @@ def _reader(array: Any) -> Reader:
         except TypeError:
             raise OperandError(
                 f"a {type(array).__module__}.{type(array).__qualname__} is no array: pass one of PyTorch or "
-                f"numpy, or what has DLPack, "
+                f"numpy, or of a library with DLPack, "
                 "__cuda_array_interface__ or the buffer protocol"
             ) from None
         reader = _read_buffer
@@ -277,7 +277,8 @@ def _read_dlpack(slot: Slot, x: Any) -> None:
 
 
 def _foreign_stream(slot: Slot) -> int | None:
-    """The call's stream as DLPack has it: what its libraries have enqueued for an array comes before."""
+    """The call's stream in DLPack's form: work that other libraries have enqueued for an array comes
+    before."""
     if slot.device < 0:
         return None
     stream = slot.held.stream
@@ -318,7 +319,7 @@ def _read_cuda_array(slot: Slot, x: Any) -> None:
     if made is not None and made != _foreign_stream(slot):
         raise slot.refuse(
             f"it is made in stream {made}, and the call enqueues on another: call with stream={made}, or pass "
-            f"what has DLPack"
+            f"an array of a library with DLPack"
         )
     slot.kind = memory.PLAIN
     slot.put(address or 0, slot.code_of(name, size), shape)

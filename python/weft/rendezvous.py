@@ -12,7 +12,7 @@ from .errors import InvalidError
 
 
 class Callback:
-    """An all-gather as the C library calls it. What it raises is kept, for C knows numbers only."""
+    """An all-gather as the C library calls it. Its exceptions are kept, because C takes only numbers."""
 
     def __init__(self, all_gather: Callable[[bytes], Iterable[bytes]], ranks: int) -> None:
         self._all_gather = all_gather

@@ -1,13 +1,12 @@
-"""What is closed: objects of the library's, and the memory of theirs that arrays show.
+"""Closing: the library's objects, and their memory that arrays show.
 
-Closing is explicit, and arrays may outlive it: memory that an array still shows is given back when the
-last such array has gone. Nothing here makes a collective call, and garbage collection makes no call
-that waits: what has memory of a GPU, which is given back when the GPU has come to rest, goes with the
-next call that makes or closes something.
+Closing is explicit, and arrays may outlive it: memory that an array still shows is given back when the last
+such array has gone. Nothing here makes a collective call, and garbage collection makes no call that waits.
+Objects with memory of a GPU, which is released when the GPU is idle, are closed by the next call that makes
+or closes one.
 
-What is forgotten without a close is closed by a later call of its communicator, which is its rank's own
-affair: ranks forget at different times, and what one has closed its peers may still read, for their
-mappings keep it.
+A later call of its communicator closes an object that was deleted without a close. That is local: ranks
+delete at different times, and peers may still read the memory, because their mappings keep it.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
 
 
 class Forgotten(weakref.ref):  # type: ignore[type-arg]
-    """A handle of the library's to be given back when its holder is collected. What it calls then is no
-    Python code, which an interrupt could break off."""
+    """A handle of the library's to be given back when its holder is collected. It then calls no Python code,
+    which an interrupt could break off."""
 
     __slots__ = ("number", "release")
 
@@ -41,7 +40,7 @@ class Forgotten(weakref.ref):  # type: ignore[type-arg]
 
 
 class Garbage:
-    """Handles whose holders were collected, for a later call to give back.
+    """Handles whose holders were collected, for a later call to release.
 
     It is no call of the collector's: that runs in any thread, at any time, also inside another call and amid a capture.
     """
@@ -59,12 +58,12 @@ class Garbage:
         watched.release, watched.number = release, number
 
     def collect(self) -> None:
-        """Gives back what was found."""
+        """Releases the handles that were found."""
         for forgotten in list(self.found):
             if getattr(self._lib, forgotten.release)(forgotten.number) in _AGAIN:
                 return
-            # Not before: an interrupt between leaves it to the next call, which is told that it was
-            # given back.
+            # Not earlier: after an interrupt in between the next call tries again, and is told that the
+            # handle was released.
             self.watched.pop(forgotten.number, None)
             try:  # noqa: SIM105 (suppress costs as much as all the rest)
                 self.found.remove(forgotten)
@@ -73,7 +72,7 @@ class Garbage:
 
 
 _AGAIN = frozenset((int(Status.ERROR_BUSY), int(Status.ERROR_TIMEOUT)))
-"""What a call returns that gave nothing back, and is to be made again."""
+"""The result of a call that released nothing, and is to be made again."""
 
 
 class Resource:
@@ -102,12 +101,12 @@ class Resource:
 
     @property
     def closed(self) -> bool:
-        """Whether this object, or what it was made from, was closed."""
+        """Whether this object, or the object that it was made from, was closed."""
         return self._closed or (self._parent is not None and self._parent.closed)
 
     def close(self) -> None:
-        """Gives the object up on this rank. It is no collective call. Further calls do nothing, as do
-        calls in a child of fork."""
+        """Closes the object on this rank. It is no collective call. Further calls do nothing, as do calls in
+        a child of fork."""
         if self.closed or self._process != os.getpid():
             self._closed = True
             return
@@ -128,7 +127,7 @@ class Resource:
         self._check(status)
 
     def _open(self) -> None:
-        """Refuses a call on what was closed, whose memory may still be there for arrays that show it."""
+        """Refuses a call on a closed object, whose memory may still exist for arrays that show it."""
         if self.closed:
             raise errors.ClosedError(f"this {self._kind} was closed")
 
@@ -136,7 +135,7 @@ class Resource:
         return int(getattr(self._lib, self._RELEASE)(self._handle))
 
     def _returned(self, _: object = None) -> None:
-        """Destroys what was closed, when no array shows its memory any more."""
+        """Destroys a closed object, when no array shows its memory any more."""
         if not _ending and self._process == os.getpid() and all(ref() is None for ref in list(self._leases)):
             self._endings.clear()
             if self._rests():
@@ -160,8 +159,8 @@ class Resource:
 
 
 class Made(Resource):
-    """A resource that its communicator closes if nobody does: its peers need nothing of it but for
-    operations, which it takes part in no more."""
+    """A resource that its communicator closes if the caller does not. Peers need it only in operations, and
+    this rank takes part in no more of them."""
 
     def __init__(self, comm: Communicator, create: str, *arguments: Any) -> None:
         self._forgotten = comm._garbage
@@ -177,7 +176,7 @@ class Made(Resource):
             self._forgotten.watched.pop(self._handle, None)
 
     def __del__(self) -> None:
-        # Without a source: who records warnings would keep it, and what it has.
+        # Without a source: recorded warnings would keep the object, and its memory, alive.
         if _ending is False and not getattr(self, "_closed", True) and not self.closed and self._process == os.getpid():
             warnings.warn(f"a {self._kind} was never closed: use with, or call close()", ResourceWarning, stacklevel=2)
 
@@ -202,12 +201,12 @@ class Lease:
 
 
 _left: list[Resource] = []
-"""What was closed, and has no arrays left that show it. Whoever dropped the last of them does not
-destroy it: that may be the collector, amid a capture."""
+"""Closed objects without arrays that show them. The code that drops the last array does not destroy the
+object: it may be the collector, during a capture."""
 
 
 def sweep() -> None:
-    """Destroys what is left."""
+    """Destroys the remaining objects."""
     views.sweep()
     while _left:
         try:
@@ -224,8 +223,8 @@ _communicators: dict[int, tuple[Library, int, set[Any]]] = {}
 
 
 def opened(communicator: Resource) -> None:
-    """Remembers a communicator, to leave it when the interpreter ends: peers hear of it at once, and
-    the library's threads call no more."""
+    """Registers a communicator, to leave it when the interpreter ends: peers see that at once, and the
+    library's threads call no more."""
     _communicators[communicator._handle] = (communicator._lib, communicator._process, communicator._leases)
 
 
@@ -240,6 +239,5 @@ def _leave_all() -> None:
     _ending = True
     for handle, (lib, process, leases) in list(_communicators.items()):
         if process == os.getpid():
-            # A thread that is inside a call keeps its communicator; the end of the process is what
-            # tells its peers.
+            # A thread that is inside a call keeps its communicator; peers then see the end of the process.
             (lib.comm_leave if leases else lib.comm_destroy)(handle)

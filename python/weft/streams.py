@@ -16,10 +16,10 @@ StreamLike = Any
 
 
 def address(stream: StreamLike, device: int) -> int:
-    """What C takes for a stream.
+    """The stream argument of C.
 
-    On the host there are none: it is None. On a GPU None is PyTorch's current stream if PyTorch is in
-    use there, else CuPy's, else the legacy default one; else a ``torch.cuda.Stream``, whatever has
+    On the host there are none: it is None. On a GPU None is PyTorch's current stream if PyTorch is in use
+    there, else CuPy's, else the legacy default one. Else give a ``torch.cuda.Stream``, any object with
     ``__cuda_stream__``, a CUstream's number, or :data:`OWN`.
     """
     if stream is None:
@@ -72,9 +72,9 @@ def of_torch(stream: StreamLike, device: int) -> Any:
 
 
 def refuse_capture(device: int, what: str) -> None:
-    """Refuses what would wait for the current stream while it captures."""
+    """Refuses a call that would wait for the current stream while it captures."""
     torch = _torch() if device >= 0 else None
     if torch is not None and torch.cuda.is_current_stream_capturing():
         raise UnsupportedError(
-            f"{what} cannot be had in a capture, for it would be waited for: ask before, or use what stays on the GPU"
+            f"{what} cannot be read in a capture, which must not wait: read it before, or use the tensors on the GPU"
         )

@@ -1,8 +1,8 @@
 """Tensors of PyTorch's that show memory of a GPU.
 
-To take memory over by DLPack takes PyTorch ten times as long as an alias of a tensor does. What
-exchanges bring stands in the same few places again and again: so a tensor of each is kept, callers get
-aliases, and by their storage, which counts its tensors, it is known when nobody has one any more.
+To take memory over by DLPack takes PyTorch ten times as long as an alias of a tensor does. Exchanges return
+the same few memory blocks again and again. So this module keeps one tensor of each and gives callers aliases.
+The storage counts its tensors, which shows when callers have dropped all of them.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ from . import dlpack
 from .dtypes import DType, foreign_name
 
 Place = tuple[int, DType, tuple[int, ...], int, bool]
-"""Where a tensor is, and what: its address, type, shape and GPU, and whether its last two dimensions
-are changed round after that."""
+"""The key of a tensor: its address, type, shape and GPU, and whether its last two dimensions are swapped."""
 
 
 class _Shown:
-    """A tensor whose aliases callers have, or may have, and what is kept for them; or two, which come
-    and go together."""
+    """A tensor whose aliases callers have, or may have, and the objects that it keeps alive; or two tensors,
+    with one lifetime."""
 
     __slots__ = ("alone", "beside", "block", "keep", "number", "place", "storage", "tensor", "unasked")
 
     def __init__(self, place: Place, uses: Callable[[int], int], beside: Place | None = None) -> None:
         self.place, self.keep = place, None
         self.block, self.tensor = _taken_over(place)
-        # A storage is used by tensors, and by an object that stands for it, of whose users PyTorch
-        # may count none.
+        # Tensors refer to a storage, and so does an object that stands for it, whose own users PyTorch may
+        # not count.
         self.storage = self.tensor.untyped_storage()
         self.number: int = self.storage._cdata
         self.alone, self.unasked = uses(self.number), self.references()
@@ -43,49 +42,50 @@ class _Shown:
         return sys.getrefcount(self.storage)
 
     def unused(self, uses: Callable[[int], int]) -> bool:
-        """Whether nobody has an alias."""
+        """Whether callers have dropped all aliases."""
         if uses(self.number) != self.alone or self.references() != self.unasked:
             return False
         return self.beside is None or self.beside.unused(uses)
 
     def moved(self) -> bool:
-        """Whether somebody has put the storage's contents somewhere else, as share_memory_ does."""
+        """Whether the storage's content was moved, as share_memory_ does."""
         return bool(self.tensor.data_ptr() != self.place[0]) or (self.beside is not None and self.beside.moved())
 
     def drop(self) -> None:
-        """Has nobody use the memory."""
+        """Marks the memory as unused."""
         block, self.tensor, self.storage = self.block, None, None
         dlpack.returned(block)
         if self.beside is not None:
             self.beside.drop()
 
 
-# Those that callers have, and by their places those that nobody has, the last ones used last.
+# Views that callers have; and, by their key, views without aliases, the last used last.
 _shown: dict[int, _Shown] = {}
 _spare: dict[tuple[Place, Place | None], list[_Shown]] = {}
 _MOST = 1024
 _lock = threading.RLock()
-# A child of a fork has no thread that would give it back. Who sweeps takes that of views first, and
-# so does fork, whose hooks run last in first out.
+# A child of a fork has no thread that would give it back. A sweep takes the lock of views first, and so does
+# fork, whose hooks run last in first out.
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 @functools.cache
 def _uses() -> Callable[[int], int] | None:
-    """How many tensors a storage has, and what else holds it; None if this PyTorch does not say so."""
+    """The number of tensors of a storage, and of other references to it; None if this PyTorch does not
+    say."""
     return getattr(sys.modules["torch"]._C, "_storage_Use_Count", None)
 
 
 @functools.cache
 def _modes() -> tuple[Callable[[], int], Callable[[], int]]:
-    """How many modes look at what PyTorch does in this thread. They may keep tensors for themselves,
-    which are then in no caller's hands."""
+    """The number of PyTorch modes of this thread. They may keep tensors for themselves, which are then in no
+    caller's hands."""
     c = sys.modules["torch"]._C
     return c._len_torch_dispatch_stack, c._len_torch_function_stack
 
 
 def watched() -> bool:
-    """Whether a mode of PyTorch's looks at what this thread does."""
+    """Whether this thread has a PyTorch mode."""
     return any(count() for count in _modes())
 
 
@@ -123,7 +123,7 @@ def _take(places: tuple[Place, Place | None]) -> _Shown | None:
 
 
 def sweep() -> None:
-    """Forgets what was shown and is no more."""
+    """Forgets views that were dropped."""
     if _shown or len(_spare) > _MOST:
         _sweep()
     dlpack.sweep()
@@ -133,7 +133,7 @@ def _sweep() -> None:
     uses = _uses()
     with _lock:
         for shown in list(_shown.values()) if uses else ():
-            # What goes may sweep, too.
+            # A destructor may sweep, too.
             if shown.unused(uses) and _shown.pop(id(shown), None) is not None:  # type: ignore[arg-type]
                 shown.keep = None
                 places = shown.place, None if shown.beside is None else shown.beside.place
@@ -143,8 +143,8 @@ def _sweep() -> None:
                 shown.drop()
 
 
-# What every PyTorch takes over through DLPack as it is. Others are bytes there, and it is said
-# afterwards what they mean.
+# The types that every PyTorch imports through DLPack. Others are imported as bytes and reinterpreted
+# afterwards.
 _IN_DLPACK = frozenset(
     (
         *(DType[f"int{n}"] for n in (8, 16, 32, 64)),
@@ -156,8 +156,8 @@ _IN_DLPACK = frozenset(
 
 
 def _taken_over(place: Place, *keep: Any) -> tuple[Any, Any]:
-    """A tensor, not by its address alone, of which the driver would say another GPU where it is a
-    peer's; and its block, unless it keeps something."""
+    """A tensor and its block (no block if it keeps nothing alive). It is not made by its address alone: the
+    driver would name another GPU for a peer's memory."""
     address, dtype, shape, device, changed_round = place
     torch = sys.modules["torch"]
     plain = dtype in _IN_DLPACK

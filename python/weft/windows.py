@@ -69,7 +69,7 @@ class Window(Resource):
         self.id: int = info.id
         """Its number, the same on every rank."""
         self.size: int = info.bytes
-        """Bytes of each rank's part."""
+        """Bytes of each rank's segment."""
 
     def array(
         self,
@@ -80,7 +80,7 @@ class Window(Resource):
         rank: int | None = None,
         kind: str | None = None,
     ) -> Any:
-        """An array over ``offset`` bytes and on of this rank's part, or of another's.
+        """An array over ``offset`` bytes and on of this rank's segment, or of another's.
 
         ``kind`` is "numpy" or "torch"; None is numpy on the host, if there is numpy, and PyTorch on GPUs.
         """

@@ -1,8 +1,8 @@
 // Package handle gives C numbers to hold in place of Go's objects.
 //
-// A handle could be the address of a C struct with a magic number in it. But to tell a struct that
-// was freed from one that was not, it would have to be read, and reading freed memory is what is to
-// be avoided. So a handle is a number that points nowhere,
+// A handle could be the address of a C struct with a magic number in it. To find out whether a
+// struct was freed the library would have to read it, and it must not read freed memory. So a
+// handle is a number that points nowhere,
 //
 //	magic 12 | kind 4 | generation 32 | slot 16
 //
@@ -29,7 +29,7 @@ var ErrBusy = errors.New("busy")
 // ErrFull is wrapped by the error about too many handles of a kind.
 var ErrFull = errors.New("too many handles")
 
-// Kind is what a handle stands for.
+// Kind is the kind of object that a handle refers to.
 type Kind uint8
 
 // The kinds.
@@ -41,13 +41,13 @@ const (
 	Received
 	Work
 	Group
-	Counter
+	TokenCounter
 	kinds
 )
 
 var kindNames = [kinds]string{
 	"weft_comm", "weft_window", "weft_ep", "weft_routing", "weft_received",
-	"weft_work", "weft_group", "weft_ep_counter",
+	"weft_work", "weft_group", "weft_ep_token_counter",
 }
 
 // String is the C type's name.
@@ -80,8 +80,8 @@ const chunkSlots = 256
 
 type chunk[T any] [chunkSlots]slot[T]
 
-// slot is written under the table's lock and read without: who has read the same id before and
-// after the rest has read what belongs to it.
+// slot is written under the table's lock and read without it: a reader that finds the same id
+// before and after reading the other members has read those of that id.
 type slot[T any] struct {
 	id         atomic.Uint64 // 0: the slot is free
 	object     atomic.Pointer[T]
@@ -92,8 +92,8 @@ type slot[T any] struct {
 // NewTable makes an empty table.
 func NewTable[T any](k Kind) *Table[T] { return &Table[T]{kind: k} }
 
-// Add gives an object a handle. Who works on it by [Table.Enter] holds the gate, which several
-// objects may share.
+// Add gives an object a handle. A caller that works on it by [Table.Enter] holds the gate, which
+// several objects may share.
 func (t *Table[T]) Add(object *T, gate *sync.Mutex) (uint64, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -128,9 +128,9 @@ func (t *Table[T]) Get(id uint64) (*T, error) {
 	return nil, t.refusal(id)
 }
 
-// Enter is the object of a handle for the caller alone, who unlocks the gate at the end. C programs
-// do not take turns by themselves, and what is behind handles relies on it. Who comes second is
-// refused: one that waited for an operation that waits for it would never be found.
+// Enter returns the object of a handle for the caller alone, which unlocks the gate at the end. C
+// programs need not serialise their calls, and the objects behind handles rely on that. A second
+// caller is refused: if it waited, and the first waited for it in turn, neither would ever end.
 func (t *Table[T]) Enter(id uint64) (*T, *sync.Mutex, error) {
 	s := t.find(id)
 	if s == nil {
@@ -141,8 +141,8 @@ func (t *Table[T]) Enter(id uint64) (*T, *sync.Mutex, error) {
 		return nil, nil, t.refusal(id)
 	}
 	if !gate.TryLock() {
-		return nil, nil, fmt.Errorf("%w: another thread is inside a call on this %s, or on what it "+
-			"was made from", ErrBusy, t.kind)
+		return nil, nil, fmt.Errorf("%w: another thread is inside a call on this %s, or on the object "+
+			"that it was made from", ErrBusy, t.kind)
 	}
 	if s.id.Load() != id { // it went before the gate was ours
 		gate.Unlock()
@@ -195,14 +195,14 @@ func (t *Table[T]) All() iter.Seq2[uint64, *T] {
 	}
 }
 
-// refusal says what is wrong with a number that is no open handle of the table.
+// refusal is the error for a number that is no open handle of the table.
 func (t *Table[T]) refusal(id uint64) error {
 	kind := Kind(id >> kindShift & 0xf)
 	switch {
 	case id == 0:
 		return fmt.Errorf("%w: the %s is NULL", ErrInvalid, t.kind)
 	case id>>magicShift != magic || kind >= kinds:
-		return fmt.Errorf("%w: %#x is no %s of this library; pass what a call of the same process returned",
+		return fmt.Errorf("%w: %#x is no %s of this library; pass a handle that a call of the same process returned",
 			ErrInvalid, id, t.kind)
 	case kind != t.kind:
 		return fmt.Errorf("%w: %#x is a %s where a %s belongs", ErrInvalid, id, kind, t.kind)

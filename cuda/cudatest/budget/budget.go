@@ -1,5 +1,5 @@
-// Package budget holds compiled kernels to what they may use of a GPU: registers, stack, spills and
-// static shared memory, by a file that is committed beside the test.
+// Package budget holds compiled kernels to a budget of registers, stack, spills and static shared
+// memory: a file that is committed beside the test.
 //
 //	// go test ./cmd/weft/internal/link -run TestKernelsUse -update
 //	func TestKernelsUse(t *testing.T) { budget.Test(t, Kernels) }
@@ -39,11 +39,11 @@ import (
 	"github.com/weftgo/weft/cuda/nvrtc"
 )
 
-// Use is what a kernel uses: registers of a thread, and bytes. Spilled counts stores and loads
+// Use is a kernel's resources: registers of a thread, and bytes. Spilled counts stores and loads
 // together.
 type Use struct{ Registers, Stack, Spilled, Shared int }
 
-// Program is what the kernels of a program use, by name.
+// Program is the use of a program's kernels, by name.
 type Program struct {
 	Arch, Name string
 	Compiler   string
@@ -51,18 +51,18 @@ type Program struct {
 	Symbols    []string // what a driver finds the kernels by, and profilers make their names of
 }
 
-// verbose makes the compiler tell what each kernel uses. It is a part of the key, so a cache keeps
+// verbose makes the compiler print each kernel's use. It is a part of the key, so a cache keeps
 // these apart from those that are run.
 const verbose = "--ptxas-options=-v"
 
-// Cache keeps what a compiler compiles for [Compile], in the user's cache directory: it takes a
+// Cache keeps compiled programs for [Compile], in the user's cache directory: compiling takes a
 // second or more a program.
 func Cache(c *nvrtc.Compiler) *kernel.Cache {
 	return kernel.New(kernel.Options{Dir: cudatest.Kept("compiled", c.Version().String(), c.Path()), ReadOnly: []string{}})
 }
 
-// Compile compiles specs, in their order, and reads off what their kernels use. Whatever else the
-// compiler has to say is an error.
+// Compile compiles specs, in their order, and reads their kernels' use. Any other output of the
+// compiler is an error.
 func Compile(ctx context.Context, cache *kernel.Cache, specs []kernel.Spec) ([]Program, error) {
 	told := slices.Clone(specs)
 	for i := range told {
@@ -106,8 +106,8 @@ var (
 	idle   = regexp.MustCompile(`^ptxas info\s*: (?:Compile time = .*|\d+ bytes gmem.*|\(C\d+\).*)$`)
 )
 
-// read understands what ptxas tells of a program. The spills and the stack of functions that a
-// kernel calls are the kernel's too.
+// read parses ptxas's output for a program. The spills and the stack of functions that a kernel
+// calls are the kernel's too.
 func read(log string) (map[string]Use, error) {
 	kernels := map[string]Use{}
 	current := ""
@@ -139,14 +139,14 @@ func read(log string) (map[string]Use, error) {
 	}
 	for name, use := range kernels {
 		if use.Registers == 0 {
-			return nil, fmt.Errorf("the compiler does not tell what kernel %s uses", name)
+			return nil, fmt.Errorf("the compiler does not print the resources of kernel %s", name)
 		}
 	}
 	return kernels, nil
 }
 
-// compare finds out whether the compiler has told of every kernel: each has a section of constants,
-// where its arguments are.
+// compare checks that the compiler's output has every kernel: each has a section of constants, with
+// its arguments.
 func compare(image []byte, told []string) error {
 	f, err := elf.NewFile(bytes.NewReader(image))
 	if err != nil {

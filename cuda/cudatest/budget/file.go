@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// slack is what a new file begins with.
+// slack is the margin of a new file.
 const slack = 4
 
 // file is a budget.
@@ -27,13 +27,12 @@ type file struct {
 // prefix.
 type reason struct{ prefix, text string }
 
-// ErrOtherCompiler says that a budget is of another compiler than the one that is here, whose
-// figures differ.
+// ErrOtherCompiler says that a budget was made with another compiler version, whose figures differ.
 var ErrOtherCompiler = errors.New("the budget is of another compiler")
 
-// Check holds programs, all of one compiler, to a budget. What the budget has of architectures that
-// no program is for is left alone; what it has of others besides is an error, as is a kernel that
-// it does not have. With rewrite the file is written first, with what the programs use.
+// Check holds programs, all of one compiler, to a budget. The budget's kernels of architectures
+// without a program are ignored; other superfluous kernels are an error, as is a kernel that the
+// budget lacks. With rewrite the file is written first, with the programs' use.
 func Check(path string, programs []Program, rewrite bool) error {
 	if len(programs) == 0 {
 		return errors.New("no programs")

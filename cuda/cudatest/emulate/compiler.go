@@ -24,21 +24,21 @@ import (
 	"github.com/weftgo/weft/cuda/kernel"
 )
 
-// source has what becomes a part of images, and what makes them.
+// source has the files that become part of images, and their translator.
 //
 //go:embed source compiler.go translate.go
 var source embed.FS
 
-// flags are those of every compilation: fp32 as the device computes it, what kernels may do that
-// C++ leaves undefined, and nothing to make code fast, which takes longer than tests run it.
+// flags are those of every compilation: fp32 arithmetic as on the device, defined behaviour for
+// code that C++ leaves undefined, and no optimisation, which would take longer than it saves.
 var flags = []string{
 	"-std=c++17", "-O0", "-fPIC", "-w", "-fvisibility=hidden", "-ffp-contract=off", "-fno-strict-aliasing",
 	"-fwrapv", "-fno-exceptions", "-fno-rtti",
 	"-fno-stack-protector", "-fcf-protection=none",
 }
 
-// Need skips a test where kernels cannot run, and says why: also where WEFT_REQUIRE_GPU says that
-// there are true GPUs to test on.
+// Need skips a test where kernels cannot be emulated, and says why; also where WEFT_REQUIRE_GPU
+// says that real GPUs are tested.
 func Need(t cudatest.TB) {
 	t.Helper()
 	if os.Getenv("WEFT_REQUIRE_GPU") == "1" {
@@ -59,7 +59,7 @@ func Everything() bool { return os.Getenv("WEFT_TEST_ALL") == "1" }
 // under weft/emulated, in a folder for each version of this package and of the compiler.
 func Compiler() (kernel.Compiler, error) { return kept() }
 
-// Cache is where Compiler keeps images, for who loads no others.
+// Cache is the cache of Compiler's images, for callers that load no others.
 func Cache() (*kernel.Cache, error) {
 	k, err := kept()
 	if err != nil {

@@ -10,11 +10,11 @@
 //
 // # How it works
 //
-// [Compiler] preprocesses a spec against a prelude that has what CUDA C++ has without includes, and
-// against its own ptx.cuh in the place of package device's, whose assembly becomes C++. Of the
-// result, kernels are listed (those that are extern "C" and in no namespace, and those that the
-// spec's Kernels name), and shared memory becomes memory of the block that runs. The shared library
-// that is made of it, with the scheduler in it, is the image. A launch runs to its end where it is
+// [Compiler] preprocesses a spec against a prelude with the built-in names of CUDA C++, and against
+// its own ptx.cuh in the place of package device's, whose assembly becomes C++. Of the result,
+// kernels are listed (those that are extern "C" and in no namespace, and those that the spec's
+// Kernels name), and shared memory becomes memory of the block that runs. The shared library that
+// is made of it, with the scheduler in it, is the image. A launch runs to its end where it is
 // enqueued; launches on several goroutines run at the same time.
 //
 // A CUDA thread is a fiber with a stack of 64 KiB, of which it uses a page or two. All blocks of a

@@ -23,9 +23,9 @@ type Options struct {
 	// Seed makes blocks and threads run in an order that it decides, within one launch. 0: in their
 	// own order.
 	Seed uint64
-	// Tear lets others run between the words of a load of more than one, and keeps back stores to
-	// other devices and the host, word by word, until a fence or a release by a thread that knows
-	// of them, or the end of the block, or for a while.
+	// Tear runs other threads between the words of a vector load. It delays stores to other devices
+	// and the host, word by word, until a fence or a release by a thread that has seen them, the
+	// end of the block, or a random time.
 	Tear bool
 	// Limit is how long a launch may take; 0 means a minute.
 	Limit time.Duration

@@ -104,7 +104,7 @@ func within(namespaces []string) string {
 	return open.String()
 }
 
-// header reads what follows __global__: the kernel's name, and the first of its launch bounds, or
+// header reads the text after __global__: the kernel's name, and the first of its launch bounds, or
 // 0.
 func header(text string) (name, bound string) {
 	bound = "0"
@@ -170,7 +170,7 @@ func namespacesAt(text string, at int) (names []string) {
 	return names
 }
 
-// openAt gives the heads of the braces that are open at a place, the outermost first: what stands
+// openAt returns the heads of the braces that are open at a place, the outermost first: the text
 // before each since the last statement or brace.
 func openAt(text string, at int) (heads []string) {
 	begin := 0 // of the next head

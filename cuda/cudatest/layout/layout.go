@@ -34,7 +34,7 @@ func Of(name string, of reflect.Type, names map[string]string) string {
 	return b.String()
 }
 
-// offset is what NVRTC, which does not know offsetof, and the host's compiler both understand.
+// offset is an expression that both NVRTC, which lacks offsetof, and the host's compiler accept.
 const offset = `#ifndef WEFT_OFFSET
 #ifdef __CUDACC_RTC__
 #define WEFT_OFFSET(type, field) __INTADDR__(&((type *)0)->field)

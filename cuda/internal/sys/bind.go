@@ -18,9 +18,9 @@ type entry struct {
 	bind func(fn, setCurrent dl.Func)
 }
 
-// The makers of entries: callN has N parameters, inN has a context before them. What they bind
-// neither allocates nor reflects, so it costs what the call costs. They differ only in their number
-// of parameters, which Go's generics cannot range over.
+// The makers of entries: callN has N parameters, inN has a context before them. The bound functions
+// neither allocate nor reflect, so they cost no more than the call. They differ only in their
+// number of parameters, which Go's generics cannot range over.
 
 func call1[A any](symbol, suffix string, version int, field *func(A) Result) entry {
 	return entry{
@@ -231,7 +231,7 @@ func byValue(symbol, suffix string, version int, field *func(Context, *Pointer, 
 	}
 }
 
-// before is what sets the context: nothing if there is none to set.
+// before is the call that sets the context, if there is one to set.
 func before(setCurrent dl.Func, in Context) dl.Func {
 	if in == 0 {
 		return 0

@@ -24,7 +24,7 @@ const (
 	MemHostRegisterReadOnly   = 8 // CU_MEMHOSTREGISTER_READ_ONLY
 )
 
-// Attributes of pointers, and what the attribute of the memory's type says.
+// Attributes of pointers, and the values of the memory type's attribute.
 const (
 	PointerContext            = 1  // CU_POINTER_ATTRIBUTE_CONTEXT
 	PointerMemoryType         = 2  // CU_POINTER_ATTRIBUTE_MEMORY_TYPE

@@ -2,7 +2,7 @@ package sys
 
 import "unsafe"
 
-// Result is what every entry returns.
+// Result is the result of every entry.
 type Result int32
 
 const (
@@ -79,12 +79,11 @@ type LaunchAttribute struct {
 	Value [16]uint32
 }
 
-// JITValues are the values of [JITOptions], which C takes as an array of pointers, some of which
-// are numbers.
+// JITValues are the values of [JITOptions]: in C an array of pointers, some of which are numbers.
 type JITValues struct {
 	ErrorLog     *byte
 	ErrorLogSize uintptr
 }
 
-// JITOptions says what [JITValues] holds.
+// JITOptions names the options of [JITValues].
 var JITOptions = [...]int32{JITErrorLogBuffer, JITErrorLogBufferSizeBytes}

@@ -104,7 +104,7 @@ func AllKernels(arch string) []kernel.Spec {
 	for _, of := range []weft.DType{weft.BFloat16, weft.Float16, weft.Float32} {
 		all = append(all, gradientKernel(of, arch))
 	}
-	return append(append(all, placedKernels(arch)...), describeKernel(arch), copyKernel(arch), censusKernel(arch))
+	return append(append(all, placedKernels(arch)...), describeKernel(arch), copyKernel(arch), countKernel(arch))
 }
 
 // typeNumber is how kernels are told of a type.

@@ -144,10 +144,10 @@ func arguedPrograms(arch string) []argued {
 				"32 * MOST_WARPS": mostGradientThreads,
 				"DEPTH":           spec.ProductDepth,
 			})},
-		{censusKernel(arch), layout.Of("Shape", reflect.TypeFor[shape](), nil) +
-			layout.Of("Census", reflect.TypeFor[censusArgs](), nil) +
+		{countKernel(arch), layout.Of("Shape", reflect.TypeFor[shape](), nil) +
+			layout.Of("CountArgs", reflect.TypeFor[countArgs](), nil) +
 			layout.Constants(map[string]int{
-				"THREADS": censusThreads, "SHARE": censusShare,
+				"THREADS": countThreads, "SHARE": countShare,
 				"MAX_RANKS": device.MaxRanks,
 			})},
 		{copyKernel(arch), layout.Of("Describe", reflect.TypeFor[describeArgs](), nil) +

@@ -17,18 +17,18 @@ import (
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
-// TokenCounter counts on a GPU where tokens go: see ep.Counter.
+// TokenCounter counts on a GPU where tokens go: see ep.TokenCounter.
 type TokenCounter struct {
 	comm             *weft.Comm
 	experts          int
 	ranks, perNode   int
 	program          *enginegpu.Program
-	launch           enginegpu.Launch[censusArgs]
+	launch           enginegpu.Launch[countArgs]
 	closed, unloaded bool
 }
 
-// censusArgs are the arguments of a census: the Census of token_counts.cu.
-type censusArgs struct {
+// countArgs are the arguments of one count: CountArgs of token_counts.cu.
+type countArgs struct {
 	shape                         shape
 	tokens, ranks, nodes, perNode uint32
 	flags, _                      uint32
@@ -37,17 +37,17 @@ type censusArgs struct {
 	expertSelections, tokenInRank uint64
 }
 
-// A census has so many blocks that MaxExperts find room in their shares, of censusShare each. Few
+// The grid has so many blocks that MaxExperts find room in their shares, of countShare each. Few
 // tokens would do with fewer, of which some had more to count.
 const (
-	censusThreads = 512
-	censusShare   = 2048
-	censusBlocks  = spec.MaxExperts / censusShare
+	countThreads = 512
+	countShare   = 2048
+	countBlocks  = spec.MaxExperts / countShare
 )
 
-func censusKernel(arch string) kernel.Spec {
-	s := kernelSpec("census", "token_counts.cu", arch, []string{"weft::ep::token_counts"})
-	s.Defines["WEFT_CENSUS_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(censusArgs{})))
+func countKernel(arch string) kernel.Spec {
+	s := kernelSpec("token_counts", "token_counts.cu", arch, []string{"weft::ep::token_counts"})
+	s.Defines["WEFT_COUNT_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(countArgs{})))
 	return s
 }
 
@@ -75,21 +75,21 @@ func (c *TokenCounter) load(ctx context.Context) error {
 	d := c.comm.Device()
 	var err error
 	if c.program, err = enginegpu.LoadLocal(ctx, d.Context(), d.Kernels(),
-		enginegpu.ForDomain(c.ranks, enginegpu.Source{Spec: censusKernel(d.Arch())})...); err != nil {
+		enginegpu.ForDomain(c.ranks, enginegpu.Source{Spec: countKernel(d.Arch())})...); err != nil {
 		return err
 	}
 	local := c.experts / c.ranks
-	a := censusArgs{
+	a := countArgs{
 		shape: shape{experts: uint32(c.experts), local: uint32(local), reciprocal: reciprocal(local)},
 		ranks: uint32(c.ranks), nodes: uint32(c.ranks / c.perNode), perNode: uint32(c.perNode),
 	}
-	config := cuda.LaunchConfig{Grid: cuda.Dim{X: censusBlocks}, Block: cuda.Dim{X: censusThreads}}
+	config := cuda.LaunchConfig{Grid: cuda.Dim{X: countBlocks}, Block: cuda.Dim{X: countThreads}}
 	c.launch, err = enginegpu.NewLaunch(c.program.Functions(0)[0], config, a)
 	return err
 }
 
-// Count enqueues the kernel: see ep.Counter.
-func (c *TokenCounter) Count(ctx context.Context, s *weft.Stream, topk weft.Tensor, into spec.DeviceCensus) error {
+// Count enqueues the kernel: see ep.TokenCounter.
+func (c *TokenCounter) Count(ctx context.Context, s *weft.Stream, topk weft.Tensor, into spec.DeviceTokenCounts) error {
 	if c.closed {
 		return fmt.Errorf("%s: counter %w", spec.OpCount, weft.ErrClosed)
 	}
@@ -115,7 +115,7 @@ func (c *TokenCounter) Count(ctx context.Context, s *weft.Stream, topk weft.Tens
 }
 
 // check says what is wrong with the arguments of Count.
-func (c *TokenCounter) check(topk weft.Tensor, into *spec.DeviceCensus) error {
+func (c *TokenCounter) check(topk weft.Tensor, into *spec.DeviceTokenCounts) error {
 	if into.RankTokens.IsZero() && into.NodeTokens.IsZero() && into.ExpertSelections.IsZero() &&
 		into.TokenInRank.IsZero() {
 		return weft.Invalidf("%s: there is no tensor to put anything into; give at least one", spec.OpCount)
@@ -147,7 +147,7 @@ func checkCounts(what string, t weft.Tensor, n int) error {
 	return whole(spec.OpCount, what, t)
 }
 
-// Close gives the kernel up: see ep.Counter.
+// Close gives the kernel up: see ep.TokenCounter.
 func (c *TokenCounter) Close() error {
 	if c.unloaded {
 		return nil

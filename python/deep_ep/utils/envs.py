@@ -1,4 +1,4 @@
-"""How tests of exchanges start: seeds, process groups, what is printed once."""
+"""The start of exchange tests: seeds, process groups, printing once."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> tuple
 
 
 def check_nvlink_connections(group: Any) -> None:
-    """Nothing: what GPUs cannot reach is found out, and said, when ranks join."""
+    """Nothing: joining detects and reports GPUs that cannot reach each other."""
 
 
 # GB/s of a GPU's links in one direction, by its compute capability.
@@ -76,7 +76,7 @@ _NVLINK = {8: 300, 9: 450, 10: 900}
 
 
 def get_nvlink_gbs(factor: float = 0.9) -> float:
-    """How many GB/s of a GPU's links are to be had, by what GPUs of its kind have; without a GPU those of an H200."""
+    """The GB/s of a GPU's links, by the kind of GPU; without a GPU those of an H200."""
     major = torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else 9
     return factor * _NVLINK.get(major, 450)
 

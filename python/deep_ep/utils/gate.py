@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .math import ceil_div
 
-_STEPS = 16  # of the search for a power: more than the tokens of a test tell apart
+_STEPS = 16  # of the search for a power: finer than the tokens of a test can show
 
 
 def get_unbalanced_scores(
@@ -16,8 +16,8 @@ def get_unbalanced_scores(
     """Scores [tokens, experts], positive, whose ``num_topk`` largest are a token's selections: rank 0
     gets ``ratio`` times the tokens of another rank.
 
-    Random scores are so nearly, if selections leave room for it. ``precise`` ones are so as exactly as
-    whole tokens can be, and give all other ranks as many: every token goes to the same number of ranks.
+    Random scores are so nearly, if selections leave room for it. ``precise`` ones meet that as exactly as
+    whole tokens can, and give all other ranks the same number: every token goes to the same number of ranks.
     They are made on the GPU where there is one, and nothing waits for it.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -39,7 +39,7 @@ def _power(scores: Tensor, ranks: int, topk: int, ratio: float) -> Tensor:
     local = scores.shape[1] // ranks
     few = min(topk, local)
     own = scores[:, :local].topk(few).values.log()
-    # 0 for experts that there are not
+    # 0 for experts that do not exist
     others, experts = torch.nn.functional.pad(scores[:, local:], (0, topk)).topk(topk)
     below = others.log()[:, topk - few :].flip(1) / own
     # How many ranks a token's first so many experts elsewhere are on.
@@ -57,8 +57,8 @@ def _power(scores: Tensor, ranks: int, topk: int, ratio: float) -> Tensor:
 
 def _precise(tokens: int, experts: int, ranks: int, topk: int, ratio: float, device: torch.device) -> Tensor:
     local = experts // ranks
-    # So many ranks a token: as many as selections that favour nobody reach, within what there are
-    # experts for, and what leaves the others their share.
+    # The number of ranks of a token: as many as uniform selections reach, bounded by the number of experts,
+    # and by the share that the other ranks must get.
     reached = round(ranks * (1 - (1 - 1 / ranks) ** topk))
     fewest, most = max(1, ceil_div(topk, local)), min(topk, ranks, int((ranks - 1) / ratio) + 1)
     if fewest > most:

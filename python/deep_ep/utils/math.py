@@ -1,4 +1,4 @@
-"""What tests of exchanges compute."""
+"""Computations of exchange tests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def per_token_cast_to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
     """Quantises rows, 128 numbers by one scale: float8_e4m3 [tokens, hidden], float32 [tokens, hidden /
     128, rounded up]."""
     tokens, hidden = x.shape
-    scales = -(-hidden // 128)  # the last one is of what is left
+    scales = -(-hidden // 128)  # the last one is the remainder
     blocks = torch.nn.functional.pad(x.float(), (0, scales * 128 - hidden)).view(tokens, scales, 128)
     largest = blocks.abs().amax(2).clamp(1e-4)
     rows = (blocks * (448 / largest).unsqueeze(2)).to(torch.float8_e4m3fn).view(tokens, scales * 128)

@@ -17,21 +17,21 @@ def dispatch(
     """Sends tokens to the ranks of their experts: rows, with scales if ``x`` has some, local experts,
     -1 for those elsewhere, weights, sources, counts.
 
-    Sources are rank * ``num_max_tokens_per_rank`` + token, int32 [rows], counts how many come from each
-    rank, int32 [ranks] on the host. Collective.
+    Sources are rank * ``num_max_tokens_per_rank`` + token, int32 [rows], counts how many rows each
+    rank sent, int32 [ranks] on the host. Collective.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     local = num_experts // ranks
     to = [((topk_idx >= r * local) & (topk_idx < (r + 1) * local)).any(1).nonzero().flatten() for r in range(ranks)]
     sent, chosen = [len(tokens) for tokens in to], torch.cat(to)
-    said = torch.empty(ranks, dtype=torch.int64, device=topk_idx.device)
-    dist.all_to_all_single(said, torch.tensor(sent, device=topk_idx.device))
-    come = said.tolist()
+    from_each = torch.empty(ranks, dtype=torch.int64, device=topk_idx.device)
+    dist.all_to_all_single(from_each, torch.tensor(sent, device=topk_idx.device))
+    received = from_each.tolist()
 
     def move(t: Tensor) -> Tensor:
         rows = t[chosen].contiguous()
-        arrived = torch.empty((sum(come), *t.shape[1:]), dtype=t.dtype, device=t.device)
-        dist.all_to_all_single(arrived.view(torch.uint8), rows.view(torch.uint8), come, sent)
+        arrived = torch.empty((sum(received), *t.shape[1:]), dtype=t.dtype, device=t.device)
+        dist.all_to_all_single(arrived.view(torch.uint8), rows.view(torch.uint8), received, sent)
         return arrived
 
     rows = tuple(move(t) for t in x) if isinstance(x, tuple) else move(x)
@@ -45,7 +45,7 @@ def dispatch(
         ids.masked_fill((ids < 0) | (ids >= local), -1),
         weights,
         sources,
-        torch.tensor(come, dtype=torch.int32),
+        torch.tensor(received, dtype=torch.int32),
     )  # type: ignore[return-value]
 
 
@@ -55,8 +55,8 @@ def generate_pre_combine_data(
     num_topk: int,
     hidden: int,
 ) -> Tensor:
-    """What the expert of each selection makes of tokens: bfloat16 [tokens, topk, hidden], of their
-    indices among all ranks' and the seed alone."""
+    """The output of each selection's expert for tokens: bfloat16 [tokens, topk, hidden], a function of their
+    indices among all ranks' tokens and of the seed alone."""
     device = src_token_global_idx.device
     selections = src_token_global_idx.int()[:, None] * num_topk + torch.arange(
         num_topk, dtype=torch.int32, device=device

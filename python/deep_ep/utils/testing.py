@@ -60,8 +60,8 @@ def _between_events(fn: Callable[[], Any], tests: int, after: Callable[[], Any] 
     return [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
 
 
-# What kernels are called that do what DeepEP's of these names do. There are none for the rest of an
-# exchange, which is in the same kernel.
+# The names of the kernels that do the work of DeepEP's kernels of these names. There are none for the rest of
+# an exchange, which is in the same kernel.
 _KERNELS = {"dispatch": "::dispatch", "combine": "::combine", "notify": "::row_map", "barrier": "::all_gather"}
 
 
@@ -78,9 +78,9 @@ def bench_kineto(
 ) -> Any:
     """Seconds of the kernels of a call, by PyTorch's profiler: a number for one name, a tuple for several.
 
-    Names are parts of those of kernels, or DeepEP's; NaN is for those of which no kernel runs. With
-    several kernels a period a number is a list of as many. On the host, where there are no kernels, the
-    whole call is what every name stands for.
+    Names are parts of kernel names, or DeepEP's names; the time of a name without a kernel is NaN. With
+    several kernels a period a number is a list of as many. On the host, which has no kernels, every name
+    stands for the whole call.
     """
     names = (kernel_names,) if isinstance(kernel_names, str) else kernel_names
     fn()
@@ -142,7 +142,7 @@ class empty_suppress:  # noqa: N801
 
 
 class suppress_stdout_stderr:  # noqa: N801
-    """Suppresses what a block prints, of C's as well."""
+    """Suppresses the output of a block, C's included."""
 
     def __enter__(self) -> suppress_stdout_stderr:  # noqa: PYI034
         self._kept = contextlib.ExitStack()

@@ -1,5 +1,5 @@
-"""What tunes kernels of DeepEP's and of MSCCL++'s. Weft chooses by itself; sizes and tables are kept
-for code that computes with them."""
+"""Kernel tuning of DeepEP and MSCCL++. Weft chooses by itself; sizes and tables are kept for code that
+computes with them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Config:
             f"chunks of {num_max_nvl_chunked_send_tokens} tokens are sent and of "
             f"{num_max_nvl_chunked_recv_tokens} received: receive more than is sent",
         )
-        # What is received is a multiple of what is sent.
+        # The received bytes are a multiple of the sent ones.
         received = (
             -(-num_max_rdma_chunked_recv_tokens // max(num_max_rdma_chunked_send_tokens, 1))
             * num_max_rdma_chunked_send_tokens
@@ -49,7 +49,7 @@ class Config:
         return max(1, self.num_sms // 2)
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes that the originals' buffers need within a node. Weft takes what it needs by itself."""
+        """Bytes that the originals' buffers need within a node. Weft chooses its own resources."""
         ranks, nodes = min(num_ranks, _NVL_PEERS), max(num_ranks // _NVL_PEERS, 1)
         token = hidden_bytes + 8 + _MAX_TOPK * (_INDEX_BYTES + 4 + 4)
         return _align(self.channels * ranks * ((2 * nodes + 3) * 4 + self.num_max_nvl_chunked_recv_tokens * token))
@@ -76,8 +76,8 @@ def low_latency_size_of_mscclpp(tokens: int, hidden: int, experts: int) -> int:
 
 
 def _low_latency_size(tokens: int, hidden: int, experts: int, combined: int, signals: int) -> int:
-    """Two buffers, of what is sent, of what is received, and of signals; ``combined`` bytes of a row on
-    its way home."""
+    """Two buffers each of sent rows, of received rows, and of signals; ``combined`` bytes of a row on its way
+    home."""
     dispatched = 16 + max(2 * hidden, hidden + hidden // 128 * 4)
     sent = max(tokens * dispatched, experts * tokens * combined)
     received = experts * tokens * max(dispatched, combined)

@@ -1,4 +1,4 @@
-"""What the originals assert, as exceptions with words."""
+"""Where the originals assert, these exceptions have a message."""
 
 from __future__ import annotations
 

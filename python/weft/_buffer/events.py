@@ -13,7 +13,7 @@ from weft import views
 
 
 class EventHandle:
-    """The end of what is enqueued in the current stream now."""
+    """An event at the end of the work that is enqueued in the current stream now."""
 
     __slots__ = ("_event",)
 
@@ -23,7 +23,7 @@ class EventHandle:
 
     @classmethod
     def of(cls, event: Any) -> EventHandle:
-        """An event of PyTorch's that was recorded, or None for what has happened."""
+        """A recorded event of PyTorch's, or None for work that has ended."""
         made = cls.__new__(cls)
         made._event = event
         return made
@@ -35,8 +35,8 @@ class EventHandle:
 
 
 class EventOverlap:
-    """An event, or none, and the tensors that it keeps: ``with`` waits for it at the end of the block,
-    beside whose work the exchange runs."""
+    """An event, or none, and the tensors that it keeps: ``with`` waits for it at the end of the block, and
+    the exchange runs beside the block's work."""
 
     __slots__ = ("_hooks", "event", "extra_tensors")
 
@@ -73,12 +73,12 @@ class EventOverlap:
 
 
 Before = EventHandle | EventOverlap | None
-"""What an exchange comes after: an event, or None for what is enqueued in the current stream."""
+"""The event that an exchange comes after, or None for the work that is enqueued in the current stream."""
 
 _HAPPENED = EventHandle.of(None)
 
 
-# What is remembered of what is shown before it is looked through.
+# How many shown objects are kept before a sweep.
 _FEW = 32
 
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
@@ -87,12 +87,12 @@ _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
 
 
 class Current:
-    """The current stream of a GPU, for a twentieth of what PyTorch takes to say it again."""
+    """The current stream of a GPU, in a twentieth of the time that PyTorch takes."""
 
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        self._known: tuple[Any, Any, int] = None, None, -1  # replaced as a whole, for threads
+        self._known: tuple[Any, Any, int] = None, None, -1  # replaced as a whole, because threads read it
 
     def stream(self, device: int) -> tuple[Any, int]:
         """The stream and its number."""
@@ -108,14 +108,14 @@ class CommStream:
     """Where the exchanges of a buffer are enqueued: on a GPU in a stream of their own, beside which
     others compute, or in the current one.
 
-    They share multiprocessors, so one comes after another wherever they are. What is captured knows
-    nothing of what was before: its caller orders graphs.
+    They share multiprocessors, so one comes after another wherever they are. Captured work has no relation to
+    earlier work: its caller orders graphs.
     """
 
     def __init__(self) -> None:
         self._stream: Any = None
         self._current = Current()
-        self._events: list[Any] = []  # that nobody waits for any more, to be recorded again
+        self._events: list[Any] = []  # events without a waiter, to be recorded again
         self._shown: list[Any] = []
         self._some_gone = False
         # The number of the last exchange's stream, its end, and the events that say so again and
@@ -185,8 +185,8 @@ class CommStream:
     def run_soon(
         self, exchange: Callable[..., Any], like: torch.Tensor, before: Before, later: bool, *arguments: Any
     ) -> tuple[Any, EventOverlap]:
-        """:meth:`run` of something short. If it comes between what the current stream does, it is
-        enqueued there: the way to another and back takes longer."""
+        """:meth:`run` of something short. An exchange between two pieces of the current stream's work is
+        enqueued there: switching to another stream and back takes longer."""
         if later or before is not None or not like.is_cuda:
             return self.run(exchange, like, before, later, *arguments)
         return self._run_here(exchange, like.get_device(), *arguments), EventOverlap()
@@ -232,8 +232,8 @@ class CommStream:
         return self._marks[which]
 
     def catch_up(self) -> None:
-        """Has the current stream wait for what is enqueued in the stream of exchanges now, as
-        descriptions of rows that were asked for later are."""
+        """Makes the current stream wait for the work that is enqueued in the stream of exchanges now, such as
+        metadata of rows that was asked for later."""
         if self._stream is None or torch.cuda.is_current_stream_capturing():
             return
         current = torch.cuda.current_stream()
@@ -241,14 +241,15 @@ class CommStream:
             self._order(current, self._stream)
 
     def _order(self, after: Any, before: Any) -> None:
-        """Has a stream wait for what is enqueued in another now."""
+        """Makes a stream wait for the work that is enqueued in another now."""
         event = self._events.pop() if self._events else torch.cuda.Event()
         event.record(before)
         after.wait_event(event)
         self._events.append(event)
 
     def _any_gone(self) -> bool:
-        """Whether memory was given back that the current stream may still read: who reads it was enqueued there."""
+        """Whether memory was given back that the current stream may still read: its readers were enqueued
+        there."""
         views.sweep()
         left = [shown for shown in self._shown if shown() is not None]
         gone, self._shown, self._some_gone = self._some_gone or len(left) < len(self._shown), left, False

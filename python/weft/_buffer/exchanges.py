@@ -1,5 +1,5 @@
-"""What both buffers build on: handles by what they are for, what ranks tell each other, and whose
-memory results are."""
+"""The base of both buffers: handles by their arguments, small exchanges between ranks, and the owners of
+results' memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHOWN_BYTES = 1 << 16
 
 _MOST_TOPK = 32
 
-_FEW_SMS = 2  # enough for what has a row
+_FEW_SMS = 2  # enough for tokens that have a row
 
 # The first serial group of buffers, far from numbers that callers choose. The exchanges of a buffer
 # follow each other, so its handles share multiprocessors.
@@ -41,8 +41,8 @@ Era = tuple[int, frozenset[int]]
 class Exchanges:
     """The handles of a buffer. Every rank makes a handle when it is first needed.
 
-    On GPUs counts stay in device memory and no handle call waits for the host. Only a dispatch whose
-    tensors have exactly the received rows reads their number, once.
+    On GPUs counts stay in device memory and no handle call waits for the host. Only a dispatch whose tensors
+    have exactly the received rows reads their number, once.
     """
 
     def __init__(self, comm: weft.Communicator) -> None:
@@ -61,7 +61,7 @@ class Exchanges:
         self._group: weft.Group | None = None
         self._everywhere: torch.Tensor | None = None  # every rank
         self._gathers: dict[int, tuple[torch.Tensor, torch.Tensor, Any]] = {}
-        self._counters: dict[int, ep.Counter] = {}
+        self._counters: dict[int, ep.TokenCounter] = {}
 
     def handle(self, key: Any, **spec: Any) -> ep.Handle:
         """The handle of a key, which determines the spec. Collective the first time."""
@@ -81,7 +81,7 @@ class Exchanges:
         return -(-self.comm.local_ranks // max(1, torch.cuda.device_count()))
 
     def _forget(self) -> None:
-        """Closes what was made collectively. Every rank makes it again when it is needed."""
+        """Closes the objects that were made collectively. Every rank makes it again when it is needed."""
         for made in (*self._handles.values(), *((self._group,) if self._group else ())):
             made.close()
         for kept in (self._handles, self._gathers, self._shown, self._captured, *self.of_handles):
@@ -102,7 +102,7 @@ class Exchanges:
             raise ContractError("the handle is from before a rank was taken in again: dispatch without it first")
         if anew and then != now:
             raise ContractError(
-                "the handle is from before ranks were masked, and had not what is asked of it now: dispatch "
+                "the handle is from before ranks were masked, and lacks the data that the call needs: dispatch "
                 "without it first"
             )
 
@@ -129,7 +129,7 @@ class Exchanges:
         if self.on_gpu:
             counter = self._counters.get(experts)
             if counter is None:
-                counter = self._counters[experts] = ep.Counter(self.comm, experts=experts)
+                counter = self._counters[experts] = ep.TokenCounter(self.comm, experts=experts)
             if topk.dim() != 2:
                 raise ContractError(f"topk_idx of shape {tuple(topk.shape)}, want [tokens, topk]")
             made, device = torch.empty, topk.device
@@ -251,7 +251,7 @@ class Exchanges:
         everywhere = self._everywhere
         if everywhere is None:
             everywhere = torch.arange(self.ranks, device=mine.device).unsqueeze(0)
-            # what is captured is filled by replays
+            # replays fill captured tensors
             if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():
                 self._everywhere = everywhere
         with h.dispatch(row.view(torch.uint8), everywhere) as got:
@@ -280,8 +280,8 @@ def where(comm: weft.Communicator) -> torch.device:
 
 
 class Kept:
-    """What a tensor holds now, for later, when the tensor may hold something else: on the host as
-    bytes, which cost less than another tensor."""
+    """The present content of a tensor, for later, when the tensor may hold another: on the host as bytes,
+    which cost less than another tensor."""
 
     __slots__ = ("_as", "_held", "shape")
 

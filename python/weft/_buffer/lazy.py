@@ -1,4 +1,4 @@
-"""Tuples whose contents are made when they are read."""
+"""Tuples whose members are made when they are read."""
 
 from __future__ import annotations
 

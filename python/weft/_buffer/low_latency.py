@@ -27,12 +27,12 @@ from .traces import leave
 # Batches of rows that the library has memory for: two that the caller may keep, and the next.
 _LIVE = 3
 
-# What rows on GPUs begin on a multiple of.
+# The alignment of rows on GPUs.
 _ALIGNMENT = 16
 
 
 class Kind(NamedTuple):
-    """What decides about a handle."""
+    """The arguments that select a handle."""
 
     tokens: int
     hidden: int
@@ -43,7 +43,8 @@ class Kind(NamedTuple):
 
 
 class Given(NamedTuple):
-    """Tensors of the caller's for what a dispatch returns, under MSCCL++'s names; None where it makes them."""
+    """The caller's tensors for the results of a dispatch, under MSCCL++'s names; None where the dispatch
+    makes them."""
 
     packed_recv_x: Tensor | None = None
     """[local experts, ranks * tokens, hidden]"""
@@ -61,8 +62,8 @@ NOTHING = Given()
 
 
 class Selections:
-    """The selections of a dispatch, which a combine's own are compared with: those may be in another
-    order, and -1 for what is to be left out."""
+    """The selections of a dispatch, for comparison with those of a combine, which may be in another order,
+    with -1 for selections to leave out."""
 
     __slots__ = ("_kept", "_of", "_version", "shape")
 
@@ -83,8 +84,8 @@ class Selections:
             raise ContractError("topk_idx selects other experts than the dispatch's did")
 
     def ordered(self, topk: Tensor, weights: Tensor) -> Tensor:
-        """What a combine's selections weigh, in the order of the dispatch's, 0 for those that it leaves
-        out: their weights are not looked at.
+        """The weights of a combine's selections, in the order of the dispatch's; 0 for those that it leaves
+        out, whose weights are not read.
 
         Where a GPU's tensor of the dispatch is no more, or may have been written to, selections are
         taken to be in its order.
@@ -107,7 +108,7 @@ class Selections:
 
 @dataclasses.dataclass
 class Sent:
-    """What a combine knows of its dispatch."""
+    """The state of a dispatch that its combine needs."""
 
     kind: Kind
     topk: Selections
@@ -117,8 +118,8 @@ class Sent:
 
 
 class LowLatencyHandle(Lazy):
-    """What DeepEP's handles are, (src_info, layout_range, num_max_dispatch_tokens_per_rank, hidden,
-    num_experts), and what was routed how."""
+    """DeepEP's handle (src_info, layout_range, num_max_dispatch_tokens_per_rank, hidden, num_experts), and
+    the routing."""
 
     sent: Sent
 
@@ -139,7 +140,7 @@ class LowLatencyHandle(Lazy):
 
 
 class Results(NamedTuple):
-    """What a dispatch returns, in the order of :class:`Given`."""
+    """The results of a dispatch, in the order of :class:`Given`."""
 
     rows: Tensor
     scales: Tensor | None
@@ -152,8 +153,8 @@ class Results(NamedTuple):
 
 
 class Hook:
-    """What receives. If it goes before it was called, the next exchange of its kind receives first, and
-    nobody has what came."""
+    """The hook that receives. If it is collected before it was called, the next exchange of its kind receives
+    first, and the rows are lost."""
 
     __slots__ = ("__weakref__", "_receive")
 
@@ -173,7 +174,7 @@ class LowLatency:
         self._exchanges, self._comm, self._sms = exchanges, exchanges.comm, sms
         self._stream = exchanges.stream
         self._next: dict[tuple[int, ...], Tensor] = {}
-        # The hooks of exchanges that were sent, by handles, and what those do.
+        # The hooks of exchanges that were sent, by handle, and their actions.
         self._sent: dict[ep.Handle, tuple[weakref.ref[Hook], ep.PendingDispatch | ep.PendingCombine]] = {}
         self._waits: dict[ep.Handle, list[Tensor | None]] = {}
         exchanges.of_handles += (self._sent, self._waits)
@@ -233,7 +234,8 @@ class LowLatency:
     def send(
         self, x: Tensor, topk: Tensor, kind: Kind, stats: Tensor | None, waits: Tensor | None, given: Given = NOTHING
     ) -> tuple[Tensor, Tensor | None, Tensor, LowLatencyHandle, Callable[[], None]]:
-        """Sends; the last of what it returns receives, into the rest. Collective, as is that."""
+        """Sends. The last of the returned values is a hook that receives into the others. Collective, as is
+        that."""
         into = _results(given, kind, self._comm.ranks, x.device)
         h = self._begin(kind, x, waits)
         sent = Sent(kind, Selections(topk), self._exchanges.era)
@@ -248,15 +250,14 @@ class LowLatency:
         return into.rows, into.scales, into.counts, into.handle(sent, self._comm.ranks), hook
 
     def _finish(self, h: ep.Handle, like: Tensor) -> None:
-        """Ends what a handle has sent, if the hook that was to do it has gone."""
+        """Receives a handle's pending exchange if its hook was collected."""
         hook, pending = self._sent[h]
         if hook() is not None:
             return
         del self._sent[h]
         if pending.over:
             return
-        # Nobody waits for it, so it fails for nobody: what has failed for good fails the next
-        # exchange, too.
+        # The hook has no caller, so it raises nothing: a lasting failure fails the next exchange, too.
         with contextlib.suppress(weft.WeftError):
             if isinstance(pending, ep.PendingDispatch):
                 self._stream.run_half(lambda: pending.receive().release(), like)
@@ -264,8 +265,8 @@ class LowLatency:
                 self._stream.run_half(pending.wait, like)
 
     def _fill(self, into: Results, sent: Sent, received: ep.Received, stats: Tensor | None) -> None:
-        """Copies what has arrived to where it is to be: on a GPU, too, the rows that are there alone.
-        What the rest holds stays."""
+        """Copies the received rows to their destinations: only rows that exist, on a GPU too. The rest of the
+        destinations is not written."""
         with received as got:
             sent.routing = got.routing
             scales, order = _ordered(into.scales)
@@ -292,7 +293,8 @@ class LowLatency:
     def combine(
         self, x: Tensor, topk: Tensor, weights: Tensor, sent: Sent, out: Tensor, waits: Tensor | None, later: bool
     ) -> Callable[[], None] | None:
-        """Sends, and receives into ``out``; or, later, what it returns receives. Collective, as is that."""
+        """Sends, and receives into ``out``. With a hook, calling the hook receives. Collective, as is
+        that."""
         if sent.routing is None:
             raise ContractError("the hook of the dispatch was not called: call it before the rows are combined")
         if not self._exchanges.mask.settled:
@@ -328,7 +330,7 @@ class LowLatency:
 
 
 def _results(given: Given, kind: Kind, ranks: int, device: torch.device) -> Results:
-    """Where a dispatch puts what arrives: what the caller has given, if it is as it must be, and new tensors."""
+    """The destinations of a dispatch: the caller's tensors, if they fit, and new ones."""
     local, places = kind.experts // ranks, ranks * kind.tokens
     plain, packed = kind.payload == ep.Payload.bf16, kind.payload == ep.Payload.fp8_ue8m0
     words = kind.hidden // (512 if packed else 128)

@@ -14,8 +14,8 @@ class Mask:
     agree, when they next meet."""
 
     def __init__(self, comm: weft.Communicator, forget: Callable[[], None]) -> None:
-        """``forget`` gives up what ranks have made together: some of it may have been made without a
-        rank that is taken in again."""
+        """``forget`` closes the objects that ranks have made together: some may have been made without a rank
+        that is taken in again."""
         self._comm, self._forget = comm, forget
         self._ranks: set[int] = set()
         self._grows = False
@@ -23,7 +23,7 @@ class Mask:
         """Whether they have agreed."""
 
     def put(self, rank: int, masked: bool) -> None:
-        """Leaves a rank out of what follows, or takes it in again."""
+        """Masks a rank, or takes it in again."""
         require(0 <= rank < self._comm.ranks, f"rank {rank} of {self._comm.ranks}")
         (self._ranks.add if masked else self._ranks.discard)(rank)
         self._grows, self.settled = self._grows or not masked, False
@@ -38,8 +38,8 @@ class Mask:
         return set(self._ranks)
 
     def settle(self) -> None:
-        """Has the ranks that go on agree, those that are taken in again too, and after a failure that
-        was nobody's end. Collective, among them."""
+        """Makes the ranks that continue agree, including those that are taken in again, also after a failure
+        that no rank's end caused. Collective, among them."""
         self._comm.set_mask(self._ranks)
         if self._grows:
             self._forget()

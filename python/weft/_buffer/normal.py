@@ -34,7 +34,7 @@ _HEADS = 1024
 _HEAD = 6  # numbers of a rank's announcement before those of its tokens for each rank
 
 
-_WORDS = 4  # of fp32: rows are whole multiples of 16 bytes
+_WORDS = 4  # fp32 numbers of a row's unit: rows are multiples of 16 bytes
 _MATRIX = 2  # dimensions
 
 _FEWEST = 16  # tokens for which there is a handle
@@ -43,7 +43,7 @@ _BF16, _FP32 = ep.Payload.bf16, ep.Payload.fp32
 _HOST, _DEVICE = ep.Counts.host, ep.Counts.device
 
 Shape = tuple[int, int, int, int, ep.Counts, int]
-"""What all ranks have in common in an exchange: hidden, experts, top-k, the most tokens of any rank,
+"""The arguments that all ranks share in an exchange: hidden, experts, top-k, the most tokens of any rank,
 rounded up so that there are few handles, counts, SMs."""
 
 
@@ -82,7 +82,7 @@ class Route:
         )
 
     def first(self, payload: ep.Payload, handle: ep.Handle, routing: ep.Routing) -> None:
-        """Has rows of a type go by a routing."""
+        """Makes rows of a type use a routing."""
         self._routings[payload] = handle, routing
 
     def by(self, payload: ep.Payload) -> tuple[ep.Handle, ep.Routing]:
@@ -114,21 +114,21 @@ class Route:
 
 
 class Moved(Protocol):
-    """What a combine knows of its dispatch."""
+    """The state of a dispatch that its combine needs."""
 
     route: Route
     received: int
 
 
 class Went(NamedTuple):
-    """The same, which stays with what a handle holds."""
+    """The same, kept beside the handle's members."""
 
     route: Route
     received: int
 
 
 class DispatchHandle(Lazy):
-    """What DeepEP's handles are, and the route.
+    """DeepEP's handle, and the routing.
 
     That is (rank_prefix_matrix, channel_prefix_matrix, recv_channel_prefix_matrix, recv_src_idx,
     is_token_in_rank, send_head), made when it is read.
@@ -231,9 +231,9 @@ class Normal:
         channels: int,
         worst: int,
     ) -> tuple[Any, int, int | None, list[int] | None]:
-        """Exchanges announcements. Returns every rank's head, whose first number is its tokens, with its
-        tokens for each rank; the most tokens of any rank; and, unless the routing or the worst case
-        makes them unnecessary, the rows that this rank receives and the selections of each of its
+        """Exchanges announcements. Returns every rank's header (its first number is the rank's tokens, then
+        its tokens for each rank) and the most tokens of any rank. Unless the routing or the worst case makes
+        them unnecessary it also returns the rows that this rank receives and the selections of each of its
         experts. Collective.
 
         On a GPU this is the only wait of a dispatch, and all that the host learns of it. With a worst
@@ -344,7 +344,7 @@ class Normal:
             else weights[:received]
         )
         beside, of_numbers = handle.route.numbers(numbers.shape[1])
-        home = beside.combine(numbers, of_numbers)  # first: what is wrong with them is told before rows move
+        home = beside.combine(numbers, of_numbers)  # first: a refusal comes before rows move
         return by.combine(rows, routing, bias=bias or None), home if home.shape[1] == columns else home[
             :, :columns
         ].contiguous()
@@ -360,12 +360,12 @@ class Normal:
 
 
 def _memory(t: Tensor) -> memoryview:
-    """The bytes of a tensor of the host's, whom somebody else keeps."""
+    """The bytes of a host tensor, which the caller keeps alive."""
     return memoryview((ctypes.c_ubyte * t.nbytes).from_address(t.data_ptr())).cast("B")
 
 
 def _as_payload(x: Tensor, scales: Tensor | None) -> tuple[ep.Payload, Tensor | None]:
-    """What rows and scales are to the library. Words of int32 hold four powers of two."""
+    """Rows and scales, as the library takes them. Words of int32 hold four powers of two."""
     if scales is None or scales.dtype != torch.int32:
         return _PAYLOADS[x.dtype], scales
     return ep.Payload.fp8_ue8m0, scales.contiguous().view(torch.float8_e8m0fnu)
@@ -383,7 +383,7 @@ def _like_sent(sent: Tensor | None, scales: Tensor | None) -> Tensor | None:
 def _matrices(
     gathered: Any, in_rank: Tensor, routing: ep.Routing, channels: int, received: int | None, stream: CommStream
 ) -> tuple[Tensor, ...]:
-    """What handles hold, of everyone's tokens and those for each rank."""
+    """The parts of handles for all ranks' tokens and for each rank's."""
     everyone = torch.as_tensor(gathered, dtype=torch.int32, device=in_rank.device)
     ranks = everyone.shape[0]
     everyone = torch.cat((everyone[:, :1], everyone[:, _HEAD : _HEAD + ranks]), 1)

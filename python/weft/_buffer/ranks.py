@@ -31,6 +31,6 @@ def _options(host_seconds: float, gpu_seconds: float) -> dict[str, Any]:
 
 
 def close(comm: weft.Communicator) -> None:
-    """Leaves, whatever there is to say of it."""
+    """Leaves, and ignores errors."""
     with contextlib.suppress(weft.WeftError):
         comm.close()

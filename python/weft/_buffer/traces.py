@@ -1,4 +1,4 @@
-"""What a dispatch has left at a tensor that it returned, by which the tensor says where its tokens went."""
+"""The state that a dispatch attaches to a tensor that it returns; it identifies the dispatch's routing."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ def leave(tensor: Tensor, what: Any) -> None:
 
 
 def recall(tensor: Any, kind: type[T]) -> T | None:
-    """What was left at a tensor, if it is of that kind."""
+    """The state that was attached to a tensor, if it is of that kind."""
     of, found = _left.get(tensor.data_ptr(), (None, None)) if isinstance(tensor, Tensor) else (None, None)
     return found if of is not None and of() is tensor.untyped_storage() and isinstance(found, kind) else None

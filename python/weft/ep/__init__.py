@@ -8,16 +8,14 @@ there are ``dispatch_backward`` and ``combine_backward``.
 
 from __future__ import annotations
 
-from .census import Census, count
-from .counter import Counter
 from .handle import Handle
 from .routing import Received, Routing
 from .spec import Counts, KernelTuning, Layout, Overflow, Payload, Reduction, ScaleOrder, Spec, Weighting
+from .token_counter import TokenCounter
+from .token_counts import TokenCounts, count
 from .work import PendingCombine, PendingDispatch
 
 __all__ = [
-    "Census",
-    "Counter",
     "Counts",
     "Handle",
     "KernelTuning",
@@ -31,6 +29,8 @@ __all__ = [
     "Routing",
     "ScaleOrder",
     "Spec",
+    "TokenCounter",
+    "TokenCounts",
     "Weighting",
     "count",
 ]

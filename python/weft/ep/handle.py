@@ -28,7 +28,7 @@ from .call_args import (
     Pool,
     ReturnedTensor,
 )
-from .routing import PARTS, Received, Routing, _Nobody
+from .routing import PARTS, Received, Routing, _Holder
 from .spec import Counts, Layout, Spec
 from .work import PendingCombine, PendingDispatch
 
@@ -44,23 +44,23 @@ class Handle(Made):
     """Exchanges of one :class:`Spec` among the ranks of a communicator. Several handles may live at
     once; they share nothing.
 
-    Making one is collective, and so is every operation: each unmasked rank calls them in the same
-    order. Inputs are arrays of PyTorch, of numpy, or of what has DLPack or the buffer protocol; results
-    are of the kind that the rows were. numpy has no bfloat16 and no float8: arrays of ml_dtypes are
-    taken, and unsigned whole numbers of the same size where the spec says what they stand for.
+    Making one is collective, and so is every operation: each unmasked rank calls them in the same order.
+    Inputs are arrays of PyTorch, of numpy, or of any library with DLPack or the buffer protocol. Results are
+    of the same kind as the rows. numpy has no bfloat16 and no float8: arrays of ml_dtypes are taken, and
+    unsigned integers of the same size where the spec gives their type.
 
     Shapes below: ``tokens`` of this rank, ``topk`` and ``hidden`` of the spec, and ``rows`` as the
     layout has them: [local experts, rows, hidden] for expert_major, [rows, hidden] for the others.
 
-    ``stream``: on the host None. On a GPU what was computed there comes before, the call enqueues and
-    returns, and operands are borrowed until the stream has passed; None is PyTorch's current stream.
-    Another stream is as if the call stood in ``with torch.cuda.stream(stream)``: new tensors are that
-    stream's, and operands keep their memory until it has passed. On a GPU results are tensors where the
-    rows were, else :class:`weft.DeviceArray`, and ``out`` is given.
+    ``stream``: on the host None. On a GPU the call enqueues on a stream, after earlier work there, and
+    returns. Operands are borrowed until the stream has passed. None is PyTorch's current stream. Another
+    stream is as if the call stood in ``with torch.cuda.stream(stream)``: new tensors are that stream's, and
+    operands keep their memory until it has passed. On a GPU results are tensors where the rows were, else
+    :class:`weft.DeviceArray`, and ``out`` is given.
 
-    In a CUDA graph's capture nothing waits for the host: layouts whose arrays are exactly the rows that
-    arrive want ``counts="device"``. What a captured call has returned is to be kept for as long as the
-    graph is replayed: memory that was given back is other calls'.
+    In a CUDA graph's capture no call may wait for the host: layouts whose arrays are exactly the rows that
+    arrive need ``counts="device"``. Keep the results of a captured call as long as the graph is replayed:
+    other calls reuse released memory.
 
     ``timeout``: seconds that bound the call's waits on the host, as :class:`weft.timeout` does.
     """
@@ -69,18 +69,19 @@ class Handle(Made):
     _RELEASE = "ep_destroy"
 
     def __init__(self, comm: Communicator, spec: Spec | None = None, **choices: Any) -> None:
-        """Makes a handle of a spec, or of what a :class:`Spec` takes. Here the memory for exchanges is allocated."""
+        """Makes a handle of a spec, or of the arguments of a :class:`Spec`. Here the memory for exchanges is
+        allocated."""
         if spec is None:
             spec = Spec(**choices)
         elif choices:
-            raise TypeError("give a spec, or what makes one, not both")
+            raise TypeError("give a spec, or the arguments of one, not both")
         super().__init__(comm, "ep_create", spec._struct())
-        own = Garbage(comm._lib)  # of what was made from it: batches and routings
+        own = Garbage(comm._lib)  # batches and routings that were made from it
         self._garbage, self._watched, self._watch, self._collect = own.found, own.watched, own.watch, own.collect
         self._comm = comm
         self._device = device = comm._device
         self.spec = spec
-        """What the handle was made from."""
+        """The spec that the handle was made from."""
         info = _abi.EpInfo()
         self._check(self._lib.ep_get(self._handle, info))
         self.capacity: int = info.capacity
@@ -88,7 +89,7 @@ class Handle(Made):
         self.memory_bytes: int = info.memory_bytes
         """Of the handle's windows on this rank."""
         self.sms: tuple[int, int, int] = (info.dispatch_sms, info.combine_sms, info.gradient_sms)
-        """On a GPU: multiprocessors that dispatches, combines and gradients run on."""
+        """On a GPU: SMs that dispatches, combines and gradients run on."""
         self._dispatches = ArgsPool(lambda: DispatchArgs(spec, device))
         self._copies = ArgsPool(lambda: CopyArgs(spec, device))
         self._combines = ArgsPool(lambda: CombineArgs(spec, device))
@@ -106,11 +107,11 @@ class Handle(Made):
         self._tensors = Pool(ReturnedTensor)
         self._named: dict[tuple[str, ...], tuple[tuple[str, _abi.Part], ...]] = {}
         self._descriptions: dict[Any, ArgsPool[DescriptionArgs]] = {}
-        # Compilers keep what they have made for a number, also for processes to come, where it must
-        # not stand for another kind of handle.
+        # Compilers keep code for a number, also for later processes, where the number must not stand for
+        # another kind of handle.
         kind = zlib.crc32(f"{spec} of {self.capacity} rows from {comm.ranks} ranks".encode())
         self.number: int = kind << 31 | next(_numbers)
-        """What stands for the handle where only numbers can."""
+        """The number of the handle, for operators that take only numbers."""
         NUMBERED[self.number] = self
 
     @property
@@ -123,7 +124,7 @@ class Handle(Made):
     def prepare(
         self, topk: Any, weights: Any = None, *, stream: StreamLike = None, timeout: float | None = None
     ) -> Routing:
-        """Turns routing into what dispatches and combines go by, any number of times. Collective.
+        """Turns selections into a routing for any number of dispatches and combines. Collective.
 
         ``topk``: int32 or int64 [tokens, topk], the experts that each token selects, -1 for none, those
         of a token distinct. ``weights``: float32 [tokens, topk]; None if sums are plain, or if they
@@ -160,11 +161,11 @@ class Handle(Made):
     ) -> Received:
         """Sends the rows of this rank's tokens to their experts, and receives those that come. Collective.
 
-        ``rows``: [tokens, hidden] of the spec's row type; opaque ones uint8 [tokens, row_bytes].
-        ``scales``, of rows that come quantised: float32 or UE8M0 [tokens, hidden / 128]; opaque ones
-        uint8 [tokens, scale_bytes]. Either ``topk`` and ``weights``, as :meth:`prepare` takes them, or
-        the ``routing`` that it made; with ``weights`` then, on every rank, they take the place of those
-        that it had, here and where the rows arrive.
+        ``rows``: [tokens, hidden] of the spec's row type; opaque ones uint8 [tokens, row_bytes]. ``scales``,
+        of rows that come quantised: float32 or UE8M0 [tokens, hidden / 128]; opaque ones uint8 [tokens,
+        scale_bytes]. Give either ``topk`` and ``weights``, as for :meth:`prepare`, or the ``routing`` that it
+        made. With a routing ``weights`` are given on every rank or on none: they replace the routing's
+        weights here and where the rows arrive.
         """
         if timeout is not None:
             with limit(timeout):
@@ -202,8 +203,8 @@ class Handle(Made):
         """On the host, :meth:`dispatch` with small results copied: rows, scales, the routing, None.
         Collective.
 
-        Rows and scales of more than ``most`` bytes are not; for them the last is what :meth:`dispatch`
-        returns, and the first two are None.
+        Rows and scales of more than ``most`` bytes are not copied: for them the last value is the result of
+        :meth:`dispatch`, and the first two are None.
         """
         self._begin(None)
         by = None if routing is None else _routing(routing)
@@ -226,7 +227,7 @@ class Handle(Made):
                     by._rows = args.returned_rows
             number, result[1] = result[1], 0
             if status := self._lib.received_release(number):
-                self._watch(_Nobody(), Received._RELEASE, number)  # by the next call
+                self._watch(_Holder(), Received._RELEASE, number)  # by the next call
             return *made, by, None
         except BaseException:
             self._abandon(args, by)
@@ -285,7 +286,7 @@ class Handle(Made):
         return Received(self, args.result[1], by, kind, args.data_bytes, args.scales_bytes, on)
 
     def _copy(self, received: Received, order: int, arrays: tuple[Any, ...], stream: StreamLike) -> None:
-        """Copies what has arrived."""
+        """Copies a received batch."""
         on = self._begin(stream)
         args = self._copies.take()
         try:
@@ -297,13 +298,13 @@ class Handle(Made):
             self._copies.give(args)
 
     def _abandon(self, args: DispatchArgs, by: Routing | None) -> None:
-        """Gives back what has arrived for a caller who was interrupted before it was told. What was
-        given back already is refused as such."""
+        """Releases a received batch of a caller that was interrupted before it got it. A batch that was
+        released already is refused as such."""
         received, made = args.result[1:3]
         if received:
-            self._watch(_Nobody(), Received._RELEASE, received)
+            self._watch(_Holder(), Received._RELEASE, received)
         if made and by is None:
-            self._watch(_Nobody(), Routing._RELEASE, made)
+            self._watch(_Holder(), Routing._RELEASE, made)
 
     # Combine.
 
@@ -354,7 +355,7 @@ class Handle(Made):
         weights: Any,
         stream: StreamLike,
     ) -> tuple[Any, Exception | None]:
-        """Takes the operands of a combine: where its sums go, and what is wrong."""
+        """Takes the operands of a combine: its output, and the reason of a refusal."""
         by = _routing(routing)
         number = by._in_use()
         try:
@@ -406,7 +407,7 @@ class Handle(Made):
         stream: StreamLike = None,
         timeout: float | None = None,
     ) -> tuple[Any, Any]:
-        """The gradient of dispatch: what a combine does, without weights. Collective.
+        """The gradient of dispatch: a combine without weights. Collective.
 
         ``grad_rows``: as dispatch gave the rows, of the spec's output type. ``grad_row_weights``:
         float32 [rows], with topk numbers a row for layouts of one row per rank; or None, on every rank.
@@ -458,12 +459,11 @@ class Handle(Made):
         stream: StreamLike = None,
         timeout: float | None = None,
     ) -> tuple[Any, Any]:
-        """The gradient of combine: what a dispatch does, with weights. Collective.
+        """The gradient of combine: a dispatch with weights. Collective.
 
-        ``grad_out``: [tokens, hidden] of the spec's output type. ``rows``: what was combined, on every
-        rank or on none. Returns ``grad_rows``, as dispatch gave the rows, which may be ``rows`` itself,
-        and ``grad_weights``, float32 [tokens, topk], or None without ``rows``; new arrays where None is
-        given.
+        ``grad_out``: [tokens, hidden] of the spec's output type. ``rows``: the rows of the combine, on every
+        rank or on none. Returns ``grad_rows``, as dispatch gave the rows, which may be ``rows`` itself, and
+        ``grad_weights``, float32 [tokens, topk], or None without ``rows``; new arrays where None is given.
         """
         if timeout is not None:
             with limit(timeout):
@@ -543,18 +543,18 @@ class Handle(Made):
         return (rows, self.spec.hidden)
 
     def combine_buffer(self, *, kind: str | None = None) -> Any:
-        """Memory for rows that :meth:`combine` or :meth:`dispatch_backward` is to take: [capacity,
-        hidden], of which theirs are the first rows.
+        """The handle's buffer for the rows of :meth:`combine` or :meth:`dispatch_backward`: [capacity,
+        hidden]. Rows that begin at its start need no copy.
 
-        On GPUs it spares a copy of rows that their homes read: token-major and packed ones, and those
-        of a capacity that can overflow, unless ranks sum first (partial sums, by expert) or it would be
+        It exists on GPUs where homes read rows in place: for token-major and packed layouts, and for a
+        capacity that can overflow, unless ranks sum first (partial sums, by expert) or the buffer would be
         too large. For everything else no memory is better than another, and this is None.
         """
         return self._buffer(self._lib.ep_combine_buffer, kind)
 
     def gradient_buffer(self, *, kind: str | None = None) -> Any:
-        """Memory for the gradients of the output that :meth:`combine_backward` is to take: [max_tokens,
-        hidden], of which theirs are the first rows.
+        """The handle's buffer for the gradients of the output in :meth:`combine_backward`: [max_tokens,
+        hidden]. On GPUs gradients that begin at its start need no copy.
 
         On GPUs it spares a copy of them. On the host no memory is better than another, and this is None.
         """
@@ -587,10 +587,10 @@ class Handle(Made):
         self._check(self._lib.ep_count_waits(self._handle, *numbers))
         self._waits = (dispatch, combine, slots)
 
-    # What all operations have in common.
+    # The steps that all operations share.
 
     def _begin(self, stream: StreamLike, takes: bool = False) -> int:
-        """What every call does first; one that takes memory has what was shown to others given back before."""
+        """The start of every call; one that takes memory first returns memory whose arrays were released."""
         if self._closed:
             self._open()
         if takes and self._device >= 0:
@@ -604,8 +604,8 @@ class Handle(Made):
         return streams.address(stream, self._device)
 
     def _end(self, refused: Exception | None, status: int) -> None:
-        """The end of a call. What this package refuses was passed on as words, so that the other ranks
-        were told instead of left to wait."""
+        """The end of a call. This package passes its refusals to the library as text, so that the other ranks
+        get them and do not wait."""
         if refused is not None:
             try:
                 raise refused
@@ -618,7 +618,7 @@ class Handle(Made):
 
 
 def _part_shapes(spec: Spec, ranks: int) -> dict[str, tuple[tuple[int, ...], DType]]:
-    """What describes a routing: shapes, -1 for rows, and types."""
+    """The arrays of routing metadata: shapes, -1 for rows, and types."""
     local = (spec.experts // ranks,)
     of_experts = dict.fromkeys(
         ("expert_counts", "expert_demand", "padded_counts", "expert_offsets"), (local, DType.int32)
@@ -646,6 +646,6 @@ def _routing(by: RoutingLike | None) -> Any:
 
 
 def _received(by: RoutingLike) -> int:
-    """Whose rows an operation is given, if it is said. What was released is refused: who combines
-    memory of their own after that goes by the routing."""
+    """The received batch of an operation's rows, if the caller gives it. A released batch is refused: to
+    combine other memory after that, pass the routing."""
     return by._in_use() if isinstance(by, Received) else 0

@@ -21,19 +21,19 @@ _TENSOR = struct.Struct("=8xQii4q").unpack_from
 
 
 Columns = tuple[DType, tuple[int, ...]]
-"""What scales are in memory, type and shape, whose last two dimensions are then changed round."""
+"""The type and shape of scales in memory; ``turned`` ones have their last two dimensions swapped."""
 
 
 def in_columns(scales: Any, columns: Columns | None) -> Any:
-    """Scales of PyTorch's as what they are said to be, if it is said."""
+    """Scales of PyTorch's in the given type, if one is given."""
     if scales is None or columns is None:
         return scales
     dtype, shape = columns
     return scales.view(memory.torch_dtype(dtype)).view(shape).transpose(-2, -1)
 
 
-class _Nobody:
-    """Who holds what is to be given back by the next call."""
+class _Holder:
+    """A holder that is collected at once: the next call releases its handle."""
 
 
 class _Held:
@@ -53,7 +53,7 @@ class _Held:
         if number and not handle.closed:
             status = getattr(handle._lib, self._RELEASE)(number)
             if status == Status.ERROR_BUSY:
-                handle._watch(_Nobody(), self._RELEASE, number)  # by the next call
+                handle._watch(_Holder(), self._RELEASE, number)  # by the next call
             else:
                 if status and status != Status.ERROR_HANDLE:
                     handle._check(status)
@@ -75,11 +75,11 @@ class _Held:
 
 
 class Routing(_Held):
-    """Where tokens and rows go: what dispatches and combines go by.
+    """Which row of which rank each selection goes to: dispatches and combines use it.
 
-    On a GPU numbers are waited for when they are asked for, which a capture cannot; arrays are the
-    GPU's, and those that describe rows are filled in by the stream in which the routing was prepared;
-    after a graph has prepared it anew ask for them again.
+    On a GPU reading a number waits for it, which a capture cannot do. Arrays are in the GPU's memory; the
+    stream in which the routing was prepared fills in those that describe rows. After a graph has prepared it
+    anew ask for them again.
     """
 
     _kind = "this routing was"
@@ -97,7 +97,7 @@ class Routing(_Held):
         streams.refuse_capture(handle._device, "numbers of a routing")
         handle._check(handle._lib.routing_get(self._in_use(), info))
         if handle._device >= 0:
-            handle.comm.check()  # what was counted for an operation that failed is nothing
+            handle.comm.check()  # the counts of a failed operation are void
         return info
 
     @property
@@ -230,7 +230,7 @@ class Routing(_Held):
             pool.give(args)
 
     def _row_count(self) -> int:
-        """The rows of received arrays, asked for once: on the host they stay what they are."""
+        """The rows of received arrays, asked for once: on the host they do not change."""
         if self._rows is None:
             self._rows = int(self._info().rows)
         return self._rows
@@ -265,13 +265,13 @@ class Routing(_Held):
 
 
 PARTS = {part.name.lower(): part for part in Part}
-"""What C calls the parts of a routing."""
+"""C's names of the parts of a routing."""
 
 _OF_ROWS = frozenset(
     ("source_ranks", "source_tokens", "source_selections", "row_weights", "row_experts", "row_selection_weights")
 )
 
-# What layouts of one kind alone have.
+# The parts that only layouts of one kind have.
 _BY_EXPERT = (Part.RANGES, Part.SOURCE_SELECTIONS, Part.ROW_WEIGHTS)
 _BY_RANK = (Part.ROW_EXPERTS, Part.ROW_SELECTION_WEIGHTS)
 
@@ -279,9 +279,8 @@ _BY_RANK = (Part.ROW_EXPERTS, Part.ROW_SELECTION_WEIGHTS)
 class Received(_Held):
     """Rows that have arrived.
 
-    ``rows`` and ``scales`` show the handle's memory, of which there is for as many as the spec says are
-    live: release it when the rows were read and the combine of them has returned, or let it go with its
-    arrays.
+    ``rows`` and ``scales`` show the handle's memory, which has room for ``live`` batches: release a batch
+    when its rows were read and their combine has returned, or delete it and its arrays.
     """
 
     _kind = "these received rows were"
@@ -310,8 +309,8 @@ class Received(_Held):
         return self._array(self._scales, None)
 
     def _arrays(self, columns: Columns | None = None) -> tuple[Any, Any]:
-        """The rows and their scales, for less than one by one; these as what they are said to be
-        instead, with its last two dimensions changed round."""
+        """The rows and their scales in one call, which costs less than two; with another type for the scales,
+        and their last two dimensions swapped."""
         handle, lease = self._handle, Lease(self._handle, self)
         (address, dtype, dims, *sizes), (of_scales, scale_dtype, scale_dims, *scale_sizes), device = (
             self._data,
@@ -345,19 +344,19 @@ class Received(_Held):
         source_counts: Any = None,
         stream: StreamLike = None,
     ) -> None:
-        """Copies what has arrived to arrays of the caller's; None leaves one out. Local.
+        """Copies the received batch to the caller's arrays; None leaves one out. Local.
 
-        ``rows``: of the type and shape of :attr:`rows`. ``scales``: of those of :attr:`scales`, or as
-        they would be in another ``scale_order`` of the spec, [.., rows, hidden / 128] row-major and
-        [.., hidden / 128, rows] column-major, of UE8M0 ones int32 [.., hidden / 512, rows]. The others
-        are as the :class:`Routing` has them. With a packed layout arrays may have more rows. All are
-        contiguous, and none overlaps another or what has arrived.
+        ``rows``: of the type and shape of :attr:`rows`. ``scales``: as :attr:`scales`, or in another
+        ``scale_order`` of the spec: [.., rows, hidden / 128] row-major and [.., hidden / 128, rows]
+        column-major; UE8M0 column-major int32 [.., hidden / 512, rows]. The others are as the
+        :class:`Routing` has them. With a packed layout arrays may have more rows. All are contiguous, and
+        none overlaps another or the received batch.
 
-        Only what is there is written: rows that exist, pads included, and what is said of them.
-        Everything behind an expert's last row, and between those of rank_major, stays as it was. So on
-        a GPU, where one kernel goes by the counts that lie there, it takes the time of the rows that
-        have come, waits for nothing and can be captured. ``stream``: that of the dispatch, or one that
-        waits for it; None is PyTorch's current stream.
+        It writes only rows that exist, pads included, and their metadata. It does not write behind an
+        expert's last row, nor the gaps of rank_major. On a GPU one kernel reads the counts from the GPU's
+        memory, so the time follows from the received rows; the host does not wait, and the call can be
+        captured. ``stream``: that of the dispatch, or one that waits for it; None is PyTorch's current
+        stream.
         """
         order = _member(ScaleOrder, scale_order, ScaleOrder(self._handle.spec.scale_order))
         arrays = (

@@ -1,4 +1,4 @@
-"""What exchanges look like: the same on every rank."""
+"""The description of exchanges: the same on every rank."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from ..errors import InvalidError
 
 @dataclasses.dataclass(frozen=True)
 class KernelTuning:
-    """How a kernel on a GPU goes about moving rows: it decides how long that takes and never what it gives.
+    """How a GPU kernel moves rows: it changes how long an operation takes, never its result.
 
-    0 is Weft's choice. What does not fit a handle is refused.
+    0 is Weft's choice. A member that does not fit a handle's mode is refused.
     """
 
     threads: int = 0
     """Of a block: 64 to 512, a multiple of 32."""
     protocol: str | None = None
-    """Rows through slots: "values", which are their own flags, or "flags"."""
+    """Slot mode: "values", which are their own flags, or "flags"."""
     units: int = 0
-    """Slots, dispatch: pieces of 512 bytes that a warp moves at a time: 1, 2 or 4."""
+    """Slot mode, dispatch: units of 512 bytes that a warp moves at a time: 1, 2 or 4."""
     senders: int = 0
-    """Slots: of 16 blocks, those that send while the others receive; -1: all do both."""
+    """Slot mode: how many of 16 blocks send while the others receive; -1: all do both."""
     dependent: int = 0
-    """Slots: 1: the next kernel may be placed while this one ends; -1: it may not."""
+    """Slot mode: 1: the next kernel may be scheduled while this one ends; -1: it may not."""
     blocks: int = 0
-    """Rows that have places: at most so many."""
+    """Direct mode: the most blocks."""
     bulk: int = 0
-    """Places: 1: rows go by bulk copies; -1: threads move them."""
+    """Direct mode: 1: bulk copies move rows; -1: threads do."""
     warps: int = 0
-    """Places: of a block, that move rows by bulk copies."""
+    """Direct mode: warps of a block that move rows by bulk copies."""
     parts: int = 0
-    """Places: of a row, that a warp moves by bulk copies one after the other."""
+    """Direct mode: parts of a row that a warp moves by bulk copies one after the other."""
 
     def _struct(self) -> _abi.EpKernelTuning:
         if self.protocol not in _PROTOCOLS:
@@ -66,17 +66,17 @@ ROW_TYPES = {
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """What exchanges look like. Choices are given by name or as members of their types;
+    """The description of a handle's exchanges. Choices are given by name or as members of their types;
     docs/guides/ep-support.md says which combinations are supported."""
 
     experts: int
-    """In all; rank r has the r-th share of experts / ranks."""
+    """Experts of all ranks; rank r has the r-th share of experts / ranks."""
     topk: int
     """Selections a token, 1 to 32."""
     hidden: int
     """Numbers a row."""
     max_tokens: int
-    """The most that any rank dispatches at once."""
+    """The most tokens that any rank dispatches at once."""
     layout: Layout | str = Layout.expert_major
     reduction: Reduction | str | None = None
     """None: exact where the layout allows it."""
@@ -84,16 +84,16 @@ class Spec:
     """None: weighted where the layout allows it."""
     payload: Payload | str = Payload.bf16
     quantize: DTypeLike = None
-    """The type that dispatch quantises to FP8 on the way; None: rows and scales come quantised."""
+    """The type of rows that dispatch quantises to FP8; None: rows are quantised already."""
     power_of_two_scales: bool = False
-    """Scales of quantised rows are rounded up to powers of two."""
+    """Scales of quantised rows are powers of two, rounded up."""
     scale_order: ScaleOrder | str = ScaleOrder.row_major
     output: DTypeLike = None
     """The type that combine takes and returns; None: the payload's, or bfloat16."""
     counts: Counts | str = Counts.host
     overflow: Overflow | str = Overflow.refuse
     sms: int = 0
-    """GPU: multiprocessors that the kernels may fill; 0: three quarters of the free ones."""
+    """GPU: SMs that the kernels may fill; 0: three quarters of the free ones."""
     row_bytes: int = 0
     """Opaque payload: bytes of a row."""
     scale_bytes: int = 0
@@ -103,16 +103,14 @@ class Spec:
     alignment: int = 0
     """expert-packed: the multiple to which the experts' rows are padded."""
     live: int = 0
-    """Received arrays that may be alive at once; 0 is 2."""
+    """Received batches that may be unreleased at once; 0 is 2."""
     dispatch_tuning: KernelTuning | None = None
     """GPU: None is Weft's choice."""
     combine_tuning: KernelTuning | None = None
     serial_group: int = 0
-    """GPU: a number that handles of a communicator share whose operations take turns: they follow each
-    other in stream order, alike on every rank.
-
-    They fill the same multiprocessors, so any number of them has room where one has. 0: a handle that
-    has its own."""
+    """GPU: the number of a serial group; 0: none. Operations of its handles never run at once: they follow
+    each other in stream order, in the same order on every rank. The handles therefore share one reservation
+    of SMs."""
 
     def __post_init__(self) -> None:
         settle = object.__setattr__
@@ -182,7 +180,7 @@ _NUMBERS = (
 
 
 def whole(name: str, given: Any, error: type[InvalidError] = InvalidError) -> int:
-    """A number, as whole as it must be: nothing is cut off."""
+    """An integer: fractions are refused."""
     try:
         if not isinstance(given, bool):
             return operator.index(given)

@@ -1,4 +1,4 @@
-"""Operations whose second half is to come: send now, receive later."""
+"""Operations that were sent and are received later."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class _Pending:
         return self._number
 
     def _over(self, status: int) -> None:
-        """The second half was called. Unless another thread is inside a call, the operation is over,
-        whatever it returned."""
+        """The second half was called. Unless another thread is inside a call, the operation ends here,
+        whatever the result."""
         if status != Status.ERROR_BUSY:
             self._number, self._borrowed = 0, None
         self._handle._check(status)

@@ -5,9 +5,9 @@ torch.compile knows.
     rows = experts(rows)
     out = weft.torch.combine(handle, rows, routing, weights)
 
-The functions take the handles of :mod:`weft.ep`, whose rows are of one floating-point type on the way
-and home. Gradients are exchanges, too: every rank runs the backward pass of every exchange, in the same
-order. Where no gradients are wanted the handle's own methods cost less.
+The functions take the handles of :mod:`weft.ep` whose rows have one floating-point type on the way and home.
+Gradients are exchanges, too: every rank runs the backward pass of every exchange, in the same order. Where no
+gradients are wanted the handle's own methods cost less.
 """
 
 from __future__ import annotations

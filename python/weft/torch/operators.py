@@ -1,9 +1,8 @@
 """Dispatch and combine as operators of PyTorch, with gradients and with fakes for torch.compile.
 
-An operator's arguments are tensors and numbers. A handle crosses as a number, which stands for it as
-long as it lives. A routing crosses as a tensor of int64 [tokens + 1], whose memory holds the routing:
-wherever PyTorch keeps the tensor, for a backward pass or in a compiled graph, the routing stays, and
-goes with it.
+An operator's arguments are tensors and numbers. A handle crosses as a number, which stands for it as long as
+it lives. A routing passes as a tensor of int64 [tokens + 1], whose memory keeps the routing alive: wherever
+PyTorch keeps the tensor, for a backward pass or in a compiled graph.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _routings: weakref.WeakValueDictionary[int, ep.Routing] = weakref.WeakValueDicti
 
 
 class Dispatched(NamedTuple):
-    """What a dispatch gives."""
+    """The results of a dispatch."""
 
     rows: torch.Tensor
     """The rows, in the layout of the handle, zeros where no token stands; they show the handle's
@@ -37,7 +36,7 @@ class Dispatched(NamedTuple):
 
     Empty without weights."""
     routing: torch.Tensor
-    """What :func:`combine` goes by; :func:`routing_of` has its counts."""
+    """The routing that :func:`combine` uses; :func:`routing_of` has its counts."""
 
 
 def dispatch(handle: ep.Handle, x: torch.Tensor, topk: torch.Tensor, weights: torch.Tensor | None = None) -> Dispatched:
@@ -68,7 +67,7 @@ def routing_of(routing: torch.Tensor) -> ep.Routing:
     try:
         return _routings[number]
     except KeyError:
-        raise ClosedError("the tensor holds no routing: pass what dispatch returned") from None
+        raise ClosedError("the tensor holds no routing: pass the one that dispatch returned") from None
 
 
 def _number(handle: ep.Handle) -> int:
@@ -106,8 +105,7 @@ def _dispatch(
     got = h.dispatch(x, topk, weights)
     rows = got.rows
     if _has_gaps(h.spec):
-        # What stood there before would get into sums over all rows, such as the gradients of the
-        # experts' weights.
+        # Old content would get into sums over all rows, such as the gradients of the experts' weights.
         rows.view(-1, h.spec.hidden).masked_fill_((got.routing.source_ranks < 0)[:, None], 0)
     return rows, _row_weights(h, got, rows, weights), _hold(got.routing)
 

@@ -1,15 +1,14 @@
-// Package bench measures Weft's operations between real rank processes, and checks
-// what they computed in the same run.
+// Package bench measures Weft's operations between real rank processes, and checks their results in
+// the same run.
 //
 //	command ── Run(task) ── launch ──┬── rank 0: Serve ── Join, warm up, measure, check
 //	                                 ├── rank 1
 //	                                 └── ...
 //
-// A task travels to the ranks in an environment variable; each rank answers with one
-// line on its standard output that holds its timings and what it thinks of the
-// results. The command merges them.
+// A task travels to the ranks in an environment variable; each rank answers with one line on its
+// standard output: its timings and its verdict on the results. The command merges them.
 //
-// Package timing times, packages ep and collective say what is timed and check it, and package
+// Package timing times; packages ep and collective define and check the timed operations; package
 // floats rounds without the library. [Join] is measured here.
 //
 // Each iteration starts with a barrier that is not timed. Then every rank times its

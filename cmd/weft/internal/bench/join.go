@@ -57,8 +57,8 @@ func (j Join) measure(ctx context.Context, first *weft.Comm, progress func(done,
 	return series, nil
 }
 
-// resident is this process's resident memory without shared memory, in bytes, or 0
-// where the system does not tell.
+// resident is this process's resident memory without shared memory, in bytes, or 0 where the system
+// does not say.
 func resident() int64 {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {

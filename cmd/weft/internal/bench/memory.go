@@ -18,8 +18,8 @@ type Copier struct {
 	dst     [][]byte
 }
 
-// copyBytes is what each thread copies in a pass: with source and destination, several
-// times a last-level cache.
+// copyBytes is the size of each thread's copy in a pass: with source and destination, several times
+// a last-level cache.
 const copyBytes = 64 << 20
 
 // NewCopier makes a copier of up to threads threads; no more than there are processors.

@@ -8,9 +8,9 @@ import (
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
 )
 
-// Merge makes records of what the ranks measured: a copy of base for each operation,
-// with times, bytes and verdict filled in. speed is what a Copier measured, or 0. The
-// problems that ranks met are returned beside.
+// Merge makes records of the ranks' measurements: a copy of base for each operation, with times,
+// bytes and verdict filled in. speed is the result of a Copier, or 0. The problems that ranks met
+// are returned beside.
 func Merge(base measure.Record, byRank [][]timing.Series, speed float64) (records []measure.Record, problems []string,
 	err error,
 ) {

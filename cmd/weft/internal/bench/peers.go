@@ -15,26 +15,26 @@ import (
 	"time"
 )
 
-// Peer is what another library takes: measured in the same run, or quoted.
+// Peer is the figure of another library: measured in the same run, or quoted.
 type Peer struct {
 	Op        string  `json:"op"`
 	Engine    string  `json:"engine"`   // peer
-	Contract  string  `json:"contract"` // of which library, what
+	Contract  string  `json:"contract"` // the library's operation
 	Ranks     int     `json:"ranks,omitempty"`
 	Tokens    int     `json:"tokens,omitempty"`
 	SMs       int     `json:"sms,omitempty"`
 	WireBytes int64   `json:"wire_bytes,omitempty"` // out of each rank
 	P50       float64 `json:"p50_us"`
-	Verified  *bool   `json:"verified,omitempty"` // of what was measured in this run
+	Verified  *bool   `json:"verified,omitempty"` // for measured figures
 
-	// Of what was quoted, not measured: when, where, and how it was measured.
+	// For quoted figures: when, where, and how they were measured.
 	Date   string `json:"date,omitempty"`
 	Source string `json:"source,omitempty"`
 
 	Skipped string `json:"skipped,omitempty"` // why it could not be measured
 }
 
-// The names of what is measured in the same run.
+// The names of the figures that are measured in the same run.
 var measuredPeers = []string{"NCCL all_to_all_single", "PyTorch symmetric memory: copies and a barrier"}
 
 //go:embed peers.py
@@ -43,9 +43,9 @@ var peersScript []byte
 // peersTime bounds the measurement of peers: loading PyTorch on several GPUs takes most of it.
 const peersTime = 2 * time.Minute
 
-// MeasurePeers times what NCCL and PyTorch's symmetric memory take to send as many bytes out of
-// each of so many GPUs, if there is a Python that has PyTorch: WEFT_PYTHON, or python3. What could
-// not be measured is there with the reason.
+// MeasurePeers times NCCL and PyTorch's symmetric memory sending as many bytes out of each of the
+// GPUs, if there is a Python that has PyTorch: WEFT_PYTHON, or python3. A figure that could not be
+// measured has the reason instead.
 func MeasurePeers(ctx context.Context, gpus int, sizes []int64) []Peer {
 	if gpus < 2 {
 		return skipped(errors.New("they send between GPUs, and there is one"))
@@ -114,7 +114,7 @@ func last(text string) string {
 	return lines[len(lines)-1]
 }
 
-// readPeers reads what the script printed. Other lines are others' talk.
+// readPeers reads the output of the script. Other lines are others' talk.
 func readPeers(out []byte) (peers []Peer, err error) {
 	for line := range bytes.Lines(out) {
 		if !bytes.HasPrefix(line, []byte("{")) {

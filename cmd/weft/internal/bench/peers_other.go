@@ -4,6 +4,5 @@ package bench
 
 import "os/exec"
 
-// endTogether would make what a command starts end with it; without process groups the command
-// alone ends.
+// endTogether would end a command's children with it; without process groups only the command ends.
 func endTogether(*exec.Cmd) {}

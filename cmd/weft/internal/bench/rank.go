@@ -20,8 +20,7 @@ import (
 // taskEnv carries the task to the ranks.
 const taskEnv = "WEFT_BENCH_TASK"
 
-// Serve is the program of a rank: it does the task that its environment holds and
-// writes what it measured to w.
+// Serve is the program of a rank: it runs the task of its environment and writes the result to w.
 func Serve(ctx context.Context, w io.Writer) error {
 	var task Task
 	if err := json.Unmarshal([]byte(os.Getenv(taskEnv)), &task); err != nil {
@@ -73,7 +72,7 @@ func serve(ctx context.Context, task Task, progress func(done, total int) error)
 	}
 	host.Progress = progress
 	defer func() {
-		if err == nil { // whoever leaves first must not spoil the others' last operation
+		if err == nil { // a rank that leaves first must not spoil the others' last operation
 			err = host.Meet()
 		}
 	}()

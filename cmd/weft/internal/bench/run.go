@@ -18,7 +18,7 @@ type Host struct {
 	Gone <-chan struct{}
 	// Args are the arguments with which this program becomes a rank that calls Serve.
 	Args []string
-	// Timeout bounds each task, beyond the time that it is told to measure.
+	// Timeout bounds each task, beyond the time that the task asks for.
 	Timeout time.Duration
 }
 
@@ -30,7 +30,7 @@ type ExitError struct {
 
 func (e *ExitError) Error() string { return "ranks failed: " + e.Reason }
 
-// Run does a task on so many ranks and returns what each of them measured.
+// Run runs a task on so many ranks and returns their results.
 func (h *Host) Run(ranks int, task Task, progress func(done, total int)) ([][]timing.Series, error) {
 	text, err := json.Marshal(task)
 	if err != nil {
@@ -78,7 +78,7 @@ func (c *collector) Put(e launch.Event) error {
 	d := json.NewDecoder(bytes.NewReader([]byte(e.Line)))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&m); err != nil {
-		const enough = 200 // of what is no message: a panic's text, say
+		const enough = 200 // of output that is no message, such as a panic's text
 		e.Line = e.Line[:min(len(e.Line), enough)]
 		return errors.Join(c.text.Put(e), c.text.Flush())
 	}

@@ -10,14 +10,14 @@ import (
 	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
 )
 
-// Task is what ranks are to measure; one of its fields is set. Validate before use.
+// Task is the work of ranks; one of its fields is set. Validate before use.
 type Task struct {
 	EP        *ep.Shape             `json:",omitempty"`
 	AllReduce *collective.AllReduce `json:",omitempty"`
 	Join      *Join                 `json:",omitempty"`
 }
 
-// time is how long a task is told to measure.
+// time is the time that a task asks for.
 func (t Task) time() time.Duration {
 	switch {
 	case t.EP != nil:
@@ -28,8 +28,8 @@ func (t Task) time() time.Duration {
 	return 0
 }
 
-// Validate says what is wrong with a task for so many ranks, if anything. Ranks take a
-// task as it comes, so it must be asked before any is started.
+// Validate checks a task for so many ranks. Ranks take a task as it comes, so it must be asked
+// before any is started.
 func (t Task) Validate(ranks int) error {
 	if err := timing.Within("ranks", ranks, 1, weft.MaxRanks); err != nil {
 		return err

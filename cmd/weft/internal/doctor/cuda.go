@@ -7,7 +7,7 @@ import (
 	"github.com/weftgo/weft/cuda"
 )
 
-// CUDA is what the CUDA driver says. It is asked without a context on any device.
+// CUDA holds the CUDA driver's answers. It is asked without a context on any device.
 type CUDA struct {
 	Version string   `json:"version"` // of CUDA, up to which the driver goes; empty is no driver
 	Err     string   `json:"error,omitempty"`
@@ -19,7 +19,7 @@ type CUDA struct {
 // Device is a GPU as the driver sees it.
 type Device struct {
 	Name   string `json:"name"`
-	Arch   string `json:"arch"` // what kernels are compiled for
+	Arch   string `json:"arch"` // the architecture for which kernels are compiled
 	SMs    int    `json:"sms"`
 	Memory uint64 `json:"memory_bytes"`
 	VMM    bool   `json:"vmm"`    // virtual memory management, which windows need
@@ -50,7 +50,7 @@ func describe(driver *cuda.Driver, err error) CUDA {
 		for k, peer := range devices {
 			reach[k] = k == i
 			if k != i {
-				reach[k], _ = d.CanAccessPeer(peer) // what cannot be asked cannot be reached
+				reach[k], _ = d.CanAccessPeer(peer) // a device that cannot be queried counts as unreachable
 			}
 		}
 		c.Devices, c.Peers = append(c.Devices, device), append(c.Peers, reach)

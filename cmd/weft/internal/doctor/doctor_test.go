@@ -119,7 +119,7 @@ func TestWhatTheDriverSays(t *testing.T) {
 	}
 	m := Collect(s)
 	for name, want := range map[string]Finding{
-		"CUDA":     {Value: "13.0", Meaning: "what the driver"},
+		"CUDA":     {Value: "13.0", Meaning: "the newest that the driver"},
 		"GPUs":     {Value: "4", Meaning: "may use them"},
 		"GPUs 0-1": {Value: "A, sm_90a, 132 SMs, 1.0 GiB", Meaning: "NVLink domain"},
 		"GPU 2":    {Value: "A, sm_90a", Meaning: "goroutines of one", Grade: Note},

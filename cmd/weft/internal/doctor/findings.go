@@ -15,8 +15,7 @@ const (
 	Bad               // something will not work
 )
 
-// Finding is one line: what was looked at, what was found, and what it means for
-// Weft.
+// Finding is one line: the subject, the finding, and its meaning for Weft.
 type Finding struct {
 	Name, Value, Meaning string
 	Grade                Grade
@@ -35,7 +34,7 @@ func Findings(m Machine) []Finding {
 	case strings.HasPrefix(m.Pages, "2 MiB"):
 		add(Good, "pages", m.Pages, "windows fault in fast")
 	case m.Pages == "":
-		add(Note, "pages", "unknown", "windows take what they get")
+		add(Note, "pages", "unknown", "windows use the system's default")
 	default:
 		add(Note, "pages", m.Pages, "right, but slower to touch for the first time")
 	}
@@ -51,7 +50,7 @@ func Findings(m Machine) []Finding {
 	case m.LaunchErr != "":
 		add(Bad, "launch", m.LaunchErr, "Join will fail with this")
 	default:
-		add(Good, "launch", m.Launch, "what Join would use here")
+		add(Good, "launch", m.Launch, "Join would use this environment")
 	}
 	return out
 }

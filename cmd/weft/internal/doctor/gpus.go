@@ -47,7 +47,7 @@ func gpuFindings(m Machine) []Finding {
 	return out
 }
 
-// gpuFinding is about what the files of the driver tell, which works where the driver does not.
+// gpuFinding uses the driver's files, which exist even where the driver does not work.
 func gpuFinding(m Machine) Finding {
 	f := Finding{Name: "GPUs", Value: gpuNames(m.GPU)}
 	switch seen := m.GPU.gpuNodes(); {
@@ -73,7 +73,7 @@ func gpuFinding(m Machine) Finding {
 	return f
 }
 
-// driverFindings are about what the driver says: itself, each kind of device, and who reaches whom.
+// driverFindings use the driver's answers: its version, each kind of device, and peer access.
 func driverFindings(m Machine) []Finding {
 	c := m.CUDA
 	switch {
@@ -84,7 +84,7 @@ func driverFindings(m Machine) []Finding {
 	case c.Err != "":
 		return []Finding{{"CUDA", "does not work", c.Err, Bad}}
 	}
-	out := []Finding{{"CUDA", c.Version, "what the driver supports", Good}}
+	out := []Finding{{"CUDA", c.Version, "the newest that the driver supports", Good}}
 	for first := 0; first < len(c.Devices); {
 		d, last := c.Devices[first], first
 		for last+1 < len(c.Devices) && c.Devices[last+1] == d {
@@ -118,7 +118,7 @@ func deviceFinding(d Device, first, last int) Finding {
 	return f
 }
 
-// peerFinding says who reaches whom: all, or for each GPU the others.
+// peerFinding lists peer access: all, or for each GPU the others.
 func peerFinding(peers [][]bool) Finding {
 	f := Finding{Name: "peers", Value: "all", Meaning: "every GPU reaches the memory of every other"}
 	var rows []string

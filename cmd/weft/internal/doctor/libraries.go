@@ -30,10 +30,9 @@ func findLibrary(root fs.FS, dirs []string, name string) string {
 	return ""
 }
 
-// libraryDirs lists where a library may lie, in the order in which they are tried:
-// where WEFT_NVRTC points, where the dynamic linker looks, where CUDA's installer
-// puts it, and beside torch, whose packages bring NVRTC along. Paths have no leading
-// slash; patterns are expanded.
+// libraryDirs lists the directories of libraries, in the order in which they are tried:
+// WEFT_NVRTC's, the dynamic linker's, those of CUDA's installer, and those beside torch, whose
+// packages include NVRTC. Paths have no leading slash; patterns are expanded.
 func libraryDirs(s Sources) []string {
 	var dirs []string
 	add := func(patterns ...string) {

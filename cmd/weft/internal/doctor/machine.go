@@ -10,7 +10,7 @@ import (
 	"github.com/weftgo/weft/cmd/weft/internal/topology"
 )
 
-// Machine is what was found. It is the object that --json prints; keys are stable.
+// Machine holds the collected facts. It is the object that --json prints; keys are stable.
 type Machine struct {
 	Weft      string            `json:"weft"` // version
 	Go        string            `json:"go"`
@@ -57,7 +57,7 @@ type Limits struct {
 	OpenFilesMax int64 `json:"open_files_max"` // to which a process may raise the limit itself
 }
 
-// GPU is what the files of NVIDIA's driver tell.
+// GPU holds the content of the files of NVIDIA's driver.
 type GPU struct {
 	Names   []string `json:"names"`   // one for each GPU that the driver knows
 	Devices []string `json:"devices"` // nodes in /dev that this process sees
@@ -87,7 +87,7 @@ type Sources struct {
 	Python string
 }
 
-// Collect looks at the machine. What cannot be read is left empty.
+// Collect looks at the machine. A fact that cannot be read is left empty.
 func Collect(s Sources) Machine {
 	m := Machine{
 		Weft: s.Weft, Go: s.Go, Arch: s.Arch, SIMD: s.SIMD,

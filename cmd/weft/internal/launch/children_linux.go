@@ -37,8 +37,8 @@ func reap(ended func(pid int, status syscall.WaitStatus)) (alive bool) {
 	}
 }
 
-// children lists this process's children, adopted ones included, zombies not. The
-// caller is the only one who reaps, so each id stays valid until it does.
+// children lists this process's children, adopted ones included, zombies not. Only the caller
+// reaps, so each id stays valid until it does.
 func children() []int {
 	dir, err := os.Open("/proc")
 	if err != nil {

@@ -11,21 +11,20 @@
 // the supervisor, forwards signals to it, and holds the writing end of a pipe
 // whose reading end the supervisor watches. The supervisor starts the ranks.
 //
-// Both are child subreapers: a process below them whose parent dies becomes
-// their child instead of init's, so nothing that a rank starts can leave the
-// tree by daemonising. Hence every way to die is covered:
+// Both are child subreapers: a process below them whose parent dies becomes their child instead of
+// init's. Therefore no process that a rank starts can leave the tree by daemonising. Hence every
+// way to die is covered:
 //
-//   - a rank dies: the supervisor reaps it, and whatever it leaves behind;
+//   - a rank dies: the supervisor reaps it and its remaining children;
 //   - the guard dies, even by SIGKILL: the pipe reads end of file and the
 //     supervisor kills everything below it;
 //   - the supervisor dies, even by SIGKILL: the kernel kills the ranks
 //     (PR_SET_PDEATHSIG), their children become the guard's, and it kills them.
 //
-// What remains impossible without privileges: descendants of ranks survive if
-// guard and supervisor are killed at the same instant (the ranks themselves do
-// not, unless they changed credentials, which clears the death signal); a
-// process that another service starts on a rank's behalf is not below us; a
-// process stuck inside the kernel dies when the kernel lets it.
+// Without privileges these remain impossible. Descendants of ranks survive if guard and supervisor
+// are killed at the same instant (the ranks themselves do not, unless they changed credentials,
+// which clears the death signal). A process that another service starts on a rank's behalf is
+// outside of the tree. A process stuck inside the kernel dies only when the kernel lets it.
 //
 // # One loop
 //
@@ -44,13 +43,13 @@
 //
 // # Ends
 //
-// Ranks that wait in a join for one that has ended have no connection to learn it
-// from. The supervisor writes down who has ended, and how, in a file of its memory
-// that the ranks' environment names; package bootstrap reads it.
+// Ranks that wait in a join for one that has ended have no connection to learn it from. The
+// supervisor records which ranks have ended, and how, in a memory file that the ranks' environment
+// names; package bootstrap reads it.
 //
-// The first failure gives the other ranks a grace time to notice and to end by
-// themselves with their own message, then SIGTERM, then after the same time
-// SIGKILL. "First" is by the order of deaths, with one correction: a peer may exit
-// within a moment of the crash that it observed, so a death by a signal that
-// nobody here sent outranks a plain exit seen at most 30 ms before it.
+// The first failure gives the other ranks a grace time to notice and to end by themselves with
+// their own message, then SIGTERM, then after the same time SIGKILL. "First" is by the order of
+// deaths, with one correction: a peer may exit within a moment of the crash that it observed. A
+// death by a signal that this launcher did not send therefore outranks a plain exit seen at most 30
+// ms before it.
 package launch

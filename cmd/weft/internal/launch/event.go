@@ -19,7 +19,7 @@ const (
 	Exited  Kind = "exit"    // a rank ended and its output is complete: code or signal, seconds
 	Failed  Kind = "failure" // which rank failed first: code or signal, message
 	Notice  Kind = "notice"  // the launcher did something: message
-	Ended   Kind = "end"     // everything is gone: code for the whole job, seconds, message
+	Ended   Kind = "end"     // the job has ended: exit code, seconds, message
 )
 
 // Event is one thing that happened, and one line of --json output.
@@ -53,7 +53,7 @@ func JSON(w io.Writer) Sink {
 func (s *jsonSink) Put(e Event) error { return s.enc.Encode(e) }
 func (s *jsonSink) Flush() error      { return s.w.Flush() }
 
-// TextOptions shape what a person sees.
+// TextOptions shape the output for a person.
 type TextOptions struct {
 	Size     int  // ranks, for the width of the prefix
 	NoPrefix bool // lines exactly as the ranks wrote them
@@ -67,8 +67,8 @@ type textSink struct {
 	width    int
 }
 
-// Text writes ranks' lines, prefixed with "[rank] ", to the stream that they came
-// from, and what the launcher has to say to err.
+// Text writes ranks' lines, prefixed with "[rank] ", to the stream that they came from, and the
+// launcher's messages to err.
 func Text(out, err io.Writer, opt TextOptions) Sink {
 	return &textSink{
 		out: bufio.NewWriter(out), err: bufio.NewWriter(err), opt: opt,

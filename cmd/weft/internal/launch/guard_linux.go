@@ -77,8 +77,8 @@ func Guard() (code int, err error) {
 			}
 		}
 	}
-	// After an orderly end nothing is left. Otherwise the ranks were killed by the
-	// kernel, and what they had started is ours now.
+	// After an orderly end nothing is left. Otherwise the kernel has killed the ranks, and their
+	// children are this process's now.
 	killAll(died, 5*time.Second)
 	if status.Signaled() {
 		return codeSignal + int(status.Signal()), fmt.Errorf("the supervisor was killed by %s", signalName(status.Signal()))
@@ -102,9 +102,8 @@ func killAll(died <-chan os.Signal, patience time.Duration) {
 	}
 }
 
-// Lifeline tells whether this process is the supervisor that [Guard] started; gone is
-// then closed when the guard is gone. It must be called, once, before anything else
-// starts a process.
+// Lifeline reports whether this process is the supervisor that [Guard] started; gone is then closed
+// when the guard has ended. It must be called, once, before anything else starts a process.
 func Lifeline() (gone <-chan struct{}, ok bool) {
 	fd, err := strconv.Atoi(os.Getenv(lifelineEnv))
 	if err != nil {

@@ -28,7 +28,7 @@ const (
 // Binds lists them, the default first.
 func Binds() []Bind { return []Bind{BindAuto, BindOn, BindOff} }
 
-// Job is what to start.
+// Job describes the ranks to start.
 type Job struct {
 	Program string   // looked up in PATH, as a shell does
 	Args    []string // without the program's name
@@ -56,7 +56,7 @@ const (
 	codeSignal        = 128 // plus the signal's number
 )
 
-// Validate says what is wrong with the job, if anything.
+// Validate checks the job.
 func (j *Job) Validate() error {
 	if j.Size < 1 {
 		return fmt.Errorf("a job needs at least one rank, not %d", j.Size)
@@ -82,7 +82,7 @@ func (j *Job) Validate() error {
 	return nil
 }
 
-// Variables that tell a rank its place; package bootstrap reads them.
+// Variables that give a rank its place; package bootstrap reads them.
 const (
 	envRank      = "WEFT_RANK"
 	envSize      = "WEFT_SIZE"
@@ -107,8 +107,8 @@ var owned = map[string]bool{
 	"WEFT_ID": true, "WEFT_INTERFACE": true,
 }
 
-// environment returns base without what we own and what extra overrides, then
-// extra. C libraries take the first of two equal keys, so none may remain.
+// environment returns base without our variables and those that extra overrides, then extra. C
+// libraries take the first of two equal keys, so none may remain.
 func environment(base, extra []string) []string {
 	drop := map[string]bool{}
 	for _, kv := range extra {

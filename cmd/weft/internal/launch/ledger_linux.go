@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openLedger makes the file that tells ranks which of them have ended: see
-// [bootstrap.EndedVariable]. It is memory of this process, so it goes with it, and needs no
-// descriptor in the ranks, which whatever stands between them and this process may close.
+// openLedger makes the file that records which ranks have ended: see [bootstrap.EndedVariable]. It
+// is memory of this process, so it ends with it. It needs no descriptor in the ranks, which
+// programs between them and this process may close.
 func openLedger(ranks int) (*os.File, error) {
 	fd, err := unix.MemfdCreate("weft-run-ended", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -26,7 +26,7 @@ func openLedger(ranks int) (*os.File, error) {
 // ledgerPath is where processes of the same user find the file.
 func ledgerPath(f *os.File) string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), f.Fd()) }
 
-// record writes down who has ended since it was called last. Of ranks that were found dead
+// record writes the ranks that have ended since its last call. Of ranks that were found dead
 // together, one that crashed comes first: it may be why the others ended.
 func (s *supervisor) record() {
 	if len(s.buried) == 0 {
@@ -44,6 +44,6 @@ func (s *supervisor) record() {
 		fmt.Fprintf(&lines, "%d %s\n", r.index, r.reason())
 	}
 	s.buried = nil
-	// Ranks that can't be told find out by their deadline.
+	// Ranks that do not get it find out by their deadline.
 	_, _ = s.ledger.Write(lines.Bytes())
 }

@@ -11,8 +11,8 @@ import (
 // longer line is cut there.
 const maxLine = 1 << 20
 
-// readLines calls put for every line of r without its end. What follows the last
-// line end counts as a line. It returns when r ends or fails.
+// readLines calls put for every line of r without its end. Text after the last line end counts as a
+// line. It returns when r ends or fails.
 func readLines(r io.Reader, put func(line string)) {
 	b := bufio.NewReaderSize(r, 64<<10)
 	var long []byte
@@ -84,7 +84,7 @@ func (m *mux) run() {
 			continue
 		default:
 		}
-		// Nothing is waiting: show what there is, then sleep.
+		// No line is waiting: show the partial ones, then sleep.
 		if !failed {
 			check(m.sink.Flush())
 		}

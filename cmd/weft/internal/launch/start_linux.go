@@ -62,12 +62,11 @@ func (s *supervisor) start(program string) error {
 	return nil
 }
 
-// reservePort finds a free loopback port and keeps it free for rank 0. A socket that
-// is bound but does not listen keeps the kernel from handing the port to anyone who
-// asks for any port; a listener that asks for this very one, as rank 0 will, is let
-// in because both sides set SO_REUSEADDR, the default for Go's listeners and the
-// habit of everyone else's. So no moment passes in which the port is up for grabs,
-// and whatever program rank 0 turns out to be, it need not know.
+// reservePort finds a free loopback port and keeps it free for rank 0. A socket that is bound but
+// does not listen keeps the kernel from giving the port to a process that asks for any port. A
+// listener that asks for this very port, as rank 0 will, gets it because both sides set
+// SO_REUSEADDR, the default for Go's listeners and common elsewhere. The port is therefore never
+// free for others, and rank 0's program need not know of this.
 func reservePort() (address string, port *os.File, err error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -175,7 +174,7 @@ func outputPipe() (r *os.File, w int, err error) {
 	return os.NewFile(uintptr(p[0]), "pipe"), p[1], nil
 }
 
-// unexecutable are the reasons for which a file that is there cannot be executed.
+// unexecutable are the reasons why an existing file cannot be executed.
 var unexecutable = []error{
 	os.ErrPermission, exec.ErrDot, syscall.EISDIR, syscall.ENOTDIR, syscall.ENOEXEC, syscall.ELOOP, syscall.ENAMETOOLONG,
 	syscall.ETXTBSY, syscall.E2BIG, syscall.ELIBBAD,

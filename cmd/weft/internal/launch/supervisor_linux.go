@@ -19,7 +19,7 @@ const (
 	running     stage = iota
 	waiting           // something failed: the others may end by themselves
 	terminating       // SIGTERM sent
-	killing           // SIGKILL sent, and again to whatever comes to light
+	killing           // SIGKILL sent, and again to every process found later
 )
 
 // mostKills bounds the rounds of SIGKILL, a tenth of a second each.
@@ -35,13 +35,13 @@ type supervisor struct {
 	timeout <-chan time.Time
 	begun   time.Time
 	port    *os.File // keeps rank 0's port for rank 0
-	ledger  *os.File // tells ranks who has ended
+	ledger  *os.File // gives ranks the list of those that have ended
 	buried  []*rank  // that have ended and are not in the ledger
 
 	stage      stage
 	timer      *time.Timer // to the next stage
 	verdict    *time.Timer // to the naming of the first failure
-	interrupts int         // SIGINTs heard
+	interrupts int         // SIGINTs received
 	kills      int         // rounds of SIGKILL so far
 	notices    int         // said so far
 	first      *rank       // the failure to blame, final once named is set
@@ -135,8 +135,8 @@ func (j *Job) supervise(program string, gone <-chan struct{}) (Result, error) {
 	return res, errors.Join(startErr, outputError(lost, late))
 }
 
-// outputError says which output was lost, while ranks ran or at the end. Who closed a pipe knows,
-// and is told nothing.
+// outputError says which output was lost, while ranks ran or at the end. The reader that closed a
+// pipe knows, so it gets no message.
 func outputError(errs ...error) error {
 	for _, err := range errs {
 		if err != nil && !errors.Is(err, syscall.EPIPE) {
@@ -167,7 +167,7 @@ func newSupervisor(j *Job) *supervisor {
 	}
 }
 
-// listen hears this process's signals until the returned function is called.
+// listen receives this process's signals until the returned function is called.
 func (s *supervisor) listen() (stop func()) {
 	signal.Notify(s.died, syscall.SIGCHLD)
 	signal.Notify(s.signals, forwarded...)
@@ -189,8 +189,7 @@ func (s *supervisor) force(next stage, code int, reason string) {
 	s.enter(next)
 }
 
-// tidy sees to what the ranks left behind, and to whatever comes to light while
-// everything is being killed.
+// tidy ends the processes that the ranks left behind, and those that appear while it kills.
 func (s *supervisor) tidy() {
 	if !s.leftover && s.allReaped() {
 		// Helpers such as Python's resource tracker end a moment after their
@@ -297,7 +296,7 @@ func (s *supervisor) allReaped() bool {
 	return !slices.ContainsFunc(s.ranks, func(r *rank) bool { return !r.reaped })
 }
 
-// maxNotices bounds what the loop may say besides the ranks' starts and ends.
+// maxNotices bounds the loop's events besides the ranks' starts and ends.
 const maxNotices = 16
 
 func (s *supervisor) notice(format string, args ...any) {

@@ -43,7 +43,7 @@ func (s *supervisor) ended(pid int, status syscall.WaitStatus) {
 	}
 }
 
-// finish tells of a rank's end once its last line is out.
+// finish reports a rank's end after its last line.
 func (s *supervisor) finish(r *rank) {
 	r.drained = true
 	if !r.reaped || r.told {
@@ -93,8 +93,8 @@ func (s *supervisor) name() {
 // end collects the last lines, says how it went, and sums up. The error is why that can't be
 // written, if that is news.
 func (s *supervisor) end() (Result, error) {
-	// Every writer that we know of is dead, so the streams end by themselves,
-	// unless a rank handed one to a process outside this tree.
+	// Every known writer is dead, so the streams end by themselves, unless a rank passed one to a
+	// process outside this tree.
 	late := time.AfterFunc(time.Second, func() {
 		for _, r := range s.ranks {
 			for _, f := range r.streams {
@@ -103,7 +103,7 @@ func (s *supervisor) end() (Result, error) {
 		}
 	})
 	defer late.Stop()
-	stuck := time.After(2 * time.Second) // nobody reads our output
+	stuck := time.After(2 * time.Second) // our output has no reader
 	for _, r := range s.ranks {
 		for !r.drained {
 			select {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Way is how bytes move, or what small thing is timed.
+// Way is how bytes move, or which small operation is timed.
 type Way string
 
 // The ways.
@@ -27,7 +27,7 @@ const (
 // Movers are the ways that move bytes, in the order in which they are measured.
 var Movers = []Way{Store, Load, BulkStore, BulkLoad, Engine}
 
-// Pattern is who sends to whom.
+// Pattern is the senders and receivers of a measurement.
 type Pattern string
 
 // The patterns.
@@ -44,7 +44,7 @@ type Row struct {
 	Way        Way     `json:"way"`
 	Pattern    Pattern `json:"pattern,omitempty"`
 	GPUs       int     `json:"gpus"`
-	SMs        int     `json:"sms"`             // blocks, of which each has an SM for itself; 0: none
+	SMs        int     `json:"sms"`             // blocks, each on an SM of its own; 0: none
 	Threads    int     `json:"threads"`         // of a block
 	Bytes      int64   `json:"bytes,omitempty"` // of an operation out of each GPU; all to one: into the one
 	Operations int     `json:"operations"`      // in a graph
@@ -57,14 +57,14 @@ type Row struct {
 	Verified   bool    `json:"verified"`
 }
 
-// Rate is what a way carried.
+// Rate is the result of a way.
 type Rate struct {
 	GBps float64 // out of each GPU, in 1e9 bytes a second
 	Way  Way
 	SMs  int
 }
 
-// Ceiling is what was measured, and the most that kernels got out of it.
+// Ceiling is a set of rates, and the largest that kernels reached.
 type Ceiling struct {
 	GPUs   int
 	Device string // the product's name, of the first GPU
@@ -126,7 +126,7 @@ func (c Ceiling) Small(w Way) time.Duration {
 	return time.Duration(r.Micros * float64(time.Microsecond))
 }
 
-// times fills in what follows from the slowest GPU's times of the replays.
+// times fills in the fields that follow from the slowest GPU's times of the replays.
 func (r *Row) times(replays []time.Duration) {
 	slices.Sort(replays)
 	each := func(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) / float64(r.Operations) }

@@ -14,13 +14,13 @@ import (
 	"github.com/weftgo/weft/internal/closer"
 )
 
-// The window of a GPU: words to signal with, what the GPU sends, and a slot for each sender.
+// The window of a GPU: signal words, the data that the GPU sends, and a slot for each sender.
 const (
 	lineBytes = 128
 	atLines   = 0                   // a line for each GPU: barriers
 	atPing    = lineBytes * maxGPUs // a line for each side
 	wordBytes = atPing + 2*lineBytes
-	atData    = 64 << 10 // what the GPU sends; all words lie below
+	atData    = 64 << 10 // the data that the GPU sends; all words lie below
 )
 
 // The words that kernels leave for the host, in the lane's local memory, behind its state.
@@ -159,7 +159,7 @@ func (g *gpu) load(ctx context.Context, c *closer.Stack) error {
 // on is a place in the window of a GPU, as this one reaches it.
 func (g *gpu) on(peer, offset int) cuda.Pointer { return g.lane.Window().PeerPointer(peer).Add(offset) }
 
-// source is what a GPU sends; inbox is where it receives from a sender. Both have size bytes.
+// source is the data that a GPU sends; inbox is the slot of a sender. Both have size bytes.
 func (g *gpu) source(of int) cuda.Pointer              { return g.on(of, atData) }
 func (g *gpu) inbox(of, sender, size int) cuda.Pointer { return g.on(of, atData+(1+sender)*size) }
 
@@ -184,7 +184,7 @@ func (g *gpu) reset(ctx context.Context) error {
 		g.settle(ctx))
 }
 
-// settle waits until all GPUs have done what was enqueued.
+// settle waits until all enqueued work has ended on all GPUs.
 func (g *gpu) settle(ctx context.Context) error {
 	if err := g.Comm.Wait(ctx, g.Work); err != nil {
 		return err
@@ -199,7 +199,7 @@ func (g *gpu) number(offset int64) (uint64, error) {
 	return binary.LittleEndian.Uint64(b), err
 }
 
-// sum adds up what all GPUs bring.
+// sum adds up the contributions of all GPUs.
 func (g *gpu) sum(mine int64) (total int64, err error) {
 	all, err := timing.Gather(g.Team, g.Me, mine)
 	for _, n := range all {

@@ -13,7 +13,7 @@ import (
 //go:embed kernels
 var sources embed.FS
 
-// Kernels are what measuring needs on an architecture, as sm_90a.
+// Kernels are the kernels for measuring on an architecture, such as sm_90a.
 func Kernels(arch string) []kernel.Spec {
 	names := []string{"pattern", "threads", "latency"}
 	if hasBulk(arch) {

@@ -14,12 +14,12 @@ import (
 	"github.com/weftgo/weft/internal/closer"
 )
 
-// Options say what to measure. The zero value is what most want.
+// Options select the measurements. The zero value has the defaults.
 type Options struct {
 	// Bytes that a GPU sends to each receiver in one operation, rounded up to 16. Nil means 64 MiB,
 	// more than caches hold.
 	Bytes []int64
-	// SMs are how many SMs move the bytes. Counts above what every GPU has are left out; nil means
+	// SMs are how many SMs move the bytes. Counts above the SMs of some GPU are left out; nil means
 	// 1, 4, 6, 8, 12, 24, 48, 96, 132, and all.
 	SMs []int
 	// Movers are the ways to measure; nil means all that the GPUs have. The small operations are
@@ -31,13 +31,13 @@ type Options struct {
 	Timeout time.Duration
 	// Cache has the kernels; nil means the user's.
 	Cache *kernel.Cache
-	// Each is told of every row when it is measured, and how many there will be.
+	// Each gets every row when it is measured, and the number of rows.
 	Each func(row Row, done, total int)
 
 	patience time.Duration // of the gate, until the host has enqueued everything
 }
 
-// settled are the options with what they leave open filled in, or what is wrong with them.
+// settled are the options with defaults filled in, or an error.
 func (o Options) settled(sms int) (Options, error) {
 	if len(o.Bytes) == 0 {
 		o.Bytes = []int64{64 << 20}
@@ -121,7 +121,7 @@ func Measure(ctx context.Context, contexts []*cuda.Context, o Options) (c Ceilin
 	return c, nil
 }
 
-// measure measures all rows. The first GPU tells of them.
+// measure measures all rows. The first GPU reports them.
 func (g *gpu) measure(ctx context.Context, c *Ceiling) (err error) {
 	var made closer.Stack
 	defer func() { err = errors.Join(err, made.Close()) }()
@@ -145,7 +145,7 @@ func (g *gpu) measure(ctx context.Context, c *Ceiling) (err error) {
 	return g.Meet(nil)
 }
 
-// reachable refuses what cannot be measured, before anything is made.
+// reachable refuses impossible measurements, before anything is made.
 func reachable(contexts []*cuda.Context) error {
 	if len(contexts) == 0 || len(contexts) > maxGPUs {
 		return fmt.Errorf("link: %d GPUs: want 1 to %d", len(contexts), maxGPUs)

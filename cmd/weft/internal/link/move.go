@@ -11,7 +11,7 @@ import (
 // wordStep is the difference between neighbouring words of the pattern: see pattern.cuh.
 const wordStep = 2654435761
 
-// filling is how what only prepares and checks is launched.
+// filling is the launch of kernels that only prepare and check.
 func filling(size int) cuda.LaunchConfig {
 	const threads = 256
 	return cuda.LaunchConfig{Grid: cuda.Dim{X: uint32(min(512, 1+size/16/threads))}, Block: cuda.Dim{X: threads}}
@@ -78,7 +78,7 @@ func (g *gpu) nextSeeds() func(sender int) uint32 {
 	return func(sender int) uint32 { return (base + uint32(sender)) * 0x9E3779B1 }
 }
 
-// fill writes what is sent and clears where it arrives.
+// fill writes the data to send and clears the slots.
 func (g *gpu) fill(ctx context.Context, size int, seed func(int) uint32) error {
 	return errors.Join(g.Stream.Memset(g.inbox(g.Me, 0, size), 0, g.Ranks*size),
 		g.run("link_fill", filling(size), g.source(g.Me), uint64(size/16), seed(g.Me)), g.settle(ctx))
@@ -104,7 +104,7 @@ func (g *gpu) pushes(w Way, to []int, size, sms int, seed uint32) (func() error,
 	}
 }
 
-// pulls is the part of a receiver: it reads what the senders have.
+// pulls is the receiver's part: it reads the senders' data.
 func (g *gpu) pulls(w Way, from []int, size, sms int) (func() error, error) {
 	var at []cuda.Pointer
 	for _, sender := range from {

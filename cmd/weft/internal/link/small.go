@@ -11,7 +11,7 @@ import (
 	"github.com/weftgo/weft/cuda"
 )
 
-// How often the smallest operations are done: in a graph, and there and back in one kernel, of
+// How often the smallest operations are repeated: in a graph, and as round trips in one kernel, of
 // which the first are not timed.
 const (
 	smallOperations = 200
@@ -41,7 +41,7 @@ func (g *gpu) small(w Way, sms, threads int) Row {
 	return Row{Op: "link", Way: w, GPUs: g.Ranks, SMs: sms, Threads: threads, Operations: smallOperations}
 }
 
-// empty times kernels that do nothing. What can be verified of them is that they ran to their end.
+// empty times kernels that do nothing. Only their end can be verified.
 func (g *gpu) empty(ctx context.Context, sms, threads int, dependent bool) (Row, error) {
 	row := g.small(Empty, sms, threads)
 	if dependent {
@@ -141,7 +141,7 @@ func (g *gpu) hop(ctx context.Context) (Row, error) {
 	return row, nil
 }
 
-// pinged reads what this GPU's sides have left: how long it took, and how many rounds are missing.
+// pinged reads the results of this GPU's sides: how long it took, and how many rounds are missing.
 func (g *gpu) pinged(sides uint32) (took time.Duration, missing int64, err error) {
 	times, seen := make([]byte, 16), make([]byte, 8)
 	if err := errors.Join(g.Context.Download(times, g.at(atTimes)), g.Context.Download(seen, g.at(atSeen))); err != nil {

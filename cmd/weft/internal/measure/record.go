@@ -61,8 +61,8 @@ type Record struct {
 	Version  string `json:"version"`
 }
 
-// SetTimes fills in the times of a summary and what follows from them. Bytes must be
-// set before.
+// SetTimes fills in the times of a summary and the fields that follow from them. Bytes must be set
+// before.
 func (r *Record) SetTimes(s Summary) {
 	r.Iterations, r.Slowest = s.Iterations, s.Slowest
 	r.P50, r.P99, r.Min, r.Max, r.Mean = Micros(s.P50), Micros(s.P99), Micros(s.Min), Micros(s.Max), Micros(s.Mean)
@@ -125,8 +125,7 @@ type lines struct{ enc *json.Encoder }
 
 func (l lines) Print(r Record) error { return l.enc.Encode(r) }
 
-// Table prints records as rows of a table whose columns do not depend on what is
-// still to come.
+// Table prints records as rows of a table whose columns do not depend on later rows.
 func Table(w io.Writer) Printer { return &table{w: bufio.NewWriter(w)} }
 
 type table struct {

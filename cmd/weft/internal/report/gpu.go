@@ -12,16 +12,16 @@ import (
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
 )
 
-// GPUs is what a benchmark on GPUs found: its rows, and what other libraries take.
+// GPUs holds the results of a benchmark on GPUs: its rows, and the figures of other libraries.
 type GPUs struct {
 	Rows  []benchep.GPURow
 	Peers []bench.Peer
 }
 
-// along is what a plot has on its axis.
+// along is the quantity on a plot's axis.
 type along struct {
 	name, axis string
-	key, at    func(*benchep.GPURow) int // what was asked for, and where that is on the axis
+	key, at    func(*benchep.GPURow) int // the requested value, and its place on the axis
 	peer       func(*bench.Peer) int
 }
 
@@ -43,8 +43,8 @@ func (a *along) several(rows []benchep.GPURow) bool {
 	return slices.ContainsFunc(rows, func(r benchep.GPURow) bool { return a.key(&r) != a.key(&rows[0]) })
 }
 
-// plots draws the time and the bandwidth of every operation: what was measured, what the same bytes
-// would take at the links' ceiling of the run, and what others take.
+// plots draws the time and the bandwidth of every operation: the measurement, the same bytes at the
+// links' ceiling of the run, and other libraries.
 func (g *GPUs) plots() []Plot {
 	axes := []*along{byTokens}
 	if bySMs.several(g.Rows) {
@@ -80,7 +80,8 @@ func (l *lines) add(name string, p Point) {
 	(*l)[i].Points = append((*l)[i].Points, p)
 }
 
-// beside joins what was measured and what it is compared with, of which the same is drawn once.
+// beside joins the measurements and the lines that they are compared with; equal lines are drawn
+// once.
 func (l lines) beside(others lines) []Series {
 	for i := range l {
 		l[i].Points = medians(l[i].Points)
@@ -94,8 +95,8 @@ func (l lines) beside(others lines) []Series {
 	return l
 }
 
-// eachRow calls f for the rows of an operation, with where they are on the axis, and what tells
-// them apart from others there beside their contract.
+// eachRow calls f for the rows of an operation, with their place on the axis, and the properties
+// beside their contract that distinguish rows at one place.
 func (g *GPUs) eachRow(op string, a *along, f func(r *benchep.GPURow, x float64, but string)) {
 	for i := range g.Rows {
 		r := &g.Rows[i]
@@ -152,13 +153,13 @@ func (g *GPUs) time(op string, a *along) Plot {
 	}
 }
 
-// bandwidth draws what an operation gets out of the links.
+// bandwidth draws an operation's bandwidth on the links.
 func (g *GPUs) bandwidth(op string, a *along) Plot {
 	var ours, others lines
 	g.eachRow(op, a, func(r *benchep.GPURow, x float64, but string) {
 		if r.WireBytes > 0 {
 			ours.add(r.Contract+but, Point{X: x, Y: r.GBps})
-			others.add("what kernels of as many SMs get out of the links"+but, Point{X: x, Y: r.LinkGBps})
+			others.add("links, kernels of as many SMs"+but, Point{X: x, Y: r.LinkGBps})
 		}
 	})
 	return Plot{Title: op + ": bandwidth by " + a.name, X: a.axis, Y: "GB/s to other ranks", Series: ours.beside(others)}
@@ -188,7 +189,7 @@ func (g *GPUs) tables() []Table {
 			"issue the call of it, cold in a graph with caches emptied before each. " +
 			"Bytes are of one rank, in the mean: wire leaves the rank, logical counts a token once for each " +
 			"rank that it visits, per selection counts every (token, expert) pair, the rank's own included. " +
-			"GB/s is wire over p50, links what kernels of as many SMs get out of the links all to all in " +
+			"GB/s is wire over p50, links is the bandwidth of kernels of as many SMs on the links, all to all, in " +
 			"this run. Ceilings in plots are the wire bytes at that rate.",
 	}
 	for _, r := range g.Rows {
@@ -227,7 +228,7 @@ func (g *GPUs) origin(p bench.Peer, t *Table) Cell {
 	return Cell{Text: "in this run, verified", Class: "good"}
 }
 
-// heads makes the heads of columns, of which those of numbers begin with #.
+// heads makes the heads of columns; those of numbers begin with #.
 func heads(names ...string) []Cell {
 	var all []Cell
 	for _, name := range names {
@@ -240,7 +241,7 @@ func heads(names ...string) []Cell {
 	return all
 }
 
-// cells writes values: bytes are int64, and what is zero is left out.
+// cells writes values: bytes are int64, and zero is left out.
 func cells(values ...any) []Cell {
 	var all []Cell
 	for _, v := range values {

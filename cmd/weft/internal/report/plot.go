@@ -14,13 +14,13 @@ type Point struct{ X, Y, High float64 }
 type Series struct {
 	Name   string
 	Points []Point // ascending in X
-	Dashed bool    // what others are compared with: a ceiling, or another library
+	Dashed bool    // a line to compare with: a ceiling, or another library
 }
 
 // Plot is a line plot with two logarithmic axes.
 type Plot struct {
 	Title  string
-	X, Y   string // what the axes show, with units
+	X, Y   string // the labels of the axes, with units
 	LabelX func(float64) string
 	Series []Series
 }
@@ -36,8 +36,8 @@ const (
 	legendRow  = 18
 )
 
-// colors is how many line colours the style sheet has; a dash pattern tells apart
-// the lines that share one.
+// colors is how many line colours the style sheet has; a dash pattern distinguishes the lines that
+// share one.
 const colors = 8
 
 // SVG draws the plot, or nothing if it has no point to draw. Colours come from the

@@ -13,11 +13,11 @@ import (
 // Fact is one line about the machine or the run.
 type Fact struct{ Name, Value string }
 
-// Report is what one benchmark run found.
+// Report holds the results of one benchmark run.
 type Report struct {
 	Title   string
 	When    time.Time
-	Command string // as it was typed
+	Command string // as the user typed it
 	Facts   []Fact // the machine and the versions
 	Records []measure.Record
 	GPUs    *GPUs // nil: nothing of them

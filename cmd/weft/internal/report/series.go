@@ -63,8 +63,8 @@ var dimensions = []dimension{
 	{"routing", func(r *measure.Record) string { return r.Routing }},
 }
 
-// split makes a series of every group of records that differ in nothing but along,
-// and names it by what tells the groups apart.
+// split makes a series of every group of records that differ only in along, and names it by the
+// properties that distinguish the groups.
 func split(records []measure.Record, along string, point func(*measure.Record) Point) []Series {
 	var varying []dimension
 	for _, d := range dimensions {
@@ -118,8 +118,8 @@ func medians(points []Point) []Point {
 	return out
 }
 
-// plots draws what the records can show: time and bandwidth by tokens (or by bytes,
-// for collectives), and time by ranks.
+// plots draws time and bandwidth by tokens (or by bytes, for collectives), and time by ranks, as
+// far as the records have them.
 func plots(records []measure.Record) []Plot {
 	var ep, coll []measure.Record
 	for _, r := range records {

@@ -1,8 +1,8 @@
 // Package routing makes the expert choices that benchmarks are run with: which
 // top-k experts each token of each rank goes to, and with which weights.
 //
-// Every choice is a function of the seed, the rank and the token alone, so any rank
-// can compute any other's routing and check what it received.
+// Every choice is a function of the seed, the rank and the token alone, so any rank can compute any
+// other's routing and check its received rows.
 package routing
 
 import (

@@ -1,13 +1,13 @@
 package routing
 
-// Traffic counts what a routing moves, in rows. Multiplied by the bytes of a row it
-// gives the byte counts that benchmarks quote, which differ several-fold:
+// Traffic counts the rows that a routing moves. Multiplied by the bytes of a row it gives the byte
+// counts that benchmarks quote, which differ several-fold:
 //
 //   - Selections is DeepEP's low-latency convention: every (token, expert) pair;
 //   - RankRows is the logical traffic: a token counts once for each rank it visits,
 //     its own included;
-//   - RemoteSelections and RemoteRankRows leave out what stays on its rank: the rows
-//     that cross a link when a row is sent per selection, or once per rank.
+//   - RemoteSelections and RemoteRankRows leave out rows that stay on their rank: they count the
+//     rows that cross a link when a row is sent per selection, or once per rank.
 type Traffic struct {
 	Tokens           int // with at least one expert
 	Selections       int

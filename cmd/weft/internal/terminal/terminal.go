@@ -1,5 +1,5 @@
-// Package terminal decides how to talk to whoever reads the output: a person at a
-// terminal gets colours and progress bars, a file or a pipe gets plain lines.
+// Package terminal chooses the form of the output: a person at a terminal gets colours and progress
+// bars, a file or a pipe gets plain lines.
 package terminal
 
 import (

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Limits are what the cgroups around this process grant. Zero means no limit.
+// Limits are the limits of the cgroups around this process. Zero means no limit.
 type Limits struct {
 	CPUs   float64 // CPU-seconds per second
 	Memory uint64  // bytes

@@ -1,6 +1,5 @@
-// Package topology says which CPUs this process may use and how they are laid
-// out, so that ranks can be pinned to neighbouring cores and a person can be
-// told what the machine really offers.
+// Package topology lists the CPUs that this process may use and their layout, so that ranks can be
+// pinned to neighbouring cores and "weft doctor" can show what the machine has.
 //
 // Three numbers differ and all three matter. The machine has online CPUs; the
 // affinity mask allows this process some of them; and a cgroup quota may grant

@@ -27,7 +27,7 @@ func Online(root fs.FS) ([]int, error) {
 	return ParseList(string(text))
 }
 
-// Nodes lists the NUMA nodes, or none where the kernel does not tell.
+// Nodes lists the NUMA nodes, or none where the kernel does not say.
 func Nodes(root fs.FS) []Node {
 	dirs, _ := fs.Glob(root, "sys/devices/system/node/node[0-9]*")
 	var nodes []Node
@@ -52,15 +52,15 @@ func Nodes(root fs.FS) []Node {
 	return nodes
 }
 
-// place is where a CPU sits; CPUs that compare close share caches.
-type place struct{ node, pkg, core, cpu int }
+// position is where a CPU sits; CPUs that compare close share caches.
+type position struct{ node, pkg, core, cpu int }
 
-func (p place) compare(q place) int {
+func (p position) compare(q position) int {
 	return cmp.Or(cmp.Compare(p.node, q.node), cmp.Compare(p.pkg, q.pkg), cmp.Compare(p.core, q.core),
 		cmp.Compare(p.cpu, q.cpu))
 }
 
-func places(root fs.FS, cpus []int) []place {
+func positions(root fs.FS, cpus []int) []position {
 	nodeOf := map[int]int{}
 	for _, n := range Nodes(root) {
 		list, _ := ParseList(n.CPUs)
@@ -68,10 +68,10 @@ func places(root fs.FS, cpus []int) []place {
 			nodeOf[c] = n.ID
 		}
 	}
-	out := make([]place, len(cpus))
+	out := make([]position, len(cpus))
 	for i, c := range cpus {
 		dir := fmt.Sprintf("sys/devices/system/cpu/cpu%d/topology/", c)
-		out[i] = place{
+		out[i] = position{
 			node: nodeOf[c],
 			pkg:  readInt(root, dir+"physical_package_id", 0),
 			core: readInt(root, dir+"core_id", c),
@@ -86,7 +86,7 @@ func places(root fs.FS, cpus []int) []place {
 func Cores(root fs.FS, cpus []int) int {
 	type core struct{ pkg, core int }
 	seen := map[core]bool{}
-	for _, p := range places(root, cpus) {
+	for _, p := range positions(root, cpus) {
 		seen[core{p.pkg, p.core}] = true
 	}
 	return len(seen)
@@ -99,8 +99,8 @@ func Slices(root fs.FS, cpus []int, n int) ([][]int, error) {
 	if n < 1 || n > len(cpus) {
 		return nil, fmt.Errorf("cannot cut %d CPUs into %d slices", len(cpus), n)
 	}
-	order := places(root, cpus)
-	slices.SortFunc(order, place.compare)
+	order := positions(root, cpus)
+	slices.SortFunc(order, position.compare)
 	parts := make([][]int, n)
 	for i := range parts {
 		for _, p := range order[i*len(order)/n : (i+1)*len(order)/n] {

@@ -1,7 +1,8 @@
-// The scheduler. A thread of a kernel is a fiber: a stack and a saved stack pointer. All of a launch run on the thread of the operating system
-// that launches, one at a time, so what they share among themselves needs no lock. Blocks take turns; in its turn a block runs until its
-// threads have ended, wait for each other, or have polled for a while. What a fiber waits for is never lost: who lets it go on puts it into
-// its block's queue.
+// The scheduler. A thread of a kernel is a fiber: a stack and a saved stack pointer. All threads of
+// a launch run on the launching thread of the operating system, one at a time, so they share state
+// without a lock. Blocks take turns; in its turn a block runs until its threads have ended, wait
+// for each other, or have polled for a while. No wake-up is lost: the fiber that lets another
+// continue puts it into its block's queue.
 #include "machine.h"
 
 #include <link.h>
@@ -73,7 +74,7 @@ struct FullBlock : Block {
 	Barrier kind;
 	const char *file;
 	int line;
-	Thread *last; // who arrived last
+	Thread *last; // the last to arrive
 	Queue ready, polling;
 	u8 *own; // its static shared memory, while another block runs
 	Copy *copies;
@@ -103,7 +104,8 @@ u64 chance(FullGrid *g) {
 
 } // namespace
 
-// weft_switch saves what C keeps over calls and the stack pointer, and takes up those at to.
+// weft_switch saves the registers that C preserves over calls and the stack pointer, and loads
+// those at to.
 extern "C" __attribute__((visibility("hidden"))) void weft_switch(void **save, void *to);
 
 #if defined(__x86_64__)
@@ -202,7 +204,7 @@ Place place_of(Thread *t) {
 	return p;
 }
 
-// FAIL notes what a thread did and runs it no further.
+// FAIL records a thread's mistake and ends it.
 #define FAIL(t, cause, format, ...) \
 	do { \
 		note(grid_of(t), cause, "%s: " format, place_of(t).text, ##__VA_ARGS__); \
@@ -275,14 +277,15 @@ void arrive_all(FullBlock *b) {
 	while (b->lates > 0) arrive(b, (u32)(chance(static_cast<FullGrid *>(b->grid)) % b->lates));
 }
 
-// share makes every thread of the block answer for what was stored until now: a fence of any of them is one for all.
+// share attributes the stores so far to every thread of the block: a fence of any of them covers
+// all.
 void share(FullBlock *b) {
 	for (u32 i = 0; i < b->lates; i++) b->late[i].owner = ALL_THREADS;
 }
 
 } // namespace
 
-// land lets arrive what the block has stored to a place.
+// land performs the block's delayed stores to a place.
 void land(const void *p, u32 bytes) {
 	FullBlock *b = block_of(self());
 	for (u32 i = b->lates; i-- > 0;) {
@@ -312,7 +315,7 @@ void fence() {
 
 namespace {
 
-// copy makes bulk copies whose time has come: all those of a thread, if one is given.
+// copy performs bulk copies that are due: all those of a thread, if one is given.
 void copy(FullBlock *b, Thread *only);
 
 } // namespace
@@ -780,7 +783,7 @@ void begin() {
 	for (;;) suspend(t);
 }
 
-// describe says what a block's threads wait for.
+// describe lists the waits of a block's threads.
 void describe(FullGrid *g, FullBlock *b, Cause cause, const char *why) {
 	char text[1024];
 	u64 used = 0;

@@ -1,5 +1,5 @@
-// What CUDA C++ has without an include, for a host's compiler. __global__, __shared__ and
-// __launch_bounds__ are left to whoever reads the preprocessed text.
+// The built-in names of CUDA C++, for a host's compiler. __global__, __shared__ and
+// __launch_bounds__ remain for the translator of the preprocessed text.
 #pragma once
 #include "machine.h"
 
@@ -236,7 +236,7 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
 	return v;
 }
 
-// ---- fp32. A NaN that is computed is 0x7FFFFFFF, as the device has it.
+// ---- fp32. The device's NaN of a computation is 0x7FFFFFFF.
 
 inline unsigned __float_as_uint(float a) { return emulate::cooked<unsigned>(emulate::raw(a)); }
 inline int __float_as_int(float a) { return emulate::cooked<int>(emulate::raw(a)); }

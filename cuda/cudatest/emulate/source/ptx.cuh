@@ -1,8 +1,8 @@
 // The functions of Weft's ptx.cuh for the emulator: the same names, parameters and meaning. Words
 // are C++ atomics of the host. A load that a kernel may poll with lets other threads run after a
-// while. Where accesses are to tear, the words of a vector are loaded one by one, others in
-// between, and stores to memory of others are put off: they land in any order, the last when the
-// block ends or a fence says so.
+// while. With tearing the words of a vector are loaded one by one, with other threads in between,
+// and stores to other memory are delayed: they land in any order, the last when the block ends or a
+// fence says so.
 #pragma once
 
 namespace weft {

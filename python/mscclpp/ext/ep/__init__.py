@@ -1,4 +1,4 @@
-"""MSCCL++'s expert parallelism: a buffer whose methods take and return what the extension's do."""
+"""MSCCL++'s expert parallelism: a buffer whose methods have the arguments and results of the extension's."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Buffer:
         self.num_nvl_bytes, self.num_rdma_bytes = runtime.num_nvl_bytes, runtime.num_rdma_bytes
         self.low_latency_mode, self.num_qps_per_rank = runtime.low_latency_mode, num_qps_per_rank
 
-    # What there is to know.
+    # The buffer's properties, for debugging.
 
     def is_available(self) -> bool:
         return self.runtime.is_available()
@@ -84,7 +84,7 @@ class Buffer:
     def get_low_latency_rdma_size_hint(
         num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
     ) -> int:
-        """Bytes that MSCCL++'s buffer needs for low-latency exchanges. Weft takes what it needs by itself."""
+        """Bytes that MSCCL++'s buffer needs for low-latency exchanges. Weft chooses its own resources."""
         return mscclpp_ep_cpp.get_low_latency_rdma_size_hint(
             num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts
         )

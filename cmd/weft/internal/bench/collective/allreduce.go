@@ -66,8 +66,8 @@ type allReducer struct {
 	*timing.Host
 	op      weft.Op
 	in, out weft.Tensor
-	input   []byte // what goes in
-	want    []byte // what must come out
+	input   []byte // the input
+	want    []byte // the expected output
 }
 
 func newAllReducer(h *timing.Host, a AllReduce, n int, dtype weft.DType, op weft.Op) (_ *allReducer, free func(),

@@ -10,7 +10,7 @@ import (
 	"github.com/weftgo/weft/collective"
 )
 
-// DTypes lists what AllReduce.DType can be.
+// DTypes lists the values of AllReduce.DType.
 func DTypes() []string {
 	return slices.DeleteFunc(timing.Names(weft.ParseDType), func(s string) bool {
 		d, _ := weft.ParseDType(s)
@@ -19,10 +19,10 @@ func DTypes() []string {
 	})
 }
 
-// Ops lists what AllReduce.Op can be.
+// Ops lists the values of AllReduce.Op.
 func Ops() []string { return timing.Names(weft.ParseOp) }
 
-// Algorithms lists what AllReduce.Algorithm can be, besides empty.
+// Algorithms lists the values of AllReduce.Algorithm, besides empty.
 func Algorithms() []string {
 	var list []string
 	for _, a := range collective.Algorithms() {
@@ -33,7 +33,7 @@ func Algorithms() []string {
 	return list
 }
 
-// Validate says what is wrong with a sweep, if anything.
+// Validate checks a sweep.
 func (a *AllReduce) Validate() error {
 	dtype, err := weft.ParseDType(a.DType)
 	if err != nil {

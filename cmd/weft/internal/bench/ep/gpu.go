@@ -64,7 +64,7 @@ func (g GPUs) Measure(ctx context.Context, shapes []Shape, each func(GPURow) err
 	})
 }
 
-// settled is what shapes are measured with, or what is wrong with it or with them.
+// settled is the settings and shapes with defaults filled in, or an error.
 func settled(g timing.GPUs, shapes []Shape) (timing.GPUs, error) {
 	g, err := g.Settled()
 	for _, s := range shapes {

@@ -100,7 +100,7 @@ func (m *gpuRank) dispatchesBackward(ctx context.Context, bytes timing.Bytes) ti
 	}
 }
 
-// spoil overwrites what was there.
+// spoil overwrites an output's old content.
 func (m *gpuRank) spoil(t weft.Tensor) error { return m.Stream.Memset(t.Pointer(), 0xA5, t.Bytes()) }
 
 // number is the gradient of the weight of a rank's selection, other ones each time.
@@ -171,7 +171,7 @@ func (m *gpuRank) checkDots() error {
 	return nil
 }
 
-// dot is the product of a token's row and what an expert makes of it, in the order that package ep
+// dot is the product of a token's row and its expert's output, in the order that package ep
 // promises.
 func (m *expected) dot(token, expert int) float32 {
 	if expert < 0 {

@@ -16,7 +16,7 @@ func (m *gpuRank) dispatches(ctx context.Context, bytes timing.Bytes) timing.Ope
 	return o
 }
 
-// knownDispatches is Dispatch by a routing that is there.
+// knownDispatches is Dispatch by an existing routing.
 func (m *gpuRank) knownDispatches(ctx context.Context, bytes timing.Bytes) timing.Operation {
 	args := ep.DispatchArgs{Routing: m.known, Rows: m.x}
 	o := keeping(m, func() (*ep.Received, error) { return m.handle.Dispatch(ctx, m.Work, args) }, m.checkArrived,

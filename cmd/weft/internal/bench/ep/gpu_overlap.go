@@ -13,8 +13,8 @@ import (
 	"github.com/weftgo/weft/internal/matmul"
 )
 
-// Overlap measures what exchanges lose where their GPUs multiply matrices meanwhile, and what the
-// products lose. Of [timing.GPUs] it heeds Contexts, Ranks, Operations, Replays, Deadline and Cache.
+// Overlap measures the slow-down of exchanges while their GPUs multiply matrices, and that of the
+// products. Of [timing.GPUs] it heeds Contexts, Ranks, Operations, Replays, Deadline and Cache.
 type Overlap struct {
 	timing.GPUs
 	Product matmul.Shape
@@ -45,17 +45,17 @@ type OverlapRow struct {
 	Beside   float64 `json:"beside_us"` // beside products
 	Slowdown float64 `json:"slowdown"`  // beside_us over alone_us
 
-	Product         string  `json:"product"`           // rows x columns x what is summed over
+	Product         string  `json:"product"`           // rows x columns x the summed dimension
 	ProductAlone    float64 `json:"product_alone_us"`  // a product that has the GPU to itself
 	ProductBeside   float64 `json:"product_beside_us"` // beside operations
 	ProductSlowdown float64 `json:"product_slowdown"`
 	TFlops          float64 `json:"product_tflops"` // alone
-	// gpu_sms over what sms_used leaves of them: a product's that loses these and nothing else
+	// gpu_sms over the SMs that sms_used leaves: the slow-down of a product that loses only these
 	Share float64 `json:"sm_slowdown"`
 
-	// what was not timed went on for as long as what was: else the slow-downs are lower bounds
+	// the untimed side ran as long as the timed one: else the slow-downs are lower bounds
 	Covered  bool     `json:"covered"`
-	Verified bool     `json:"verified"` // what came of both was right, each time
+	Verified bool     `json:"verified"` // both results were right, each time
 	Problems []string `json:"problems,omitempty"`
 }
 
@@ -63,7 +63,7 @@ type OverlapRow struct {
 // alone.
 const cover = 3
 
-// mostProducts keeps what a stream is given at once below what its queue holds.
+// mostProducts keeps the work that a stream gets at once below the size of its queue.
 const mostProducts = 256
 
 // Measure measures dispatches and combines of the shapes, one after the other, and calls each with
@@ -91,11 +91,11 @@ type overlapRank struct {
 	compute *cuda.Stream
 	product *matmul.Product
 	perOne  time.Duration  // a product, alone
-	problem timing.Verdict // what was wrong
+	problem timing.Verdict // the first error
 }
 
-// begin makes the product, and has the exchanges in the communicator's stream, whose kernels do not
-// stand behind those of others.
+// begin makes the product, and puts the exchanges in the communicator's stream, whose kernels do
+// not wait behind others'.
 func (r *overlapRank) begin(ctx context.Context, s matmul.Shape, c *closer.Stack) (err error) {
 	r.Use(r.Comm.Device().Stream())
 	if r.compute, err = r.Context.NewStream(cuda.StreamOptions{}); err != nil {
@@ -183,8 +183,8 @@ func ratio(a, b float64) float64 {
 // bothTook is how long the two parts of a run took.
 type bothTook struct{ exchange, product time.Duration }
 
-// verified makes runs of so many graphs of the operation, with new operands, beside so many
-// products, and checks what the last of each left.
+// verified runs so many graphs of the operation, with new operands, beside so many products, and
+// checks the results of the last of each.
 func (r *overlapRank) verified(ctx context.Context, o timing.Operation, graphs, products int) (took bothTook,
 	err error,
 ) {

@@ -31,8 +31,8 @@ type gpuRank struct {
 	host   []byte // where rows are compared
 	scales []byte // and their scales
 
-	gradOut              weft.Tensor // what CombineBackward is given
-	gradRows             weft.Tensor // what CombineBackward gives of this rank's rows
+	gradOut              weft.Tensor // the operands of CombineBackward
+	gradRows             weft.Tensor // the results of CombineBackward for this rank's rows
 	numbers, gradWeights weft.Tensor // gradients of weights: of this rank's rows, and of its selections
 	checks               int
 }
@@ -136,7 +136,7 @@ func (m *gpuRank) setUp(ctx context.Context, c *closer.Stack) (err error) {
 		unsafe.Slice((*byte)(unsafe.Pointer(&weights[0])), 4*len(weights))); err != nil {
 		return err
 	}
-	// The routing that combines go by. Also the first operation, which nothing is learnt from.
+	// The routing of combines. Also the first operation, which nothing is learnt from.
 	received, err := m.handle.Dispatch(ctx, m.Work, ep.DispatchArgs{
 		TopK: m.batch.topk, Weights: m.batch.weight, Rows: m.x,
 	})
@@ -165,7 +165,7 @@ func (m *gpuRank) setUp(ctx context.Context, c *closer.Stack) (err error) {
 	return m.Comm.Wait(ctx, m.Work)
 }
 
-// makeTokens makes the tensors of what this rank dispatches.
+// makeTokens makes the tensors of this rank's tokens.
 func (m *gpuRank) makeTokens(c *closer.Stack) (err error) {
 	n, hidden := m.cfg.Tokens, m.cfg.Hidden
 	m.x = ep.Rows{}
@@ -247,11 +247,10 @@ func (m *gpuRank) uploadTokens(to weft.Tensor) error {
 	return m.Context.Upload(to.Pointer(), rows)
 }
 
-// writeExperts makes what the experts make of the tokens' rows, and spoils what was there of the
-// sums.
+// writeExperts writes the experts' outputs for the tokens' rows, and spoils the old sums.
 func (m *gpuRank) writeExperts() error { return cmp.Or(m.writeRows(), m.spoil(m.out)) }
 
-// writeRows makes what the experts make of the tokens' rows.
+// writeRows writes the experts' outputs for the tokens' rows.
 func (m *gpuRank) writeRows() error {
 	m.salt += 1 << 16
 	n := m.cfg.Hidden * m.spec.Output.Size()
@@ -301,7 +300,7 @@ func (m *gpuRank) download(to *[]byte, t weft.Tensor) error {
 	return m.Context.Download(*to, t.Pointer())
 }
 
-// checkCounts compares what a routing says of itself.
+// checkCounts compares a routing's counts with the expected ones.
 func (m *gpuRank) checkCounts(r *ep.Routing) error {
 	want := routing.Count(m.batch.ids[m.me], m.cfg.TopK, m.me, m.cfg.Experts/m.ranks)
 	got := r.Traffic()

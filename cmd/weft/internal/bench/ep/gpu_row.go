@@ -68,7 +68,7 @@ type GPURow struct {
 	DeepEPBytes  int64 `json:"deepep_bytes"`  // a row for each selection
 
 	GBps     float64 `json:"gbps"`                 // wire_bytes over p50_us
-	LinkGBps float64 `json:"link_gbps,omitempty"`  // what kernels get out of the links in this run
+	LinkGBps float64 `json:"link_gbps,omitempty"`  // the bandwidth of kernels on the links in this run
 	Ratio    float64 `json:"link_ratio,omitempty"` // gbps over link_gbps
 
 	// Of every rank, if the slowest replay took more than five times as long as the fastest.
@@ -82,7 +82,7 @@ type GPURow struct {
 // outlier is how much slower than the fastest replay one must be for all to be shown.
 const outlier = 5
 
-// SetLink compares with what kernels got out of the links in the same run, in 1e9 bytes a second.
+// SetLink sets the links' ceiling of the same run, in 1e9 bytes a second.
 func (r *GPURow) SetLink(gbps float64) {
 	if gbps > 0 {
 		r.LinkGBps, r.Ratio = gbps, r.GBps/gbps
@@ -150,7 +150,7 @@ func (r *GPURow) setUngated(s measure.Summary, times [][]float64) {
 	}
 }
 
-// Contract names what a shape promises, in a few words.
+// Contract names a shape's contract, in a few words.
 func (e Shape) Contract() string {
 	words := []string{e.Layout, e.Reduction, e.DType, e.ScaleOrder(), ""}
 	if e.ScaleOrder() != "" && !e.Given {

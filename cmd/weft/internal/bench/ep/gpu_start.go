@@ -21,7 +21,7 @@ import (
 )
 
 // Start measures how long ranks on GPUs, which are goroutines of this process, take from nothing to
-// the end of their first dispatch. Zeros stand for what most want.
+// the end of their first dispatch. Zeros are defaults.
 type Start struct {
 	Contexts []*cuda.Context // rank r is on Contexts[r % len(Contexts)]
 	Ranks    int             // 0: one for each context
@@ -33,7 +33,7 @@ type Start struct {
 // MostRounds is how many there may be after the first.
 const MostRounds = 100
 
-// What StartRow.Op can be.
+// The values of StartRow.Op.
 const (
 	Driver     = "driver"      // cuInit and the contexts, which all starts come after
 	ColdStart  = "start-cold"  // the first round of the process, which had kernels to compile
@@ -57,7 +57,7 @@ type StartRow struct {
 	*Stages // nil for the driver
 }
 
-// Stages are what a start consists of, and what it was for.
+// Stages are the stages of a start, and its operation.
 type Stages struct {
 	Join        float64 `json:"join_us"`
 	JoinMax     float64 `json:"join_max_us"`
@@ -85,10 +85,10 @@ const (
 	stages
 )
 
-// round is what the ranks of one round share.
+// round is the state that the ranks of one round share.
 type round struct {
 	meetings []bootstrap.Bootstrap
-	kernels  *kernel.Cache // of its own, for a cache keeps in memory what it gave
+	kernels  *kernel.Cache // of its own, because a cache keeps kernels in memory
 	compiled atomic.Bool   // something was not in the cache's directories
 }
 
@@ -108,7 +108,7 @@ func newRound(ranks int, o kernel.Options) (*round, error) {
 }
 
 // Measure starts again and again, and calls each with the row of the first round and with that of
-// the others, from one goroutine. A rank that received other than what the routing demands is an
+// the others, from one goroutine. A rank that received other rows than the routing demands is an
 // error, and so is a round after the first that compiles.
 func (s Start) Measure(ctx context.Context, shape Shape, each func(StartRow) error) error {
 	g, err := timing.GPUs{Contexts: s.Contexts, Ranks: s.Ranks, Deadline: s.Deadline}.Settled()
@@ -192,7 +192,8 @@ func (m *startRank) repeat(ctx context.Context, rounds []*round, each func(Start
 	return nil
 }
 
-// prepare makes what a caller has before it starts: a stream, and what is dispatched on it.
+// prepare makes the things that a caller has before it starts: a stream, and the tensors of a
+// dispatch on it.
 func (m *startRank) prepare(c *closer.Stack) (err error) {
 	m.eachRow(&m.batch, func(_, _, _, _ int) { m.arriving++ })
 	stream, err := m.Context.NewStream(cuda.StreamOptions{})
@@ -212,7 +213,7 @@ func (m *startRank) prepare(c *closer.Stack) (err error) {
 	return err
 }
 
-// upload makes a tensor on the GPU from what the host has.
+// upload copies a host tensor to the GPU.
 func upload[T any](m *startRank, c *closer.Stack, from []T, d weft.DType, shape ...int) (weft.Tensor, error) {
 	t, err := m.tensor(c, d, shape...)
 	if err != nil {
@@ -271,10 +272,10 @@ func (m *startRank) start(ctx context.Context, r *round) (took [stages]time.Dura
 	if n := received.Received(); n != m.arriving {
 		return took, fmt.Errorf("dispatch: %d rows reported, %d sent", n, m.arriving)
 	}
-	return took, m.Meet(nil) // whoever leaves first must not spoil the others' dispatch
+	return took, m.Meet(nil) // a rank that leaves first must not spoil the others' dispatch
 }
 
-// report tells what all ranks' times come to.
+// report summarises all ranks' times.
 func (m *startRank) report(op string, times [stages][]time.Duration, each func(StartRow) error) error {
 	var s [stages]measure.Summary
 	for i := range s {

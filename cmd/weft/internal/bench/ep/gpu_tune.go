@@ -10,27 +10,27 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// Tuned is what a search has found for one shape.
+// Tuned is the result of a search for one shape.
 type Tuned struct {
-	Shape                     Shape // with what was found; what is zero is as well left to the library
+	Shape                     Shape // the best tuning; for a member that is zero the library's choice is as good
 	Dispatch                  ep.Gain
 	Combine                   ep.Gain
 	Tried                     int             // tunings that were measured
-	Wrong                     []string        // tunings whose output was not right, which is a defect of Weft's
+	Wrong                     []string        // tunings with wrong output, which is a defect of Weft's
 	bestDispatch, bestCombine ep.KernelTuning // so far
 }
 
 // How a search goes on.
 const (
 	tuneRounds  = 4    // at most: each looks at the neighbours of the best of the round before
-	tuneGain    = 0.99 // of the time: what gains less is noise
+	tuneGain    = 0.99 // of the time: a smaller gain is noise
 	tuneRepeats = 5    // of the comparison that decides
 )
 
 // Tune looks for the best Tuning of each shape. It begins with the library's choice, changes one
 // thing at a time, and goes on from the best as long as that gains something. In the end the
-// library's choice and the best are measured in turn, and what is found is what was faster then, by
-// the median, with the output right each time. progress is told which part of all that is over.
+// library's choice and the best tuning are measured in turn; the result is the one with the lower
+// median, if its output was right each time. progress gets the fraction that is done.
 func (g GPUs) Tune(ctx context.Context, shapes []Shape, progress func(done float64)) ([]Tuned, error) {
 	var err error
 	if g.GPUs, err = settled(g.GPUs, shapes); err != nil {
@@ -114,7 +114,8 @@ func (t *Tuned) tuning() ep.Tuning {
 	return ep.Tuning{Dispatch: t.bestDispatch, Combine: t.bestCombine}
 }
 
-// possible leaves out what the shape cannot have. False: nothing is left that is not there already.
+// possible removes values that the shape does not allow. False: nothing is left that is not there
+// already.
 func (e Shape) possible(ranks int, from ep.Tuning) (Shape, bool) {
 	works := func(t ep.Tuning) bool {
 		s := e
@@ -133,8 +134,8 @@ func (e Shape) possible(ranks int, from ep.Tuning) (Shape, bool) {
 	return e, e.Tuning != from && works(e.Tuning)
 }
 
-// neighbours are the tunings that differ in one thing: of rows that go through slots and of those
-// that go to places, of which a kernel has one or the other.
+// neighbours are the tunings that differ in one value, of those for the kernel's mode: slots or
+// direct.
 func (e Shape) neighbours(from ep.KernelTuning, dispatch bool) []ep.KernelTuning {
 	var all []ep.KernelTuning
 	add := func(change func(k *ep.KernelTuning)) {
@@ -177,13 +178,13 @@ func (e Shape) neighbours(from ep.KernelTuning, dispatch bool) []ep.KernelTuning
 	return all
 }
 
-// both is what a measurement of a shape gave.
+// both is the result of measuring a shape.
 type both struct {
 	timed
 	wrong string
 }
 
-// rows measures shapes, and gives what each gave.
+// rows measures shapes and returns their results.
 func (g *GPUs) rows(ctx context.Context, shapes []Shape, progress func(done, of int)) ([]both, error) {
 	var got []both
 	err := g.Measure(ctx, shapes, func(r GPURow) error {
@@ -208,7 +209,7 @@ func (g *GPUs) rows(ctx context.Context, shapes []Shape, progress func(done, of 
 	return got, err
 }
 
-// settleTuning measures the library's choice and the best in turn, and keeps what is faster.
+// settleTuning measures the library's choice and the best in turn, and keeps the faster one.
 func (g *GPUs) settleTuning(ctx context.Context, all []Tuned, progress func(done, of int)) error {
 	var turns []Shape
 	for range tuneRepeats {
@@ -254,7 +255,7 @@ func middle(of []float64) float64 {
 	return of[len(of)/2]
 }
 
-// Row is what a table says of it.
+// Row is the result as a row of a table.
 func (t *Tuned) Row(h ep.Hardware, version string, now time.Time) (ep.TuningRow, error) {
 	s, err := t.Shape.DeviceSpec(h.Ranks)
 	return ep.TuningRow{

@@ -164,8 +164,8 @@ func (m *hostRank) operations() []timing.Operation {
 		Run: func(bool) error { return m.bringHome(sums) },
 		Check: func() error {
 			m.checkHome(m.batch, m.out, m.rounds)
-			// What is received here next must not find the right rows lying about. Peers have
-			// finished reading: combine has returned.
+			// The rows that arrive here next must not find the right ones in memory already. Peers
+			// have finished reading: combine has returned.
 			m.eachRow(m.batch, func(row, _, _, _ int) {
 				if row < m.received.Rows() {
 					timing.Poison(m.at(m.received.Data, row))
@@ -200,7 +200,7 @@ func (m *hostRank) begin(bool) error {
 	return nil
 }
 
-// release gives back what the last round has left.
+// release releases the results of the last round.
 func (m *hostRank) release() {
 	if m.received != nil {
 		m.received.Release()

@@ -9,13 +9,13 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// pattern is where the contents of rows come from: a row is a window on one long
-// random sequence, times a power of two. So any rank can write or check any row of any
-// rank with a copy or a comparison, whatever its type. Values are e4m3 numbers, hence
-// exact in every floating-point type, times a power of two of each block of 128; each
-// block has the largest e4m3 number in it, so that quantising a row gives back exactly
-// its codes, and as every scale exactly its power of two. Rows begin where blocks do,
-// so the scales of a row differ, and one that came to another's place is noticed.
+// pattern is where the contents of rows come from: a row is a window on one long random sequence,
+// times a power of two. Any rank can therefore write or check any row of any rank with a copy or a
+// comparison, whatever its type. Values are e4m3 numbers, hence exact in every floating-point type,
+// times a power of two for each block of 128. Each block has the largest e4m3 number in it, so that
+// quantising a row gives back exactly its codes, and as every scale exactly its power of two. Rows
+// begin where blocks do, so the scales of a row differ, and one that came to another's place is
+// noticed.
 type pattern struct {
 	hidden int
 	codes  []byte // e4m3
@@ -26,7 +26,7 @@ type pattern struct {
 }
 
 const (
-	offsets  = 128           // starting points of rows: few enough for what they are copied from to stay in a cache
+	offsets  = 128           // starting points of rows: few enough for their source to stay in a cache
 	offset   = ep.ScaleBlock // elements between them
 	crest    = 16            // elements between the largest numbers
 	smalls   = 4             // a block is divided by 2^0 to 2^3

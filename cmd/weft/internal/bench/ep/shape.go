@@ -35,7 +35,7 @@ type Shape struct {
 	timing.Effort
 }
 
-// Spec translates a shape for package ep, and says what is wrong with it.
+// Spec translates a shape for package ep, or returns an error.
 func (e Shape) Spec(ranks int) (ep.Spec, error) {
 	s := ep.Spec{
 		Experts: e.Experts, TopK: e.TopK, Hidden: e.Hidden, MaxTokens: max(e.Tokens, e.Capacity, 1),
@@ -72,7 +72,7 @@ func (e Shape) Spec(ranks int) (ep.Spec, error) {
 				"in-place out", s.Payload, s.Output)
 		}
 	case ep.Opaque:
-		return s, fmt.Errorf("opaque rows are not measured: nothing says what combining them means")
+		return s, fmt.Errorf("opaque rows are not measured: they have no type to combine")
 	case ep.BF16:
 		s.Output = weft.BFloat16
 	case ep.FP16:
@@ -85,7 +85,7 @@ func (e Shape) Spec(ranks int) (ep.Spec, error) {
 	return s, untuned.Validate(ranks)
 }
 
-// Validate says what is wrong with a shape on the host, if anything.
+// Validate checks a shape for the host.
 func (e *Shape) Validate(ranks int) error {
 	if _, err := e.Spec(ranks); err != nil {
 		return err

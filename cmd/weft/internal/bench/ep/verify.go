@@ -13,8 +13,8 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// expected knows what must come of the operations of one shape on one rank, from nothing but
-// everyone's routing.
+// expected computes the results of the operations of one shape on one rank from all ranks' routing
+// alone.
 type expected struct {
 	me, ranks int
 	cfg       Shape
@@ -22,7 +22,7 @@ type expected struct {
 	rows      *pattern
 	payload   weft.DType // of the rows that arrive
 	salt      int        // other rows for another salt, so that none that lies about is taken for a new one
-	problem   string     // what was wrong first
+	problem   string     // the first error
 	gathered  []byte     // the scales of one row
 }
 
@@ -120,7 +120,7 @@ func (m *expected) complain(format string, args ...any) {
 	}
 }
 
-// verdict is err, or else what was complained of, which it forgets.
+// verdict is err, or else the recorded complaint, which it clears.
 func (m *expected) verdict(err error) error {
 	if p := m.problem; err == nil && p != "" {
 		err = timing.Wrongf("%s", p)
@@ -223,9 +223,8 @@ func (m *expected) wrongScale(scales []byte, exponent func(block int) int) int {
 // rank, divides its rows.
 func down(who int) int { return who % shifts }
 
-// runExperts leaves in y what the experts make of their rows. That is needed where it
-// is checked; with fresh operands it is done always, so that caches are as after a
-// matrix product.
+// runExperts writes the experts' outputs to y. That is needed where it is checked; with fresh
+// operands it is done always, so that caches are as after a matrix product.
 func (m *expected) runExperts(b *batch, received *ep.Received, y weft.Tensor, check bool) {
 	if !check && !m.cfg.Fresh {
 		return
@@ -283,7 +282,7 @@ func (m *expected) home(out []byte, b *batch, t int, weighted bool) ([]byte, err
 	ids, weights := b.ids[me][t*k:(t+1)*k], b.weights[t*k:(t+1)*k]
 	values, shift := m.floats(me, t)
 
-	// What the experts return is the token's row times a factor each.
+	// The experts return the token's row times a factor each.
 	type term struct{ factor, weight float32 }
 	var groups [][]term                                               // sums that are rounded before they are added
 	byRank, ranks := make([][]term, m.ranks), make([]int, 0, m.ranks) // ranks in the order in which sums are added

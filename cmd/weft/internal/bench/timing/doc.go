@@ -1,6 +1,6 @@
-// Package timing is how operations between ranks are timed, on the host and on GPUs. What is timed
-// is an [Operation]: its owner makes operands, runs it, and compares what came. A new kind of
-// operation is measured by making Operations of it; nothing here knows which operations there are.
+// Package timing is how operations between ranks are timed, on the host and on GPUs. An [Operation]
+// is timed: its owner makes operands, runs it, and compares the results. A new kind of operation is
+// measured by making Operations of it; nothing here knows which operations there are.
 //
 // # The host
 //

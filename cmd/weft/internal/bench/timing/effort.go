@@ -22,7 +22,7 @@ type Effort struct {
 	Warmup     int           // 0: every routing twice, or a few
 }
 
-// Validate says what is wrong with an effort, if anything.
+// Validate checks an effort.
 func (e Effort) Validate() error {
 	if err := Within("iters", e.Iterations, 0, MostIterations); err != nil {
 		return err

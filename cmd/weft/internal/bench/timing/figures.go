@@ -9,8 +9,7 @@ import (
 	"github.com/weftgo/weft/cuda"
 )
 
-// Figures are what an operation's times on GPUs come to: of the slowest rank of each replay or
-// sample.
+// Figures summarise an operation's times on GPUs: of the slowest rank of each replay or sample.
 type Figures struct {
 	Operations int // in a graph
 
@@ -28,10 +27,10 @@ type Figures struct {
 	Cold float64
 
 	Verified bool     // all that was checked was right
-	Problems []string // what was wrong first, of each rank that met something wrong
+	Problems []string // the first problem of each rank that met one
 }
 
-// Measure times an operation in every way, and checks what each way gave.
+// Measure times an operation in every way, and checks the results of each.
 func (m *GPU) Measure(ctx context.Context, o Operation) (f Figures, err error) {
 	f.Operations = m.Operations
 	var v Verdict
@@ -59,7 +58,7 @@ func (m *GPU) Measure(ctx context.Context, o Operation) (f Figures, err error) {
 	return f, err
 }
 
-// Verdict is what was wrong on all ranks.
+// Verdict joins the problems of all ranks.
 func (m *GPU) Verdict(mine Verdict) (verified bool, problems []string, err error) {
 	all, err := Gather(m.Team, m.Me, mine.problem)
 	for _, p := range all {
@@ -135,7 +134,8 @@ func (m *GPU) alone(ctx context.Context, o Operation, f *Figures) (err error) {
 	return err
 }
 
-// samples times what start enqueues, each between two events. How many are started is even.
+// samples times the work that start enqueues, each between two events. How many are started is
+// even.
 func (m *GPU) samples(ctx context.Context, start func(i int) error) ([]time.Duration, error) {
 	var took []time.Duration
 	n := (len(m.starts) + 1) &^ 1
@@ -213,8 +213,7 @@ func (m *GPU) eagerly(ctx context.Context, o Operation, f *Figures) error {
 	return err
 }
 
-// cold times operations before each of which more memory was written than caches hold, less the
-// time of the writing.
+// cold times operations after writing more memory than caches hold, less the time of the writing.
 func (m *GPU) cold(ctx context.Context, o Operation, f *Figures) error {
 	n := min(coldOperations, m.Operations)
 	total := func(run func() error) (time.Duration, error) {

@@ -17,7 +17,7 @@ import (
 //go:embed kernels/gate.cu
 var gateSource string
 
-// Kernels are what timing needs on an architecture, as sm_90a.
+// Kernels are the kernels for timing on an architecture, such as sm_90a.
 func Kernels(arch string) []kernel.Spec {
 	return []kernel.Spec{{Name: "timing gate", Source: gateSource, Headers: device.Headers(), Arch: arch}}
 }
@@ -40,7 +40,7 @@ func newGate(c *cuda.Context, patience time.Duration) (*gate, error) {
 	return &gate{memory, patience}, nil
 }
 
-// Open lets pass what is held for this turn and those before it. Turns ascend from 1.
+// Open releases the work that is held for this turn and earlier ones. Turns ascend from 1.
 func (g *gate) Open(turn uint32) {
 	atomic.StoreUint32((*uint32)(unsafe.Pointer(&g.memory.Bytes()[0])), turn) // aligned: the memory begins at a page
 }
@@ -69,7 +69,7 @@ func (g *gate) door(ctx context.Context, c *cuda.Context, cache *kernel.Cache) (
 	return &door{gate: g, program: p, hold: p.Functions(0)[0], empty: p.Functions(0)[1]}, nil
 }
 
-// Hold keeps what is enqueued from now on until the gate opens for the turn.
+// Hold holds work that is enqueued from now on until the gate opens for the turn.
 func (d *door) Hold(s *cuda.Stream, turn uint32) error {
 	l, err := d.hold.Prepare(cuda.LaunchConfig{}, d.gate.memory.Pointer(), turn, uint64(d.gate.patience))
 	if err != nil {

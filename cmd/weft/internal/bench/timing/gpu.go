@@ -49,10 +49,10 @@ func (m *GPU) serve(ctx context.Context, b bootstrap.Bootstrap,
 	if err := body(ctx, m); err != nil {
 		return err
 	}
-	return m.Meet(nil) // whoever leaves first must not spoil the others' last operation
+	return m.Meet(nil) // a rank that leaves first must not spoil the others' last operation
 }
 
-// open joins the others and makes what all measurements use.
+// open joins the others and makes the objects that all measurements use.
 func (m *GPU) open(ctx context.Context, b bootstrap.Bootstrap, c *closer.Stack) (err error) {
 	options := []weft.Option{
 		weft.WithBootstrap(b), weft.WithDevice(m.Context), weft.WithDeadline(m.Deadline),
@@ -96,7 +96,7 @@ func (m *GPU) open(ctx context.Context, b bootstrap.Bootstrap, c *closer.Stack) 
 // Use has operations enqueued on another stream.
 func (m *GPU) Use(s *cuda.Stream) { m.Stream, m.Work = s, weft.StreamOf(s) }
 
-// wait waits until what was enqueued on a stream has ended.
+// wait waits until the work of a stream has ended.
 func (m *GPU) wait(ctx context.Context, s *cuda.Stream) error {
 	if s == m.Stream {
 		return m.Comm.Wait(ctx, m.Work)

@@ -13,7 +13,7 @@ import (
 )
 
 // GPUs says between which ranks on GPUs operations are timed, and how often. The ranks are
-// goroutines of this process. Zeros stand for what most want.
+// goroutines of this process. Zeros are defaults.
 type GPUs struct {
 	Contexts []*cuda.Context // rank r is on Contexts[r % len(Contexts)]
 	Ranks    int             // 0: one for each context
@@ -27,7 +27,7 @@ type GPUs struct {
 	Cache      *kernel.Cache // nil: the user's
 }
 
-// What GPUs can be asked for, and how they are asked.
+// The ways of using GPUs, and their names.
 const (
 	MostOperations = 2000 // in a graph
 	MostReplays    = 1000
@@ -36,10 +36,10 @@ const (
 	tailTime       = 200 * time.Millisecond
 	together       = 64 // single operations that are enqueued at a time: a stream's queue holds about a thousand entries
 	coldOperations = 32 // in a graph that empties the cache before each
-	coldReplays    = 7  // of it at most: emptying takes longer than what is timed
+	coldReplays    = 7  // of it at most: emptying takes longer than the timed work
 )
 
-// Settled is g with what it leaves open filled in, or what is wrong with it.
+// Settled is g with defaults filled in, or an error.
 func (g GPUs) Settled() (GPUs, error) {
 	g.Ranks = cmp.Or(g.Ranks, len(g.Contexts))
 	g.Operations, g.Replays, g.Samples = cmp.Or(g.Operations, 100), cmp.Or(g.Replays, 7), cmp.Or(g.Samples, 256)
@@ -55,8 +55,8 @@ func (g GPUs) Settled() (GPUs, error) {
 		Within("replays", g.Replays, 1, MostReplays), Within("samples", g.Samples, 1, MostIterations))
 }
 
-// Run runs body on all ranks, which have joined each other and opened what every measurement uses.
-// Settled GPUs are wanted.
+// Run runs body on all ranks, after they have joined and opened the objects that every measurement
+// uses. Settled GPUs are wanted.
 func (g *GPUs) Run(ctx context.Context, body func(ctx context.Context, m *GPU) error) (err error) {
 	gate, err := newGate(g.Contexts[0], g.Patience)
 	if err != nil {

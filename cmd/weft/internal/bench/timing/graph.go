@@ -8,7 +8,7 @@ import (
 	"github.com/weftgo/weft/cuda"
 )
 
-// Graph records n runs of which the last is told so, ready to be launched. The caller closes it.
+// Graph records n runs, of which the last is checked, ready to be launched. The caller closes it.
 func (m *GPU) Graph(n int, run func(last bool) error) (*cuda.GraphExec, error) {
 	g, err := m.Stream.Capture(func() error {
 		for i := range n {
@@ -30,7 +30,7 @@ func (m *GPU) Graph(n int, run func(last bool) error) (*cuda.GraphExec, error) {
 	return exec, errors.Join(err, g.Close())
 }
 
-// Span is what one stream does between two events.
+// Span is the work of one stream between two events.
 type Span struct {
 	Stream  *cuda.Stream
 	Enqueue func() error // nil: nothing, which takes no time
@@ -44,8 +44,8 @@ func (m *GPU) Spans(ctx context.Context, spans ...Span) ([]time.Duration, error)
 		func() error { return m.Meet(func() { m.gate.Open(m.turn) }) }, spans...)
 }
 
-// ungated is Spans for what each rank enqueues when all have come, as a program does that replays a
-// graph. The host's part, and by how much the ranks are apart, are in the time.
+// ungated is Spans for work that each rank enqueues when all have met, as a program that replays a
+// graph does. The host's part, and by how much the ranks are apart, are in the time.
 func (m *GPU) ungated(ctx context.Context, spans ...Span) ([]time.Duration, error) {
 	if err := m.Meet(nil); err != nil {
 		return nil, err
@@ -53,8 +53,8 @@ func (m *GPU) ungated(ctx context.Context, spans ...Span) ([]time.Duration, erro
 	return m.spans(ctx, func(Span) error { return nil }, func() error { return nil }, spans...)
 }
 
-// spans enqueues spans, each behind what hold enqueues, and waits for their ends once let has let
-// them go.
+// spans enqueues spans, each behind the work that hold enqueues, and waits for their ends after let
+// has released them.
 func (m *GPU) spans(ctx context.Context, hold func(Span) error, let func() error, spans ...Span) (took []time.Duration,
 	err error,
 ) {
@@ -102,8 +102,8 @@ func (m *GPU) replays(ctx context.Context, g *cuda.GraphExec, n, warmups int, ho
 	return took, nil
 }
 
-// Replay times what spans enqueue as often as is asked for, after some times that are not counted.
-// It gives the median of the slowest rank for each span.
+// Replay times spans, after some untimed runs. It gives the median of the slowest rank for each
+// span.
 func (m *GPU) Replay(ctx context.Context, spans ...Span) ([]time.Duration, error) {
 	all := make([][]time.Duration, len(spans))
 	for i := range warmups + m.Replays {

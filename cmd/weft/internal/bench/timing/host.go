@@ -16,7 +16,7 @@ type Host struct {
 	Group   *collective.Group
 	// Meet returns when all ranks have come: it stands before each operation.
 	Meet func() error
-	// Progress is told how far the measurement is, seldom. Nil: nobody is.
+	// Progress gets the fraction that is done, seldom. Nil: no progress.
 	Progress func(done, total int) error
 
 	told time.Time
@@ -37,7 +37,7 @@ func NewHost(ctx context.Context, comm *weft.Comm, o collective.Options) (*Host,
 type Rounds struct {
 	Operations []Operation
 	Warmup     int // rounds before the others, all checked
-	Rehearsal  int // rounds after those, whose time says how many fit in an Effort
+	Rehearsal  int // later rounds, whose time says how many fit in an Effort
 	// Checked says which rounds are checked, of those that are timed.
 	Checked func(round, of int) bool
 }
@@ -112,7 +112,7 @@ func (h *Host) round(all []Operation, times []*recorder, checked bool, v *Verdic
 	return nil
 }
 
-// progress tells how far the measurement is; only rank 0 does, and seldom.
+// progress reports the fraction that is done; only rank 0 does, and seldom.
 func (h *Host) progress(done, total int) error {
 	const seldom = 250 * time.Millisecond
 	if h.Progress == nil || h.Comm.Rank() != 0 || (done%16 != 0 && done != total) {

@@ -5,7 +5,7 @@ import (
 	"math"
 )
 
-// Names lists what parse accepts: the text of every value that it gives back.
+// Names lists the values that parse accepts, as text.
 func Names[T interface {
 	~uint8
 	fmt.Stringer

@@ -2,20 +2,20 @@ package timing
 
 import "fmt"
 
-// Operation is what is timed, on one rank. Every rank has the same ones.
+// Operation is a timed operation on one rank. Every rank has the same ones.
 type Operation struct {
 	Name  string
 	Bytes Bytes
 	SMs   int // on GPUs: that its kernel runs on
-	// Renew makes what the next run needs, before all ranks meet. If the run will be checked, it
-	// makes other operands than before: what is checked then can only have come by that run. Nil:
-	// nothing.
+	// Renew makes the operands of the next run, before all ranks meet. If the run will be checked,
+	// they differ from the last ones: only that run can produce the checked results. Nil: nothing.
 	Renew func(checked bool) error
-	// Run does the operation on the host, or enqueues it on a GPU. If it will be checked, what it
-	// gives is kept until Check.
+	// Run does the operation on the host, or enqueues it on a GPU. If it will be checked, its
+	// results are kept until Check.
 	Run func(checked bool) error
-	// Check compares what the last run gave, when it has ended, and gives that back. It returns a
-	// *WrongError if that is wrong; any other error ends the measurement. Nil: nothing to compare.
+	// Check compares the results of the last run, when it has ended, and releases them. It returns
+	// a *WrongError if that is wrong; any other error ends the measurement. Nil: nothing to
+	// compare.
 	Check func() error
 }
 
@@ -27,7 +27,7 @@ type Bytes struct {
 	Moved   float64 // on the host: read from where they are, and written to where they go
 }
 
-// WrongError says what was wrong in an operation's output.
+// WrongError describes an error in an operation's output.
 type WrongError struct{ Text string }
 
 func (e *WrongError) Error() string { return e.Text }
@@ -35,10 +35,10 @@ func (e *WrongError) Error() string { return e.Text }
 // Wrongf is a *WrongError.
 func Wrongf(format string, args ...any) error { return &WrongError{fmt.Sprintf(format, args...)} }
 
-// Verdict is what was wrong first.
+// Verdict is the first error.
 type Verdict struct{ problem string }
 
-// Take keeps what was wrong, and gives back any other error.
+// Take keeps a WrongError, and returns any other error.
 func (v *Verdict) Take(err error) error {
 	w, ok := err.(*WrongError)
 	if !ok {

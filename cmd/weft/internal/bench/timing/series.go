@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Series is what one rank measured of one operation in one shape.
+// Series is one rank's measurement of one operation in one shape.
 type Series struct {
 	Op    string
 	Bytes int64  // collectives: the message
@@ -15,7 +15,7 @@ type Series struct {
 	// Of this rank, in bytes per iteration.
 	Wire, Logical, DeepEP, Moved float64
 
-	Problem string // what was wrong first; empty is verified
+	Problem string // the first error; empty is verified
 	Memory  int64  // join: resident bytes of the process, shared memory not counted
 }
 

@@ -46,8 +46,8 @@ func RunTeam(ctx context.Context, members int, body func(ctx context.Context, t 
 	return t.end()
 }
 
-// Fail ends the team's waits. The first reason counts: a member that tells others on another way
-// says so here first.
+// Fail ends the team's waits. The first reason counts: a member that reports an error in another
+// way ends the team here first.
 func (t *Team) Fail(member int, err error) { t.cancel(fmt.Errorf("rank %d: %w", member, err)) }
 
 // end is why the team failed, if it did. No member waits any more.
@@ -58,7 +58,7 @@ func (t *Team) end() error {
 }
 
 // Meet returns when all members have come. The last to come calls last before any goes on. It
-// spins: what follows is timed.
+// spins, because the next step is timed.
 func (t *Team) Meet(last func()) error {
 	round := t.round.Load()
 	if t.arrived.Add(1) == t.members {
@@ -80,7 +80,7 @@ func (t *Team) Meet(last func()) error {
 	return nil
 }
 
-// Gather gives every member what each of them brought.
+// Gather returns the contributions of all members to every member.
 func Gather[T any](t *Team, me int, mine T) ([]T, error) {
 	t.slots[me] = mine
 	if err := t.Meet(nil); err != nil {
@@ -93,7 +93,7 @@ func Gather[T any](t *Team, me int, mine T) ([]T, error) {
 	return all, t.Meet(nil) // before any brings the next
 }
 
-// Summarize is what all members' times come to, and the times of each.
+// Summarize combines all members' times, and returns the times of each.
 func (t *Team) Summarize(me int, mine []time.Duration) (measure.Summary, [][]time.Duration, error) {
 	all, err := Gather(t, me, mine)
 	if err != nil {

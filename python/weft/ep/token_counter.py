@@ -12,17 +12,17 @@ from ..operands import Slot
 from ..resources import Made
 from ..streams import StreamLike
 from .call_args import ArgsPool, CallArgs
-from .census import Census
+from .token_counts import TokenCounts
 
 
 class _CountArgs(CallArgs):
     def __init__(self, device: int) -> None:
-        super().__init__(_abi.EpCensus)
+        super().__init__(_abi.EpDeviceTokenCounts)
         self.topk = self.slot("topk", device)
-        self.counts = [self.slot(name, device, written=True) for name in Census._fields]
+        self.counts = [self.slot(name, device, written=True) for name in TokenCounts._fields]
 
 
-class Counter(Made):
+class TokenCounter(Made):
     """Counts where tokens go on the GPU of a communicator, in the caller's stream;
     :func:`weft.ep.count` does so on the host.
 
@@ -32,7 +32,7 @@ class Counter(Made):
     """
 
     _kind = "counter"
-    _RELEASE = "ep_counter_destroy"
+    _RELEASE = "ep_token_counter_destroy"
 
     def __init__(
         self, comm: Communicator, *, experts: int, ranks: int | None = None, ranks_per_node: int | None = None
@@ -40,7 +40,7 @@ class Counter(Made):
         self._ranks = comm.ranks if ranks is None else ranks
         self._nodes = self._ranks // (ranks_per_node or self._ranks or 1)
         self._experts = experts
-        super().__init__(comm, "ep_counter_create", experts, self._ranks, ranks_per_node or self._ranks)
+        super().__init__(comm, "ep_token_counter_create", experts, self._ranks, ranks_per_node or self._ranks)
         self._device = comm._device
         self._pool = ArgsPool(lambda: _CountArgs(self._device))
 
@@ -54,9 +54,9 @@ class Counter(Made):
         token_in_rank: Any = None,
         stream: StreamLike = None,
         timeout: float | None = None,
-    ) -> Census:
-        """Enqueues one kernel that counts: ``topk`` is int32 or int64 [tokens, top-k], what is no
-        expert counts as none.
+    ) -> TokenCounts:
+        """Enqueues one kernel that counts: ``topk`` is int32 or int64 [tokens, top-k]; it ignores selections
+        that are no expert.
 
         Returns the given arrays, or if none is given new ones for everything. It may be captured in a
         graph, which reads the same memory anew at each replay.
@@ -76,21 +76,21 @@ class Counter(Made):
         args = self._pool.take()
         try:
             address = args.topk.fill(topk)
-            out = Census(rank_tokens, node_tokens, expert_selections, token_in_rank)
+            out = TokenCounts(rank_tokens, node_tokens, expert_selections, token_in_rank)
             if all(array is None for array in out):
                 out = self._made(args.topk)
             for i, (to, array) in enumerate(zip(args.counts, out, strict=True), 1):
                 args.words[i] = to.fill(array)
-            self._check(self._lib.ep_counter_count(self._handle, on, address, args.address))
+            self._check(self._lib.ep_token_counter_count(self._handle, on, address, args.address))
             return out
         finally:
             self._pool.give(args)
 
-    def _made(self, topk: Slot) -> Census:
+    def _made(self, topk: Slot) -> TokenCounts:
         shapes = (
             ((self._ranks,), DType.int32),
             ((self._nodes,), DType.int32),
             ((self._experts,), DType.int32),
             ((topk.shape[0], self._ranks), DType.uint8),
         )
-        return Census(*(memory.empty(topk.kind, shape, dtype, self._device) for shape, dtype in shapes))
+        return TokenCounts(*(memory.empty(topk.kind, shape, dtype, self._device) for shape, dtype in shapes))

@@ -1,4 +1,4 @@
-"""What routing alone says, without any exchange."""
+"""Where one rank's tokens go, counted on the host without any exchange."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ..dtypes import DType
 from ..operands import Slot
 
 
-class Census(NamedTuple):
-    """Where one rank's tokens want to go."""
+class TokenCounts(NamedTuple):
+    """Where one rank's tokens go."""
 
     rank_tokens: Any
     """int32 [ranks]: tokens with an expert there"""
@@ -25,13 +25,13 @@ class Census(NamedTuple):
 
 
 class _CountArgs:
-    """What a call passes to C, kept for the next one."""
+    """The arguments of a call in C, kept for the next one."""
 
     def __init__(self) -> None:
         self.topk = Slot("topk", -1)
-        self._layout = _abi.EpLayout()
-        self.words = memoryview(self._layout).cast("B").cast("Q")
-        self.address = ctypes.addressof(self._layout)
+        self._counts = _abi.EpTokenCounts()
+        self.words = memoryview(self._counts).cast("B").cast("Q")
+        self.address = ctypes.addressof(self._counts)
 
 
 _spare: list[_CountArgs] = []
@@ -39,7 +39,7 @@ _ARRAYS = 4  # the word at which the addresses of arrays begin
 _WORD = 2**64 - 1
 
 
-def count(topk: Any, *, experts: int, ranks: int, ranks_per_node: int | None = None) -> Census:
+def count(topk: Any, *, experts: int, ranks: int, ranks_per_node: int | None = None) -> TokenCounts:
     """Counts where tokens go: ``topk`` is int32 or int64 [tokens, top-k] on the host, -1 for none.
 
     Several selections of one token on the same rank, or node, count once there. Local: it needs no communicator.
@@ -52,7 +52,7 @@ def count(topk: Any, *, experts: int, ranks: int, ranks_per_node: int | None = N
         shape = args.topk.shape if address else ()
         words[1], words[2], words[3] = experts & _WORD, ranks & _WORD, per_node & _WORD
         kind, some = args.topk.kind, max(ranks, 0)
-        out = Census(
+        out = TokenCounts(
             memory.empty(kind, (some,), DType.int32, -1),
             memory.empty(kind, (-(-some // max(per_node, 1)),), DType.int32, -1),
             memory.empty(kind, (max(experts, 0),), DType.int32, -1),

@@ -20,7 +20,7 @@ func TestCountRouting(t *testing.T) {
 		experts := ranks * rapid.IntRange(1, 5).Draw(t, "local experts")
 		tokens, k := rapid.IntRange(0, 9).Draw(t, "tokens"), rapid.IntRange(1, 8).Draw(t, "top-k")
 		topk := rapid.SliceOfN(rapid.Int64Range(-1, int64(experts)-1), tokens*k, tokens*k).Draw(t, "routing")
-		want := &spec.Census{
+		want := &spec.TokenCounts{
 			RankTokens: make([]int32, ranks), NodeTokens: make([]int32, ranks/perNode),
 			ExpertSelections: make([]int32, experts), TokenInRank: make([]bool, tokens*ranks),
 		}
@@ -60,35 +60,35 @@ func TestCountRouting(t *testing.T) {
 // TestCountRoutingRefuses gives it arguments that make no sense.
 func TestCountRoutingRefuses(t *testing.T) {
 	good := weft.TensorOf([]int32{0, 1}, 1, 2)
-	for name, f := range map[string]func() (*spec.Census, error){
-		"type":       func() (*spec.Census, error) { return spec.CountRouting(weft.TensorOf([]float32{0}, 1, 1), 4, 2, 1) },
-		"dimensions": func() (*spec.Census, error) { return spec.CountRouting(weft.TensorOf([]int32{0}), 4, 2, 1) },
-		"experts":    func() (*spec.Census, error) { return spec.CountRouting(good, 5, 2, 1) },
-		"ranks":      func() (*spec.Census, error) { return spec.CountRouting(good, 4, 0, 1) },
-		"negative": func() (*spec.Census, error) {
+	for name, f := range map[string]func() (*spec.TokenCounts, error){
+		"type":       func() (*spec.TokenCounts, error) { return spec.CountRouting(weft.TensorOf([]float32{0}, 1, 1), 4, 2, 1) },
+		"dimensions": func() (*spec.TokenCounts, error) { return spec.CountRouting(weft.TensorOf([]int32{0}), 4, 2, 1) },
+		"experts":    func() (*spec.TokenCounts, error) { return spec.CountRouting(good, 5, 2, 1) },
+		"ranks":      func() (*spec.TokenCounts, error) { return spec.CountRouting(good, 4, 0, 1) },
+		"negative": func() (*spec.TokenCounts, error) {
 			return spec.CountRouting(weft.Tensor{DType: weft.Int32, Shape: []int{-1, 2}}, 4, 2, 1)
 		},
-		"width": func() (*spec.Census, error) {
+		"width": func() (*spec.TokenCounts, error) {
 			return spec.CountRouting(weft.Tensor{DType: weft.Int32, Shape: []int{1, -2}}, 4, 2, 1)
 		},
 		// Products that are 0 in 64 bits, and more than any memory.
-		"many of many": func() (*spec.Census, error) {
+		"many of many": func() (*spec.TokenCounts, error) {
 			return spec.CountRouting(weft.Tensor{DType: weft.Int32, Shape: []int{math.MaxInt/2 + 1, math.MaxInt/2 + 1}}, 4, 2, 1)
 		},
-		"many of four": func() (*spec.Census, error) {
+		"many of four": func() (*spec.TokenCounts, error) {
 			return spec.CountRouting(weft.Tensor{DType: weft.Int32, Shape: []int{math.MaxInt/2 + 1, 4}}, 4, 2, 1)
 		},
-		"many": func() (*spec.Census, error) {
+		"many": func() (*spec.TokenCounts, error) {
 			return spec.CountRouting(weft.TensorOf(make([]int32, 1<<24+1), 1<<24+1, 1), 4, 2, 1)
 		},
-		"many of none": func() (*spec.Census, error) { return spec.CountRouting(reshaped(good, 1<<24, 0), 4, 2, 1) },
-		"top-k":        func() (*spec.Census, error) { return spec.CountRouting(reshaped(good, 1, spec.MaxTopK+1), 4, 2, 1) },
-		"many experts": func() (*spec.Census, error) { return spec.CountRouting(good, math.MaxInt, 1, 1) },
-		"many ranks":   func() (*spec.Census, error) { return spec.CountRouting(good, 2*weft.MaxRanks, 2*weft.MaxRanks, 1) },
-		"nodes":        func() (*spec.Census, error) { return spec.CountRouting(good, 4, 2, 3) },
-		"too large":    func() (*spec.Census, error) { return spec.CountRouting(weft.TensorOf([]int32{4}, 1, 1), 4, 2, 1) },
-		"too small":    func() (*spec.Census, error) { return spec.CountRouting(weft.TensorOf([]int32{-2}, 1, 1), 4, 2, 1) },
-		"has no place": func() (*spec.Census, error) {
+		"many of none": func() (*spec.TokenCounts, error) { return spec.CountRouting(reshaped(good, 1<<24, 0), 4, 2, 1) },
+		"top-k":        func() (*spec.TokenCounts, error) { return spec.CountRouting(reshaped(good, 1, spec.MaxTopK+1), 4, 2, 1) },
+		"many experts": func() (*spec.TokenCounts, error) { return spec.CountRouting(good, math.MaxInt, 1, 1) },
+		"many ranks":   func() (*spec.TokenCounts, error) { return spec.CountRouting(good, 2*weft.MaxRanks, 2*weft.MaxRanks, 1) },
+		"nodes":        func() (*spec.TokenCounts, error) { return spec.CountRouting(good, 4, 2, 3) },
+		"too large":    func() (*spec.TokenCounts, error) { return spec.CountRouting(weft.TensorOf([]int32{4}, 1, 1), 4, 2, 1) },
+		"too small":    func() (*spec.TokenCounts, error) { return spec.CountRouting(weft.TensorOf([]int32{-2}, 1, 1), 4, 2, 1) },
+		"has no place": func() (*spec.TokenCounts, error) {
 			return spec.CountRouting(weft.Tensor{DType: weft.Int32, Shape: []int{1, 2}}, 4, 2, 1)
 		},
 	} {

@@ -17,31 +17,31 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// counter is what a weft_ep_counter stands for.
+// counter is the object of a weft_ep_token_counter.
 type counter struct {
 	comm    *comm
-	counter *ep.Counter
+	counter *ep.TokenCounter
 	ops     sync.Mutex
 	streams streams
 
-	// What the last call was given: see refresh.
+	// The arguments of the last call: see refresh.
 	topk weft.Tensor
-	into ep.DeviceCensus
+	into ep.DeviceTokenCounts
 }
 
-var counters = handle.NewTable[counter](handle.Counter)
+var counters = handle.NewTable[counter](handle.TokenCounter)
 
 func (n *counter) owner() *comm { return n.comm }
 
-//export goweft_ep_counter_create
-func goweft_ep_counter_create(id C.uint64_t, experts, ranks, perNode C.int64_t, out *C.weft_ep_counter,
+//export goweft_ep_token_counter_create
+func goweft_ep_token_counter_create(id C.uint64_t, experts, ranks, perNode C.int64_t, out *C.weft_ep_token_counter,
 	ms C.int64_t,
 ) C.int {
 	return timed(comms, id, ms, func(ctx context.Context, c *comm) error {
-		if err := result(unsafe.Pointer(out), "weft_ep_counter"); err != nil {
+		if err := result(unsafe.Pointer(out), "weft_ep_token_counter"); err != nil {
 			return err
 		}
-		made, err := ep.NewCounter(ctx, c.weft, int(experts), int(ranks), int(perNode))
+		made, err := ep.NewTokenCounter(ctx, c.weft, int(experts), int(ranks), int(perNode))
 		if err != nil {
 			return err
 		}
@@ -53,12 +53,12 @@ func goweft_ep_counter_create(id C.uint64_t, experts, ranks, perNode C.int64_t, 
 	})
 }
 
-//export goweft_ep_counter_count
-func goweft_ep_counter_count(id C.uint64_t, stream unsafe.Pointer, topk *C.weft_tensor, into *C.weft_ep_census,
-	ms C.int64_t,
+//export goweft_ep_token_counter_count
+func goweft_ep_token_counter_count(id C.uint64_t, stream unsafe.Pointer, topk *C.weft_tensor,
+	into *C.weft_ep_device_token_counts, ms C.int64_t,
 ) C.int {
 	return timed(counters, id, ms, func(ctx context.Context, n *counter) error {
-		v, err := input(into, "weft_ep_census")
+		v, err := input(into, "weft_ep_device_token_counts")
 		if err != nil {
 			return err
 		}
@@ -79,8 +79,8 @@ func goweft_ep_counter_count(id C.uint64_t, stream unsafe.Pointer, topk *C.weft_
 	})
 }
 
-//export goweft_ep_counter_destroy
-func goweft_ep_counter_destroy(id C.uint64_t) C.int {
+//export goweft_ep_token_counter_destroy
+func goweft_ep_token_counter_destroy(id C.uint64_t) C.int {
 	return run(counters, id, func(n *counter) error {
 		err := n.counter.Close()
 		if !errors.Is(err, weft.ErrTimeout) { // else its kernel may still run

@@ -20,8 +20,8 @@ import (
 	"github.com/weftgo/weft/internal/eptest"
 )
 
-// censusCase is what a Counter is made for, and the size of what it counts.
-type censusCase struct {
+// countCase is what a TokenCounter is made for, and the size of what it counts.
+type countCase struct {
 	experts, ranks, perNode int
 	tokens, topk            int
 	wide                    bool
@@ -29,10 +29,10 @@ type censusCase struct {
 	pick                    func(i int) int64 // the expert of selection i
 }
 
-// census is memory on the GPU for one case: selections, and behind each other, each with poison
+// counting is memory on the GPU for one case: selections, and behind each other, each with poison
 // around it, what is counted.
-type census struct {
-	censusCase
+type counting struct {
+	countCase
 	e       *eptest.Device
 	comm    *weft.Comm
 	ids     eptest.Memory
@@ -43,8 +43,8 @@ type census struct {
 // poison is in memory that nobody has written.
 const poison = 0xA5
 
-func newCensus(e *eptest.Device, comm *weft.Comm, c censusCase) (*census, error) {
-	m := &census{censusCase: c, e: e, comm: comm}
+func newCounting(e *eptest.Device, comm *weft.Comm, c countCase) (*counting, error) {
+	m := &counting{countCase: c, e: e, comm: comm}
 	n := 16
 	for i, size := range []int{4 * c.ranks, 4 * (c.ranks / c.perNode), 4 * c.experts, c.tokens * c.ranks} {
 		m.at[i] = n
@@ -64,10 +64,10 @@ func newCensus(e *eptest.Device, comm *weft.Comm, c censusCase) (*census, error)
 	return m, m.load(c.pick)
 }
 
-func (m *census) free() error { return errors.Join(m.ids.Free(), m.out.Free()) }
+func (m *counting) free() error { return errors.Join(m.ids.Free(), m.out.Free()) }
 
 // width is the size of an expert's number.
-func (m *census) width() int {
+func (m *counting) width() int {
 	if m.wide {
 		return 8
 	}
@@ -75,7 +75,7 @@ func (m *census) width() int {
 }
 
 // load puts selections into place, and poison where the results will be.
-func (m *census) load(pick func(i int) int64) error {
+func (m *counting) load(pick func(i int) int64) error {
 	m.pick = pick
 	var raw []byte
 	for i := range m.tokens * m.topk {
@@ -93,7 +93,7 @@ func (m *census) load(pick func(i int) int64) error {
 	return m.e.Upload(m.comm, m.out.Data, bytes.Repeat([]byte{poison}, m.end[3]+1))
 }
 
-func (m *census) topkTensor() weft.Tensor {
+func (m *counting) topkTensor() weft.Tensor {
 	t := weft.Tensor{Data: unsafe.Add(m.ids.Data, m.off*m.width()), DType: weft.Int32, Shape: []int{m.tokens, m.topk}}
 	if m.wide {
 		t.DType = weft.Int64
@@ -102,18 +102,18 @@ func (m *census) topkTensor() weft.Tensor {
 }
 
 // into is all tensors.
-func (m *census) into() ep.DeviceCensus {
+func (m *counting) into() ep.DeviceTokenCounts {
 	at := func(i int, d weft.DType, shape ...int) weft.Tensor {
 		return weft.Tensor{Data: unsafe.Add(m.out.Data, m.at[i]), DType: d, Shape: shape}
 	}
-	return ep.DeviceCensus{
+	return ep.DeviceTokenCounts{
 		RankTokens: at(0, weft.Int32, m.ranks), NodeTokens: at(1, weft.Int32, m.ranks/m.perNode),
 		ExpertSelections: at(2, weft.Int32, m.experts), TokenInRank: at(3, weft.Uint8, m.tokens, m.ranks),
 	}
 }
 
 // want is the memory as CountRouting would leave it; what is in no tensor that is wanted stays poison.
-func (m *census) want(wanted ep.DeviceCensus) ([]byte, error) {
+func (m *counting) want(wanted ep.DeviceTokenCounts) ([]byte, error) {
 	ids := make([]int64, m.tokens*m.topk)
 	for i := range ids {
 		if ids[i] = m.pick(i); ids[i] < 0 || ids[i] >= int64(m.experts) {
@@ -151,7 +151,7 @@ func (m *census) want(wanted ep.DeviceCensus) ([]byte, error) {
 }
 
 // check compares the memory with what it should be.
-func (m *census) check(wanted ep.DeviceCensus) error {
+func (m *counting) check(wanted ep.DeviceTokenCounts) error {
 	want, err := m.want(wanted)
 	if err != nil {
 		return err
@@ -169,13 +169,13 @@ func (m *census) check(wanted ep.DeviceCensus) error {
 }
 
 // run counts a case in the communicator's own stream, and looks at what comes out.
-func (c censusCase) run(ctx context.Context, e *eptest.Device, comm *weft.Comm) (err error) {
-	counter, err := ep.NewCounter(ctx, comm, c.experts, c.ranks, c.perNode)
+func (c countCase) run(ctx context.Context, e *eptest.Device, comm *weft.Comm) (err error) {
+	counter, err := ep.NewTokenCounter(ctx, comm, c.experts, c.ranks, c.perNode)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, counter.Close()) }()
-	m, err := newCensus(e, comm, c)
+	m, err := newCounting(e, comm, c)
 	if err != nil {
 		return err
 	}
@@ -198,14 +198,14 @@ func scattered(seed uint64, experts int) func(i int) int64 {
 	return func(i int) int64 { return rand.New(rand.NewPCG(seed, uint64(i))).Int64N(int64(experts)+1) - 1 }
 }
 
-// TestCensusOnGPUs counts on GPUs, and on the host.
-func TestCensusOnGPUs(t *testing.T) {
+// TestTokenCounterOnGPUs counts on GPUs, and on the host.
+func TestTokenCounterOnGPUs(t *testing.T) {
 	first := func(int) int64 { return 0 }
 	none := func(int) int64 { return -1 }
 	wild := []int64{-1, 0, math.MaxInt32, -2, 7, 8, math.MinInt32, 3, 1 << 30}
 	wider := append([]int64{1 << 32, 1<<32 + 3, math.MinInt64, math.MaxInt64, -1 << 32, 1 << 31}, wild...)
 	of := func(values []int64) func(int) int64 { return func(i int) int64 { return values[i%len(values)] } }
-	cases := map[string]censusCase{
+	cases := map[string]countCase{
 		"no token":                {8, 4, 2, 0, 3, false, 0, none},
 		"no token, wide":          {ep.MaxExperts, 64, 8, 0, 32, true, 0, none},
 		"one token":               {8, 4, 2, 1, 1, false, 0, first},
@@ -245,13 +245,13 @@ func TestCensusOnGPUs(t *testing.T) {
 	})
 }
 
-// TestCensusAtRandomOnGPUs counts selections at random, of anything that a Counter takes.
-func TestCensusAtRandomOnGPUs(t *testing.T) {
+// TestTokenCounterAtRandomOnGPUs counts selections at random, of anything that a TokenCounter takes.
+func TestTokenCounterAtRandomOnGPUs(t *testing.T) {
 	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		m.onOneGPU(t, func(ctx context.Context, e *eptest.Device, comm *weft.Comm) error {
 			for seed := range uint64(m.times(30, 300)) {
 				r := rand.New(rand.NewPCG(seed, 0))
-				c := censusCase{
+				c := countCase{
 					perNode: 1 + r.IntN(8), tokens: r.IntN(200), topk: 1 + r.IntN(ep.MaxTopK),
 					wide: r.IntN(2) == 0, off: r.IntN(4),
 				}
@@ -268,15 +268,15 @@ func TestCensusAtRandomOnGPUs(t *testing.T) {
 	})
 }
 
-// TestCensusPartsOnGPUs asks for some of what there is, and what nobody asks for is not written.
-func TestCensusPartsOnGPUs(t *testing.T) {
+// TestTokenCounterPartsOnGPUs asks for some of what there is, and what nobody asks for is not written.
+func TestTokenCounterPartsOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		m.onOneGPU(t, func(ctx context.Context, e *eptest.Device, comm *weft.Comm) error {
-			counter, err := ep.NewCounter(ctx, comm, 64, 8, 4)
+			counter, err := ep.NewTokenCounter(ctx, comm, 64, 8, 4)
 			if err != nil {
 				return err
 			}
-			census, err := newCensus(e, comm, censusCase{
+			counting, err := newCounting(e, comm, countCase{
 				experts: 64, ranks: 8, perNode: 4, tokens: 33, topk: 4,
 				pick: scattered(1, 64),
 			})
@@ -284,10 +284,10 @@ func TestCensusPartsOnGPUs(t *testing.T) {
 				return err
 			}
 			for parts := 1; parts < 16; parts++ {
-				if err := census.load(census.pick); err != nil {
+				if err := counting.load(counting.pick); err != nil {
 					return err
 				}
-				into := census.into()
+				into := counting.into()
 				for i, tensor := range []*weft.Tensor{
 					&into.RankTokens, &into.NodeTokens,
 					&into.ExpertSelections, &into.TokenInRank,
@@ -296,33 +296,33 @@ func TestCensusPartsOnGPUs(t *testing.T) {
 						*tensor = weft.Tensor{}
 					}
 				}
-				if err := errors.Join(counter.Count(ctx, nil, census.topkTensor(), into), census.check(into)); err != nil {
+				if err := errors.Join(counter.Count(ctx, nil, counting.topkTensor(), into), counting.check(into)); err != nil {
 					return fmt.Errorf("parts %#b: %w", parts, err)
 				}
 			}
-			return errors.Join(census.free(), counter.Close())
+			return errors.Join(counting.free(), counter.Close())
 		})
 	})
 }
 
-// TestCensusStreamsOnGPUs has one Counter at work in several streams at once, with nothing in
+// TestTokenCounterStreamsOnGPUs has one TokenCounter at work in several streams at once, with nothing in
 // between: each counts its own.
-func TestCensusStreamsOnGPUs(t *testing.T) {
+func TestTokenCounterStreamsOnGPUs(t *testing.T) {
 	const streams, experts, ranks = 4, 3000, 12
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		m.onOneGPU(t, func(ctx context.Context, e *eptest.Device, comm *weft.Comm) error {
-			counter, err := ep.NewCounter(ctx, comm, experts, ranks, 3)
+			counter, err := ep.NewTokenCounter(ctx, comm, experts, ranks, 3)
 			if err != nil {
 				return err
 			}
-			var all []*census
+			var all []*counting
 			var queues []*cuda.Stream
 			for i := range streams {
 				s, err := comm.Device().Context().NewStream(cuda.StreamOptions{})
 				if err != nil {
 					return err
 				}
-				c, err := newCensus(e, comm, censusCase{
+				c, err := newCounting(e, comm, countCase{
 					experts: experts, ranks: ranks, perNode: 3, tokens: 7 + 400*i, topk: 1 + 3*i,
 					wide: i%2 == 1, pick: scattered(uint64(i), experts),
 				})
@@ -348,19 +348,19 @@ func TestCensusStreamsOnGPUs(t *testing.T) {
 	})
 }
 
-// TestCensusInGraphOnGPUs replays a graph of counts, each time with other selections in the same
+// TestTokenCounterInGraphOnGPUs replays a graph of counts, each time with other selections in the same
 // memory, some of them between counts outside of it.
-func TestCensusInGraphOnGPUs(t *testing.T) {
+func TestTokenCounterInGraphOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		m.onOneGPU(t, func(ctx context.Context, e *eptest.Device, comm *weft.Comm) error {
 			const experts, ranks, perNode = 96, 16, 8
-			counter, err := ep.NewCounter(ctx, comm, experts, ranks, perNode)
+			counter, err := ep.NewTokenCounter(ctx, comm, experts, ranks, perNode)
 			if err != nil {
 				return err
 			}
-			var all []*census
+			var all []*counting
 			for i, tokens := range []int{5, 130, 0, 64} { // the last one is outside
-				c, err := newCensus(e, comm, censusCase{
+				c, err := newCounting(e, comm, countCase{
 					experts: experts, ranks: ranks, perNode: perNode,
 					tokens: tokens, topk: 6, wide: i%2 == 0, pick: scattered(0, experts),
 				})
@@ -404,7 +404,7 @@ func TestCensusInGraphOnGPUs(t *testing.T) {
 				}
 				for j, c := range all {
 					if err := c.check(c.into()); err != nil {
-						return fmt.Errorf("replay %d, census %d: %w", i, j, err)
+						return fmt.Errorf("replay %d, counting %d: %w", i, j, err)
 					}
 				}
 			}
@@ -417,13 +417,13 @@ func TestCensusInGraphOnGPUs(t *testing.T) {
 	})
 }
 
-// TestCensusRefusesOnGPUs: what makes no sense is refused by its name, and nothing has been
+// TestTokenCounterRefusesOnGPUs: what makes no sense is refused by its name, and nothing has been
 // enqueued.
-func TestCensusRefusesOnGPUs(t *testing.T) {
+func TestTokenCounterRefusesOnGPUs(t *testing.T) {
 	const experts, ranks, perNode = 12, 4, 2
 	type operands struct {
 		topk weft.Tensor
-		into ep.DeviceCensus
+		into ep.DeviceTokenCounts
 	}
 	reshape := func(t *weft.Tensor, shape ...int) { t.Shape = shape }
 	shift := func(t *weft.Tensor, by int) { t.Data = unsafe.Add(t.Data, by) }
@@ -440,7 +440,7 @@ func TestCensusRefusesOnGPUs(t *testing.T) {
 		{"many", "tokens", weft.ErrInvalid, func(o *operands) { reshape(&o.topk, 1<<24+1, 3) }},
 		{"no memory", "experts have no memory", weft.ErrInvalid, func(o *operands) { o.topk.Data = nil }},
 		{"alignment", "experts begin at", weft.ErrUnsupported, func(o *operands) { shift(&o.topk, 2) }},
-		{"nothing", "give at least one", weft.ErrInvalid, func(o *operands) { o.into = ep.DeviceCensus{} }},
+		{"nothing", "give at least one", weft.ErrInvalid, func(o *operands) { o.into = ep.DeviceTokenCounts{} }},
 		{"ranks", "tokens of ranks are", weft.ErrInvalid, func(o *operands) { reshape(&o.into.RankTokens, ranks+1) }},
 		{"ranks' type", "want int32[4]", weft.ErrInvalid, func(o *operands) { o.into.RankTokens.DType = weft.Int64 }},
 		{
@@ -474,22 +474,22 @@ func TestCensusRefusesOnGPUs(t *testing.T) {
 				{4, 4, 3},
 				{4, 4, 0},
 			} {
-				if _, err := ep.NewCounter(ctx, comm, bad[0], bad[1], bad[2]); !errors.Is(err, weft.ErrInvalid) {
+				if _, err := ep.NewTokenCounter(ctx, comm, bad[0], bad[1], bad[2]); !errors.Is(err, weft.ErrInvalid) {
 					t.Errorf("%v: %v", bad, err)
 				}
 			}
-			counter, err := ep.NewCounter(ctx, comm, experts, ranks, perNode)
+			counter, err := ep.NewTokenCounter(ctx, comm, experts, ranks, perNode)
 			if err != nil {
 				return err
 			}
-			census, err := newCensus(e, comm, censusCase{
+			counting, err := newCounting(e, comm, countCase{
 				experts: experts, ranks: ranks, perNode: perNode,
 				tokens: 5, topk: 3, pick: scattered(1, experts),
 			})
 			if err != nil {
 				return err
 			}
-			good := operands{census.topkTensor(), census.into()}
+			good := operands{counting.topkTensor(), counting.into()}
 			for _, tt := range tests {
 				o := good
 				tt.spoil(&o)
@@ -498,10 +498,10 @@ func TestCensusRefusesOnGPUs(t *testing.T) {
 					t.Errorf("%s: %v", tt.name, err)
 				}
 			}
-			if err := census.check(ep.DeviceCensus{}); err != nil {
+			if err := counting.check(ep.DeviceTokenCounts{}); err != nil {
 				t.Errorf("after calls that were refused: %v", err)
 			}
-			if err := errors.Join(counter.Count(ctx, nil, good.topk, good.into), census.check(good.into)); err != nil {
+			if err := errors.Join(counter.Count(ctx, nil, good.topk, good.into), counting.check(good.into)); err != nil {
 				return err
 			}
 			if err := errors.Join(counter.Close(), counter.Close()); err != nil {
@@ -510,36 +510,36 @@ func TestCensusRefusesOnGPUs(t *testing.T) {
 			if err := counter.Count(ctx, nil, good.topk, good.into); !errors.Is(err, weft.ErrClosed) {
 				t.Errorf("after Close: %v", err)
 			}
-			return census.free()
+			return counting.free()
 		})
 	})
 }
 
 // TestCounterNeedsGPU: on the host there is CountRouting.
 func TestCounterNeedsGPU(t *testing.T) {
-	if _, err := ep.NewCounter(testContext(t), join(t, 1)[0], 4, 2, 1); !errors.Is(err, weft.ErrUnsupported) ||
+	if _, err := ep.NewTokenCounter(testContext(t), join(t, 1)[0], 4, 2, 1); !errors.Is(err, weft.ErrUnsupported) ||
 		!strings.Contains(err.Error(), "CountRouting") {
 		t.Error(err)
 	}
 }
 
-// TestCensusAllocatesNothingOnGPUs counts what a call allocates on the host. Emulated launches
+// TestTokenCounterAllocatesNothingOnGPUs counts what a call allocates on the host. Emulated launches
 // allocate themselves.
-func TestCensusAllocatesNothingOnGPUs(t *testing.T) {
+func TestTokenCounterAllocatesNothingOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		m.onOneGPU(t, func(ctx context.Context, e *eptest.Device, comm *weft.Comm) error {
-			counter, err := ep.NewCounter(ctx, comm, 256, 8, 8)
+			counter, err := ep.NewTokenCounter(ctx, comm, 256, 8, 8)
 			if err != nil {
 				return err
 			}
-			census, err := newCensus(e, comm, censusCase{
+			counting, err := newCounting(e, comm, countCase{
 				experts: 256, ranks: 8, perNode: 8, tokens: 128,
 				topk: 8, wide: true, pick: scattered(1, 256),
 			})
 			if err != nil {
 				return err
 			}
-			stream, topk, into := e.Stream(comm), census.topkTensor(), census.into()
+			stream, topk, into := e.Stream(comm), counting.topkTensor(), counting.into()
 			allocs := testing.AllocsPerRun(m.times(5, 400), func() {
 				if err := counter.Count(ctx, stream, topk, into); err != nil {
 					t.Error(err)
@@ -548,7 +548,7 @@ func TestCensusAllocatesNothingOnGPUs(t *testing.T) {
 			if !m.emulated && allocs > 0 {
 				t.Errorf("a count allocates %v times", allocs)
 			}
-			return errors.Join(comm.Wait(ctx, stream), census.check(into), census.free(), counter.Close())
+			return errors.Join(comm.Wait(ctx, stream), counting.check(into), counting.free(), counter.Close())
 		})
 	})
 }
