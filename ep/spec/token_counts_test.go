@@ -61,7 +61,9 @@ func TestCountRouting(t *testing.T) {
 func TestCountRoutingRefuses(t *testing.T) {
 	good := weft.TensorOf([]int32{0, 1}, 1, 2)
 	for name, f := range map[string]func() (*spec.TokenCounts, error){
-		"type":       func() (*spec.TokenCounts, error) { return spec.CountRouting(weft.TensorOf([]float32{0}, 1, 1), 4, 2, 1) },
+		"type": func() (*spec.TokenCounts, error) {
+			return spec.CountRouting(weft.TensorOf([]float32{0}, 1, 1), 4, 2, 1)
+		},
 		"dimensions": func() (*spec.TokenCounts, error) { return spec.CountRouting(weft.TensorOf([]int32{0}), 4, 2, 1) },
 		"experts":    func() (*spec.TokenCounts, error) { return spec.CountRouting(good, 5, 2, 1) },
 		"ranks":      func() (*spec.TokenCounts, error) { return spec.CountRouting(good, 4, 0, 1) },
@@ -82,7 +84,9 @@ func TestCountRoutingRefuses(t *testing.T) {
 			return spec.CountRouting(weft.TensorOf(make([]int32, 1<<24+1), 1<<24+1, 1), 4, 2, 1)
 		},
 		"many of none": func() (*spec.TokenCounts, error) { return spec.CountRouting(reshaped(good, 1<<24, 0), 4, 2, 1) },
-		"top-k":        func() (*spec.TokenCounts, error) { return spec.CountRouting(reshaped(good, 1, spec.MaxTopK+1), 4, 2, 1) },
+		"top-k": func() (*spec.TokenCounts, error) {
+			return spec.CountRouting(reshaped(good, 1, spec.MaxTopK+1), 4, 2, 1)
+		},
 		"many experts": func() (*spec.TokenCounts, error) { return spec.CountRouting(good, math.MaxInt, 1, 1) },
 		"many ranks":   func() (*spec.TokenCounts, error) { return spec.CountRouting(good, 2*weft.MaxRanks, 2*weft.MaxRanks, 1) },
 		"nodes":        func() (*spec.TokenCounts, error) { return spec.CountRouting(good, 4, 2, 3) },
