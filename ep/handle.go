@@ -60,7 +60,7 @@ func (h *Handle) Capacity() int { return h.base.Geometry.Rows() }
 
 // MemoryBytes is the size of the windows that the handle holds on this rank. On the host, pages of
 // the large ones exist only once they are used.
-func (h *Handle) MemoryBytes() int { return h.engine.Bytes() }
+func (h *Handle) MemoryBytes() int { return h.engine.Resources().Bytes }
 
 // SMs is on how many multiprocessors of its GPU the kernels of this handle's dispatches and
 // combines run, if it is idle otherwise: as many as they have blocks, while there are any. They
@@ -68,16 +68,13 @@ func (h *Handle) MemoryBytes() int { return h.engine.Bytes() }
 // [Spec].SMs, where several blocks would fill one. Prepare is a dispatch in this. It is 0 for a
 // combine of rows that cannot be summed, and on the host.
 func (h *Handle) SMs() (dispatch, combine int) {
-	dispatch, combine, _ = h.engine.SMs()
-	return dispatch, combine
+	r := h.engine.Resources()
+	return r.DispatchSMs, r.CombineSMs
 }
 
 // GradientSMs is SMs of the kernel with which a CombineBackward moves rows, and a DispatchBackward
 // the gradients of weights; its rows go by the kernel of combines.
-func (h *Handle) GradientSMs() int {
-	_, _, gradients := h.engine.SMs()
-	return gradients
-}
+func (h *Handle) GradientSMs() int { return h.engine.Resources().GradientSMs }
 
 // Close gives the handle's windows up on this rank. Received tensors become invalid. Further calls
 // do nothing. It comes before the communicator's Close: on a GPU that ends the context, unless

@@ -7,12 +7,23 @@ import (
 	"github.com/weftgo/weft/internal/thresholds"
 )
 
+// Way is how the rows of an operation on GPUs get where they go.
+type Way uint8
+
+const (
+	// Slots are at the receiver, where source and token number say. Rows leave for them before
+	// anything is counted.
+	Slots Way = iota
+	// Direct is to and from final rows, which a row map gives before a row leaves.
+	Direct
+)
+
 // Choice says how a handle on GPUs moves rows. It follows from the Spec and the number of ranks
 // alone, so it is the same on every rank.
 type Choice struct {
-	// Rows have their final places before they leave; where no rank sums first, the home of a token
-	// reads them there.
-	Placed, Pulls bool
+	// The ways of the two. A dispatch is direct wherever a combine is, which reads rows at their
+	// ranks. Where a rank first sums the rows that it has of a token, sums go home by slots.
+	Dispatch, Combine Way
 	// Rows are values that are their own flags, or are told of by a word a block.
 	ValueDispatch, ValueCombine bool
 	// The kernel before in the stream may still be ending when this one's blocks are placed.
@@ -22,8 +33,8 @@ type Choice struct {
 	DispatchUnits int
 	// Of 16 blocks so many send while the others receive; 0: all do both.
 	DispatchSenders, CombineSenders int
-	// Blocks that move no rows, if there is room.
-	dispatchClerks int
+	// Notify blocks of a dispatch, if there is room.
+	DispatchNotify int
 	// Threads of a block, and blocks that would have something to do.
 	DispatchThreads, DispatchBlocks int
 	CombineThreads, CombineBlocks   int
@@ -103,13 +114,14 @@ func Choose(s Spec, ranks int) Choice {
 	if !s.placed(ranks) {
 		return t
 	}
-	t.Placed, t.Pulls, t.ValueDispatch = true, s.pulls(ranks), false
+	t.Dispatch, t.ValueDispatch = Direct, false
 	t.DependentDispatch, t.DependentCombine = false, false
 	d, c := s.Tuning.Dispatch, s.Tuning.Combine
 	most := max(placedBlocks, s.SMs)
 	t.DispatchThreads = cmp.Or(d.Threads, placedThreads)
 	t.DispatchBlocks = min(cmp.Or(d.Blocks, most), CeilDiv(s.MaxTokens*CeilDiv(s.RowSize(), MostUnits(s)*UnitBytes), 16))
-	if t.Pulls {
+	if s.pulls(ranks) {
+		t.Combine = Direct
 		t.CombineThreads = cmp.Or(c.Threads, placedThreads)
 		t.CombineBlocks = min(cmp.Or(c.Blocks, most), CeilDiv(s.MaxTokens*CeilDiv(s.OutputSize(), PullUnits*UnitBytes), 16))
 	}
@@ -191,17 +203,6 @@ func (s Spec) placed(ranks int) bool {
 	return s.Layout.Packed() || s.Capacity > 0 && int64(s.Capacity) < worst(s, ranks)
 }
 
-// Clerks is how many blocks more dispatch and combine have than move rows, where there is room.
-func (t *Choice) Clerks() (dispatch, combine int) {
-	if !t.Placed {
-		dispatch = t.dispatchClerks
-	}
-	if !t.Pulls {
-		combine = 1
-	}
-	return dispatch, combine
-}
-
 // unitThreads is how many threads a block has at most whose warps move a unit at a time, and rows
 // are their own flags.
 const unitThreads = 256
@@ -265,11 +266,11 @@ func (t *Choice) countDispatchBlocks(s Spec, ranks int) {
 	if !t.ValueDispatch || t.DispatchSenders != 0 {
 		warps *= 2
 	}
-	t.dispatchClerks = 1
+	t.DispatchNotify = 1
 	rowWarps := t.DispatchThreads / 32
-	// a clerk more counts, and the last warp of every block awaits what others have counted
+	// a second notify block counts, and the last warp of every block awaits what others have counted
 	if s.Layout.ByExpert() && !FewTokens(s, ranks) {
-		t.dispatchClerks++
+		t.DispatchNotify++
 		rowWarps--
 	}
 	t.DispatchBlocks = CeilDiv(warps, rowWarps)

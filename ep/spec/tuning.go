@@ -176,7 +176,7 @@ func (s Spec) ValidateTuning(e Engine, ranks int) error {
 		return weft.Unsupportedf("rows that are quantised on the way need threads; leave Bulk, Warps and " +
 			"Parts of Tuning.Dispatch out")
 	}
-	if t := Choose(s, ranks); !t.Placed && t.ValueDispatch && t.DispatchUnits == 1 && t.DispatchThreads > unitThreads {
+	if t := Choose(s, ranks); t.ValueDispatch && t.DispatchUnits == 1 && t.DispatchThreads > unitThreads {
 		return weft.Invalidf("Tuning.Dispatch: %d threads for values with one unit: want at most %d",
 			t.DispatchThreads, unitThreads)
 	}

@@ -146,7 +146,7 @@ func arguedPrograms(arch string) []argued {
 			combineKernel(combineForm{sums: spec.RankSums, of: weft.BFloat16, kind: byValue, group: 2}, arch),
 			layout.Of("Combine", reflect.TypeFor[combineArgs](), nil),
 		},
-		{placeKernel(placeForm{}, arch), layout.Of("Place", reflect.TypeFor[placeArgs](), nil)},
+		{rowMapKernel(rowMapForm{}, arch), layout.Of("RowMap", reflect.TypeFor[rowMapArgs](), nil)},
 		{pushKernel(weft.InvalidDType, false, arch), layout.Of("Push", reflect.TypeFor[pushArgs](), nil) +
 			layout.Constants(map[string]int{
 				"UNITS": spec.MostUnits(spec.Spec{}),
@@ -160,10 +160,10 @@ func arguedPrograms(arch string) []argued {
 				"32 * MOST_WARPS": mostGradientThreads,
 				"DEPTH":           spec.ProductDepth,
 			})},
-		{censusKernel(arch), layout.Of("Shape", reflect.TypeFor[shape](), nil) +
-			layout.Of("Census", reflect.TypeFor[censusArgs](), nil) +
+		{tokenCountsKernel(arch), layout.Of("Shape", reflect.TypeFor[shape](), nil) +
+			layout.Of("TokenCounts", reflect.TypeFor[tokenCountsArgs](), nil) +
 			layout.Constants(map[string]int{
-				"THREADS": censusThreads, "SHARE": censusShare,
+				"THREADS": countThreads, "SHARE": countShare,
 				"MAX_RANKS": device.MaxRanks,
 			})},
 		{copyKernel(arch), layout.Of("Describe", reflect.TypeFor[describeArgs](), nil) +

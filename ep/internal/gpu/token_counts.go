@@ -23,12 +23,12 @@ type TokenCounter struct {
 	experts          int
 	ranks, perNode   int
 	program          *enginegpu.Program
-	launch           enginegpu.Launch[censusArgs]
+	launch           enginegpu.Launch[tokenCountsArgs]
 	closed, unloaded bool
 }
 
-// censusArgs are the arguments of a census: the Census of token_counts.cu.
-type censusArgs struct {
+// tokenCountsArgs are the arguments of the kernel: the TokenCounts of token_counts.cu.
+type tokenCountsArgs struct {
 	shape                         shape
 	tokens, ranks, nodes, perNode uint32
 	flags, _                      uint32
@@ -37,17 +37,17 @@ type censusArgs struct {
 	expertSelections, tokenInRank uint64
 }
 
-// A census has so many blocks that MaxExperts find room in their shares, of censusShare each. Few
+// The kernel has so many blocks that MaxExperts find room in their shares, of countShare each. Few
 // tokens would do with fewer, of which some had more to count.
 const (
-	censusThreads = 512
-	censusShare   = 2048
-	censusBlocks  = spec.MaxExperts / censusShare
+	countThreads = 512
+	countShare   = 2048
+	countBlocks  = spec.MaxExperts / countShare
 )
 
-func censusKernel(arch string) kernel.Spec {
-	s := kernelSpec("census", "token_counts.cu", arch, []string{"weft::ep::token_counts"})
-	s.Defines["WEFT_CENSUS_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(censusArgs{})))
+func tokenCountsKernel(arch string) kernel.Spec {
+	s := kernelSpec("token counts", "token_counts.cu", arch, []string{"weft::ep::token_counts"})
+	s.Defines["WEFT_TOKEN_COUNTS_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(tokenCountsArgs{})))
 	return s
 }
 
@@ -75,15 +75,15 @@ func (c *TokenCounter) load(ctx context.Context) error {
 	d := c.comm.Device()
 	var err error
 	if c.program, err = enginegpu.LoadLocal(ctx, d.Context(), d.Kernels(),
-		enginegpu.Source{Spec: censusKernel(d.Arch())}); err != nil {
+		enginegpu.Source{Spec: tokenCountsKernel(d.Arch())}); err != nil {
 		return err
 	}
 	local := c.experts / c.ranks
-	a := censusArgs{
+	a := tokenCountsArgs{
 		shape: shape{experts: uint32(c.experts), local: uint32(local), reciprocal: reciprocal(local)},
 		ranks: uint32(c.ranks), nodes: uint32(c.ranks / c.perNode), perNode: uint32(c.perNode),
 	}
-	config := cuda.LaunchConfig{Grid: cuda.Dim{X: censusBlocks}, Block: cuda.Dim{X: censusThreads}}
+	config := cuda.LaunchConfig{Grid: cuda.Dim{X: countBlocks}, Block: cuda.Dim{X: countThreads}}
 	c.launch, err = enginegpu.NewLaunch(c.program.Functions(0)[0], config, a)
 	return err
 }
