@@ -65,5 +65,6 @@ func (h *Handle) GradientBuffer() weft.Tensor {
 	if h.base.Closed {
 		return weft.Tensor{}
 	}
-	return h.engine.GradientBuffer()
+	_, gradient := h.engine.OperandBuffers()
+	return gradient
 }

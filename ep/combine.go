@@ -87,5 +87,6 @@ func (h *Handle) CombineBuffer() weft.Tensor {
 	if h.base.Closed {
 		return weft.Tensor{}
 	}
-	return h.engine.CombineBuffer()
+	combine, _ := h.engine.OperandBuffers()
+	return combine
 }

@@ -200,7 +200,7 @@ func TestManyOnGPUs(t *testing.T) {
 // table of many sources.
 func TestCountsOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
-		alone := 4 // so many ranks, of one SM each, have room for two blocks: one that moves rows, and one clerk
+		alone := 4 // so many ranks, of one SM each, have room for two blocks: one that moves rows, and a notify block
 		if !m.emulated {
 			alone = min(alone, len(m.Contexts))
 		}
@@ -209,8 +209,8 @@ func TestCountsOnGPUs(t *testing.T) {
 			ranks, experts int
 			sms, blocks    int // blocks: of a dispatch; 0: any
 		}{
-			{"one clerk", alone, 3, 1, 2},
-			{"one clerk, many experts", alone, 4200, 1, 2},
+			{"one notify block", alone, 3, 1, 2},
+			{"one notify block, many experts", alone, 4200, 1, 2},
 			{"many experts", 2, 4200, 2, 0},
 			{"a full table", 3, 2048, 2, 0},
 			{"many sources", 4, 5, 2, 0},
@@ -252,9 +252,9 @@ func TestSMsOnGPUs(t *testing.T) {
 			dispatch, combine int
 		}{
 			// a warp for each of 6 tokens and 2 ranks, 8 to a block; as many to send as to sum, 4
-			// to a block; and a clerk each
+			// to a block; and a notify block each
 			{"exact", exactRows, 3, 7},
-			{"packed", packedRows, 1, 1}, // 9 tokens, 16 to a block, none of them a clerk
+			{"packed", packedRows, 1, 1}, // 9 tokens, 16 to a block, none of them a notify block
 			{"token", tokenRows, 4, 4},
 			{"opaque", opaque, 2, 0},
 		} {

@@ -60,7 +60,7 @@ func (h *Handle) Capacity() int { return h.base.Geometry.Rows() }
 
 // MemoryBytes is the size of the handle's windows on this rank. On the host a page of a large
 // window exists only once it is used.
-func (h *Handle) MemoryBytes() int { return h.engine.Bytes() }
+func (h *Handle) MemoryBytes() int { return h.engine.Resources().Bytes }
 
 // SMs returns the number of SMs on which the kernels of dispatches and combines run on an otherwise
 // idle GPU: one for each block, up to all SMs of the GPU. The two numbers differ, because a kernel
@@ -68,16 +68,13 @@ func (h *Handle) MemoryBytes() int { return h.engine.Bytes() }
 // SM. Prepare counts as a dispatch. Both are 0 on the host; combine is 0 for rows that cannot be
 // summed.
 func (h *Handle) SMs() (dispatch, combine int) {
-	dispatch, combine, _ = h.engine.SMs()
-	return dispatch, combine
+	r := h.engine.Resources()
+	return r.DispatchSMs, r.CombineSMs
 }
 
 // GradientSMs is SMs for the gradient kernel: it moves the rows of a CombineBackward, and the
 // gradients of weights of a DispatchBackward. The combine kernel moves the rows of the latter.
-func (h *Handle) GradientSMs() int {
-	_, _, gradients := h.engine.SMs()
-	return gradients
-}
+func (h *Handle) GradientSMs() int { return h.engine.Resources().GradientSMs }
 
 // Close frees the handle's windows on this rank. Received tensors become invalid. Further calls do
 // nothing. Call it before the communicator's Close: on a GPU that ends the context, unless another

@@ -7,12 +7,23 @@ import (
 	"github.com/weftgo/weft/internal/thresholds"
 )
 
+// Way is how the rows of an operation on GPUs reach their destination.
+type Way uint8
+
+const (
+	// Slots are at the receiver, at addresses that source and token number give. Rows leave for them
+	// before anything is counted.
+	Slots Way = iota
+	// Direct is to and from final rows, which a row map gives before a row leaves.
+	Direct
+)
+
 // Choice says how a handle on GPUs moves rows. It is a function of the Spec and the number of ranks
 // alone, so it is the same on every rank.
 type Choice struct {
-	// Placed is direct mode: final rows are known before rows leave. Pulls: the home of a token
-	// reads its rows in place, because no rank sums first.
-	Placed, Pulls bool
+	// The ways of the two. A dispatch is direct wherever a combine is: the home of a token then reads
+	// its rows in place. Where a rank sums its rows of a token first, sums go home by slots.
+	Dispatch, Combine Way
 	// Values are their own flags; else each block has a flag.
 	ValueDispatch, ValueCombine bool
 	// Dependent launch: this kernel's blocks may be scheduled while the kernel before still ends.
@@ -22,8 +33,8 @@ type Choice struct {
 	DispatchUnits int
 	// How many of 16 blocks send while the others receive; 0: all do both.
 	DispatchSenders, CombineSenders int
-	// Notify and metadata blocks, which move no rows. They exist if there is room.
-	dispatchClerks int
+	// Notify and metadata blocks of a dispatch, which move no rows. They exist if there is room.
+	DispatchNotify int
 	// Threads of a block, and blocks that would have work.
 	DispatchThreads, DispatchBlocks int
 	CombineThreads, CombineBlocks   int
@@ -103,13 +114,14 @@ func Choose(s Spec, ranks int) Choice {
 	if !s.direct(ranks) {
 		return t
 	}
-	t.Placed, t.Pulls, t.ValueDispatch = true, s.pulls(ranks), false
+	t.Dispatch, t.ValueDispatch = Direct, false
 	t.DependentDispatch, t.DependentCombine = false, false
 	d, c := s.Tuning.Dispatch, s.Tuning.Combine
 	most := max(directBlocks, s.SMs)
 	t.DispatchThreads = cmp.Or(d.Threads, directThreads)
 	t.DispatchBlocks = min(cmp.Or(d.Blocks, most), CeilDiv(s.MaxTokens*CeilDiv(s.RowSize(), MostUnits(s)*UnitBytes), 16))
-	if t.Pulls {
+	if s.pulls(ranks) {
+		t.Combine = Direct
 		t.CombineThreads = cmp.Or(c.Threads, directThreads)
 		t.CombineBlocks = min(cmp.Or(c.Blocks, most), CeilDiv(s.MaxTokens*CeilDiv(s.OutputSize(), PullUnits*UnitBytes), 16))
 	}
@@ -190,17 +202,6 @@ func (s Spec) direct(ranks int) bool {
 	return s.Layout.Packed() || s.Capacity > 0 && int64(s.Capacity) < worst(s, ranks)
 }
 
-// Clerks is the number of notify and metadata blocks of dispatch and combine, where there is room.
-func (t *Choice) Clerks() (dispatch, combine int) {
-	if !t.Placed {
-		dispatch = t.dispatchClerks
-	}
-	if !t.Pulls {
-		combine = 1
-	}
-	return dispatch, combine
-}
-
 // unitThreads is the most threads of a block whose warps move one unit at a time, with values as
 // flags.
 const unitThreads = 256
@@ -264,11 +265,11 @@ func (t *Choice) countDispatchBlocks(s Spec, ranks int) {
 	if !t.ValueDispatch || t.DispatchSenders != 0 {
 		warps *= 2
 	}
-	t.dispatchClerks = 1
+	t.DispatchNotify = 1
 	rowWarps := t.DispatchThreads / 32
 	// A metadata block counts, and the last warp of every block waits for the counts.
 	if s.Layout.ByExpert() && !FewTokens(s, ranks) {
-		t.dispatchClerks++
+		t.DispatchNotify++
 		rowWarps--
 	}
 	t.DispatchBlocks = CeilDiv(warps, rowWarps)

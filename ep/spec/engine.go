@@ -46,16 +46,19 @@ type RowEngine interface {
 	Copy(ctx context.Context, s *weft.Stream, a CopyArgs) error
 	// CountWaits is given tensors that are as they should be.
 	CountWaits(dispatch, combine weft.Tensor)
-	// CombineBuffer and GradientBuffer are the handle's memory for operands, or none.
-	CombineBuffer() weft.Tensor
-	GradientBuffer() weft.Tensor
+	// OperandBuffers are the handle's memory for rows that are combined and for gradients of the
+	// output, or none.
+	OperandBuffers() (combine, gradient weft.Tensor)
 	// Put gives a buffer of received rows back: from any goroutine, also after Close.
 	Put(buffer int)
-	Bytes() int
-	SMs() (dispatch, combine, gradients int)
+	Resources() Resources
 	// Close is called until it has released what the engine holds.
 	Close() (released bool, err error)
 }
+
+// Resources are what an engine has: memory, and on GPUs multiprocessors that the kernels of its
+// operations fill if nothing else runs.
+type Resources struct{ Bytes, DispatchSMs, CombineSMs, GradientSMs int }
 
 // SecondHalf is what remains to be done of a dispatch that was sent. Receive is called once. If it
 // fails nothing was received, and nothing is held.

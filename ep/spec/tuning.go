@@ -173,7 +173,7 @@ func (s Spec) ValidateTuning(e Engine, ranks int) error {
 	if s.Quantize != weft.InvalidDType && (d.Bulk > 0 || d.Warps != 0 || d.Parts != 0) {
 		return weft.Unsupportedf("quantising needs threads; leave Bulk, Warps and Parts of Tuning.Dispatch out")
 	}
-	if t := Choose(s, ranks); !t.Placed && t.ValueDispatch && t.DispatchUnits == 1 && t.DispatchThreads > unitThreads {
+	if t := Choose(s, ranks); t.ValueDispatch && t.DispatchUnits == 1 && t.DispatchThreads > unitThreads {
 		return weft.Invalidf("Tuning.Dispatch: %d threads for values with one unit: want at most %d",
 			t.DispatchThreads, unitThreads)
 	}

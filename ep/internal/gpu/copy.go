@@ -50,49 +50,72 @@ func copyKernel(arch string) kernel.Spec {
 	return s
 }
 
-// copyBlocks is how many blocks a copy has, one for each SM that the handle may fill, if they have
-// something to do.
-func (h *gpu) copyBlocks(sms int) int {
-	pieces := h.Geometry.Rows() * spec.CeilDiv(h.Spec.RowSize(), copyPiece)
-	return max(1, min(sms, spec.CeilDiv(pieces, copyThreads/32)))
+// copier copies what has arrived: the kernel of copy.cu.
+type copier struct {
+	apart
+	launcher[copyArgs]
+	h *handle
 }
 
-// prepareCopies lays out the launch.
-func (h *gpu) prepareCopies(f functions, config cuda.LaunchConfig) (err error) {
-	g, s := &h.Geometry, &h.Spec
-	a := copyArgs{
-		described: *h.describeArg, zones: 1, rowBytes: uint32(s.RowSize()),
-		scaleWords: uint32(s.ScaleSize() / 4),
-	}
-	switch s.Layout {
+func (c *copier) load(p *programs) { p.add(copyKernel(p.arch), &c.functions[0]) }
+
+// prepare implements [mover]. A copy has a block for each SM that the handle may fill, if all have
+// something to do.
+func (c *copier) prepare() error {
+	room, s := c.h.room, &c.h.Spec
+	a := c.args(s.RowSize())
+	a.scaleWords = uint32(s.ScaleSize() / 4)
+	config := c.config(s.RowSize(), spec.CeilDiv(room.Blocks, room.PerSM), c.h.choice.DependentDispatch)
+	return c.layOut(config, a)
+}
+
+// stages lays out the copy of a combine's rows into the window, of which the host knows only the
+// most that there can be: tensors have room for those. Like a copy of the driver's it may use all
+// SMs.
+func (c *copier) stages(l *launcher[copyArgs]) error {
+	size := c.h.Spec.OutputSize()
+	a := c.args(size)
+	a.pieces = device.NewDivisor(spec.CeilDiv(size, copyPiece))
+	a.gaps, a.described.ranks = 0, 0 // nothing is to be described
+	l.functions = c.functions
+	return l.layOut(c.config(size, c.h.device.SMs(), false), a)
+}
+
+// args are what a copy of rows of so many bytes begins with.
+func (c *copier) args(rowBytes int) copyArgs {
+	a := copyArgs{described: c.h.describe.args(), zones: 1, rowBytes: uint32(rowBytes)}
+	switch g := &c.h.Geometry; g.Layout {
 	case spec.ExpertMajor:
 		a.zones = uint32(g.Local)
 	case spec.RankMajor:
 		a.zones, a.gaps = uint32(g.Ranks), 1
 	}
-	if h.copying, err = f.copy.Prepare(config, a); err != nil {
-		return err
-	}
-	h.copyArg, err = cuda.Arg[copyArgs](h.copying, 0)
-	return err
+	return a
+}
+
+// config is the launch of a copy of rows of so many bytes on so many SMs.
+func (c *copier) config(rowBytes, sms int, dependent bool) cuda.LaunchConfig {
+	pieces := c.h.Geometry.Rows() * spec.CeilDiv(rowBytes, copyPiece)
+	blocks := max(1, min(sms, spec.CeilDiv(pieces, copyThreads/32)))
+	return c.h.config(grid{moving: blocks, threads: copyThreads}, dependent)
 }
 
 // zonesOf is how many of so many places a zone has, and where on the GPU it stands how many rows
 // each has.
-func (h *gpu) zonesOf(r *spec.Batch, places int) (rows uint32, counts uint64) {
-	rows = uint32(places) / h.copyArg.zones
+func (c *copier) zonesOf(r *spec.Batch, places int) (rows uint32, counts uint64) {
+	rows = uint32(places) / c.fixed.zones
 	p := r.Info.(*gpuRouting)
-	switch h.Geometry.Layout {
+	switch g := &c.h.Geometry; g.Layout {
 	case spec.ExpertMajor:
 		return rows, addressOf(p.Tensor(spec.ExpertCounts))
 	case spec.RankMajor:
 		return rows, p.sent()
 	default:
-		return rows, p.at(p.off.described + 4*(2*h.Geometry.Local+2*h.Geometry.Ranks)) // rows
+		return rows, p.at(c.h.routing.described + 4*(2*g.Local+2*g.Ranks)) // rows
 	}
 }
 
-func (h *gpu) Copy(ctx context.Context, s *weft.Stream, r spec.CopyArgs) error {
+func (h *handle) Copy(ctx context.Context, s *weft.Stream, r spec.CopyArgs) error {
 	to := &r.To
 	err := cmp.Or(
 		aligned(spec.OpCopy, "rows", to.Data), words(spec.OpCopy, "scales", to.Scales),
@@ -109,22 +132,21 @@ func (h *gpu) Copy(ctx context.Context, s *weft.Stream, r spec.CopyArgs) error {
 	if err := h.lane.Note(stream); err != nil {
 		return err
 	}
-	if h.lane.Capture() != 0 && addressOf(r.Data) != uint64(h.placeOf(r.Buffer)) {
+	if h.lane.Capture() != 0 && addressOf(r.Data) != uint64(h.bufferOf(r.Buffer)) {
 		return weft.Unsupportedf("%s: the rows were received before ranks were masked, and a graph may "+
 			"outlive their memory; copy them outside of the capture", spec.OpCopy)
 	}
-	h.setCopy(&r)
-	if err := h.copying.Start(stream); err != nil {
+	h.copier.call(&r)
+	if err := h.copier.launches[0].Start(stream); err != nil {
 		return err
 	}
 	return h.lane.Finish(ctx, s)
 }
 
-// setCopy points the launch at what was received, and at where it is to be.
-func (h *gpu) setCopy(r *spec.CopyArgs) {
-	g, p, a, to := &h.Geometry, r.Batch.Info.(*gpuRouting), h.copyArg, &r.To
-	a.zoneRows, a.counts = h.zonesOf(r.Batch, r.Places())
-	a.pieces, a.shares = device.Divisor{}, device.Divisor{}
+// call begins a copy of what was received to where it is to be.
+func (c *copier) call(r *spec.CopyArgs) {
+	h, g, p, a, to := c.h, &c.h.Geometry, r.Batch.Info.(*gpuRouting), c.begin(), &r.To
+	a.zoneRows, a.counts = c.zonesOf(r.Batch, r.Places())
 	if !to.Data.IsZero() {
 		a.pieces = device.NewDivisor(spec.CeilDiv(h.Spec.RowSize(), copyPiece))
 		a.rows, a.toRows = addressOf(r.Data), addressOf(to.Data)
@@ -134,7 +156,6 @@ func (h *gpu) setCopy(r *spec.CopyArgs) {
 		a.scales, a.toScales = addressOf(r.Scales), addressOf(to.Scales)
 		a.from, a.to = h.ScaleStridesOf(r.Scales, h.Spec.ScaleOrder), h.ScaleStridesOf(to.Scales, to.ScaleOrder)
 	}
-	a.lists = [3]list{}
 	for i, l := range [...]struct{ from, to weft.Tensor }{
 		{p.Tensor(spec.ExpertCounts), to.ExpertCounts},
 		{p.Tensor(spec.Ranges), to.Ranges},
@@ -145,7 +166,7 @@ func (h *gpu) setCopy(r *spec.CopyArgs) {
 		}
 	}
 	d := &a.described
-	h.pointDescription(d, p)
+	d.point(p)
 	d.tokens, d.sources, d.weights = addressOf(to.SourceTokens), addressOf(to.SourceRanks), addressOf(to.RowWeights)
 	d.experts, d.expertWeights = addressOf(to.RowExperts), addressOf(to.RowSelectionWeights)
 	d.ranks, a.local = 0, 0
@@ -159,11 +180,4 @@ func (h *gpu) setCopy(r *spec.CopyArgs) {
 	}
 }
 
-// words refuses what does not begin on a word.
-func words(op, what string, t weft.Tensor) error {
-	if addressOf(t)%4 != 0 {
-		return weft.Unsupportedf("%s: %s begin at %#x; on GPUs they begin on multiples of 4 bytes: copy "+
-			"them there", op, what, addressOf(t))
-	}
-	return nil
-}
+func copyPrograms(arch string) []kernel.Spec { return []kernel.Spec{copyKernel(arch)} }

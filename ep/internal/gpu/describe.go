@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"cmp"
 	"context"
 	"strconv"
 	"unsafe"
@@ -11,24 +12,32 @@ import (
 	"github.com/weftgo/weft/ep/spec"
 )
 
-func (h *gpu) prepareDescribe(f functions) (err error) {
-	e := describeArgs{shape: h.shape(), ranks: uint32(h.Geometry.Ranks)}
-	if h.Geometry.Layout.ByExpert() {
-		e.byExpert = 1
+// describe says what each row of a routing is, and gives weights at home: the kernels of
+// describe.cu.
+type describe struct {
+	apart
+	rows    launcher[describeArgs]
+	weights launcher[weighArgs]
+
+	h *handle
+}
+
+func (d *describe) load(p *programs) {
+	p.add(describeKernel(p.arch), &d.rows.functions[0], &d.weights.functions[0])
+}
+
+func (d *describe) prepare() error {
+	config := cuda.LaunchConfig{Grid: cuda.Dim{X: 64}, Block: cuda.Dim{X: 256}}
+	return cmp.Or(d.rows.layOut(config, d.args()), d.weights.layOut(config, weighArgs{}))
+}
+
+// args are what a description begins with.
+func (d *describe) args() describeArgs {
+	a := describeArgs{shape: d.h.shape(), ranks: uint32(d.h.Geometry.Ranks)}
+	if d.h.Geometry.Layout.ByExpert() {
+		a.byExpert = 1
 	}
-	if h.describing, err = f.describe.Prepare(cuda.LaunchConfig{Grid: cuda.Dim{X: 64}, Block: cuda.Dim{X: 256}},
-		e); err != nil {
-		return err
-	}
-	if h.describeArg, err = cuda.Arg[describeArgs](h.describing, 0); err != nil {
-		return err
-	}
-	if h.weighing, err = f.weigh.Prepare(cuda.LaunchConfig{Grid: cuda.Dim{X: 64}, Block: cuda.Dim{X: 256}},
-		weighArgs{}); err != nil {
-		return err
-	}
-	h.weighArg, err = cuda.Arg[weighArgs](h.weighing, 0)
-	return err
+	return a
 }
 
 // describeArgs are the arguments of a description: the Describe of describe.cuh.
@@ -61,7 +70,7 @@ func describeKernel(arch string) kernel.Spec {
 // describedRows are where the description of rows stands in its memory.
 type describedRows struct{ tokens, sources, selections, weights, experts, expertWeights int }
 
-func (h *gpu) Weigh(ctx context.Context, s *weft.Stream, r *spec.Batch, weights weft.Tensor) error {
+func (h *handle) Weigh(ctx context.Context, s *weft.Stream, r *spec.Batch, weights weft.Tensor) error {
 	const op = spec.OpWeigh
 	stream := h.lane.Stream(s)
 	if err := h.lane.EnterLocal(op, stream); err != nil {
@@ -70,21 +79,23 @@ func (h *gpu) Weigh(ctx context.Context, s *weft.Stream, r *spec.Batch, weights 
 	if err := whole(op, "weights", weights); err != nil {
 		return err
 	}
-	if err := h.startWeigh(stream, r, addressOf(weights), 0); err != nil {
+	if err := h.describe.weigh(stream, r, addressOf(weights), 0); err != nil {
 		return err
 	}
 	return h.lane.Finish(ctx, s)
 }
 
-// startWeigh enqueues what gives a Routing weights at home, or reads its experts into memory.
-func (h *gpu) startWeigh(stream *cuda.Stream, r *spec.Batch, weights, experts uint64) error {
+// weigh enqueues what gives a Routing weights at home, or reads its experts into memory.
+func (d *describe) weigh(stream *cuda.Stream, r *spec.Batch, weights, experts uint64) error {
 	if r.Tokens == 0 {
 		return nil
 	}
 	p := r.Info.(*gpuRouting)
 	p.rewrite()
-	*h.weighArg = weighArgs{home: p.at(p.off.home), n: uint32(r.Tokens * h.Geometry.TopK), weights: weights, ids: experts}
-	return h.weighing.Start(stream)
+	*d.weights.args = weighArgs{
+		home: p.at(d.h.routing.home), n: uint32(r.Tokens * d.h.Geometry.TopK), weights: weights, ids: experts,
+	}
+	return d.weights.launches[0].Start(stream)
 }
 
 // describeRows enqueues, where the batch was prepared, what fills in what each row is, unless it was
@@ -142,19 +153,22 @@ func (r *gpuRouting) fill() error {
 	if err := r.stream.Memset(base.Add(zeros), 0, r.rows.Size()-zeros); err != nil {
 		return err
 	}
-	a := h.describeArg
-	h.pointDescription(a, r)
+	a := h.describe.rows.begin()
+	a.point(r)
 	a.tokens, a.sources = uint64(base.Add(r.description.tokens)), uint64(base.Add(r.description.sources))
 	a.selections, a.weights = uint64(base.Add(r.description.selections)), uint64(base.Add(r.description.weights))
 	a.experts = uint64(base.Add(r.description.experts))
 	a.expertWeights = uint64(base.Add(r.description.expertWeights))
-	return h.describing.Start(r.stream)
+	return h.describe.rows.launches[0].Start(r.stream)
 }
 
-// pointDescription points a description at what r knows of its rows.
-func (h *gpu) pointDescription(a *describeArgs, r *gpuRouting) {
-	a.recvRows, a.sent, a.recvTokens = r.at(r.off.recvRows), r.sent(), 0
-	if h.Geometry.Layout == spec.TokenMajor {
-		a.recvTokens = r.at(r.off.recvTokens)
+// point points a description at what r knows of its rows.
+func (a *describeArgs) point(r *gpuRouting) {
+	l := &r.h.routing
+	a.recvRows, a.sent, a.recvTokens = r.at(l.recvRows), r.sent(), 0
+	if r.h.Geometry.Layout == spec.TokenMajor {
+		a.recvTokens = r.at(l.recvTokens)
 	}
 }
+
+func describePrograms(arch string) []kernel.Spec { return []kernel.Spec{describeKernel(arch)} }

@@ -10,39 +10,21 @@ import (
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/kernel"
 	"github.com/weftgo/weft/device"
+	enginegpu "github.com/weftgo/weft/engine/gpu"
 	"github.com/weftgo/weft/ep/spec"
 )
 
-// prepareStaging lays out the copy of a combine's rows to where the other ranks read them, for
-// handles of whose rows the host knows only the most that there can be: tensors have room for
-// those, of which the rows that are there may be a part. Like a copy of the driver's it may use all
-// SMs.
-func (h *gpu) prepareStaging(f functions, config cuda.LaunchConfig) (err error) {
-	g, s := &h.Geometry, &h.Spec
-	a := copyArgs{
-		described: *h.describeArg, zones: h.copyArg.zones,
-		pieces: device.NewDivisor(spec.CeilDiv(s.OutputSize(), copyPiece)), rowBytes: uint32(s.OutputSize()),
-	}
-	a.described.ranks = 0 // nothing is to be described
-	config.Grid.X = uint32(max(1, min(h.device.SMs(),
-		spec.CeilDiv(g.Rows()*spec.CeilDiv(s.OutputSize(), copyPiece), copyThreads/32))))
-	if h.staging, err = f.copy.Prepare(config, a); err != nil {
-		return err
-	}
-	h.stageArg, err = cuda.Arg[copyArgs](h.staging, 0)
-	return err
-}
+// pull combines rows that a token's home reads where they are: the kernel of direct_pull.cu. Rows
+// that were received stay where they came to, others are staged in the window.
+type pull struct {
+	launcher[pullArgs]
+	staging launcher[copyArgs] // of handles whose counts the GPU alone has
 
-// stage copies a combine's rows to where the other ranks read them.
-func (h *gpu) stage(stream *cuda.Stream, r *spec.Batch, y weft.Tensor) error {
-	to := h.lane.Window().Pointer().Add(int(h.regions.stage))
-	if h.staging == nil || addressOf(y)%16 != 0 {
-		return stream.Copy(to, y.Pointer(), y.Bytes())
-	}
-	a := h.stageArg
-	a.zoneRows, a.counts = h.zonesOf(r, y.Elems()/h.Spec.Hidden)
-	a.rows, a.toRows = addressOf(y), uint64(to)
-	return h.staging.Start(stream)
+	h      *handle
+	demand demand
+	bulk   uint32 // flagBulk, if rows go by bulk copies
+
+	openings, marks, stage, scalars int64 // offsets in the window
 }
 
 // pullArgs are the arguments of a combine: the Pull of direct_pull.cu.
@@ -78,61 +60,99 @@ func pullKernel(f pullForm, arch string) kernel.Spec {
 	return s
 }
 
-// setPull points the launch at the caller's tensors. Rows that were received are read where they
-// are, others are copied into the window.
-func (h *gpu) setPull(call uint32, stream *cuda.Stream, c *spec.SumArgs) error {
-	a, p := h.direct.pull.args, c.Batch.Info.(*gpuRouting)
-	at, ok := h.readable(c.Rows)
-	if !ok {
-		at = h.regions.stage
-		if err := h.stage(stream, c.Batch, c.Rows); err != nil {
+func (k *pull) load(p *programs) {
+	p.add(pullKernel(pullFormOf(&k.h.Spec), p.arch), &k.functions[0])
+}
+
+func (k *pull) want() *demand {
+	c := &k.h.choice
+	k.demand = demand{of: ofCombine, grid: grid{moving: c.CombineBlocks, threads: c.CombineThreads}, whole: true}
+	return &k.demand
+}
+
+func (k *pull) layout(window, _ *enginegpu.Workspace) {
+	g, ranks := &k.h.Geometry, int64(k.h.Geometry.Ranks)
+	k.openings = window.Ones(3 * ranks * device.OpeningBytes)
+	k.marks = window.Zeros(ranks * int64(k.demand.moving) * 4)
+	size := int64(g.Rows()) * int64(k.h.Spec.OutputSize())
+	k.stage = window.Raw(size)
+	k.h.lend(k.stage, size)
+	k.scalars = window.Raw(2 * int64(g.Tokens) * int64(g.TopK) * 4)
+}
+
+func (k *pull) prepare() error {
+	h, s := k.h, &k.h.Spec
+	a := pullArgs{
+		shape: h.shape(), openings: uint64(k.openings), marks: uint64(k.marks), first: uint32(k.demand.first),
+		pieces:   device.NewDivisor(spec.CeilDiv(s.OutputSize(), spec.PullUnits*spec.UnitBytes)),
+		rowBytes: uint32(s.OutputSize()),
+		scalars:  scalarArgs{at: uint64(k.scalars), topk: device.NewDivisor(h.Geometry.TopK)},
+	}
+	bulk, err := h.bulk()
+	if err != nil {
+		return err
+	}
+	config, most := h.config(k.demand.grid, false), s.PullRows(h.Geometry.Ranks)
+	if c := s.PullCarry(k.demand.threads, most); bulk && c.Warps > 0 {
+		k.bulk = flagBulk
+		a.chunk, a.chunks = uint32(c.Chunk), device.NewDivisor(spec.CeilDiv(s.OutputSize(), c.Chunk))
+		a.carriers, a.depth, a.most = uint32(c.Warps), spec.PullDepth, uint32(most)
+		config.Shared = c.Warps * spec.PullDepth * most * c.Chunk
+	}
+	if s.Counts == spec.DeviceCounts {
+		if err := h.copier.stages(&k.staging); err != nil {
 			return err
 		}
 	}
-	a.home, a.places, a.described = p.at(p.off.home), p.at(p.off.places), p.at(p.off.described)
-	a.call, a.out, a.tokens, a.biases = call, addressOf(c.Out), uint32(c.Batch.Tokens), uint32(c.Biases)
-	a.at = uint32(at / 16)
-	for i, b := range c.Bias[:c.Biases] {
+	return k.layOut(config, a)
+}
+
+func (k *pull) point() {
+	h := k.h
+	k.pointed(func(a *pullArgs) { a.group, a.state = h.lane.Group(h.waits.combine), h.localAt(0) })
+}
+
+func (k *pull) keepsWeights(uint32) bool { return false }
+
+func (k *pull) bringsScalars() bool { return true }
+
+func (k *pull) buffer() weft.Tensor { return k.h.sums(k.stage, k.h.Geometry.Rows()) }
+
+func (k *pull) send(stream *cuda.Stream, call uint32, s spec.SumArgs, flags uint32) error {
+	h, p := k.h, s.Batch.Info.(*gpuRouting)
+	at, ok := h.readable(s.Rows)
+	if !ok {
+		at = k.stage
+		if err := k.stageRows(stream, s.Batch, s.Rows); err != nil {
+			return err
+		}
+	}
+	a := k.begin()
+	a.home, a.places, a.described = p.at(h.routing.home), p.at(h.routing.places), p.at(h.routing.described)
+	a.call, a.out, a.tokens, a.biases = call, addressOf(s.Out), uint32(s.Batch.Tokens), uint32(s.Biases)
+	a.at, a.flags = uint32(at/16), flags|k.bulk
+	for i, b := range s.Bias[:s.Biases] {
 		a.bias[i] = addressOf(b)
 	}
-	a.scalars.set(p, c)
-	return nil
+	a.scalars.set(p, &s)
+	return h.lane.Start(stream, k.launches[0])
 }
 
-// readable says where in the window a tensor is that others read where it is: where placed rows
-// were received, in the combine buffer, or in that of gradients.
-func (h *gpu) readable(t weft.Tensor) (at int64, ok bool) {
-	within := func(from, size int64) bool { return at >= from && at+int64(t.Bytes()) <= from+size }
-	at, r := int64(addressOf(t)-uint64(h.lane.Window().Pointer())), &h.regions
-	ok = h.tuning.Placed && within(r.blocks, r.Size()-r.blocks) || h.tuning.Pulls && within(r.stage, h.stageBytes()) ||
-		h.Spec.Combines() && within(r.gradients, int64(h.Geometry.Tokens)*int64(h.Spec.OutputSize()))
-	return at, ok
+func (k *pull) receive(stream *cuda.Stream, flags uint32) error {
+	k.args.flags = flags | k.bulk
+	return k.h.lane.Receive(stream, k.launches[0])
 }
 
-// stageBytes is how large the copy is that others read of rows that they cannot read where they
-// are.
-func (h *gpu) stageBytes() int64 { return int64(h.Geometry.Rows()) * int64(h.Spec.OutputSize()) }
-
-func (h *gpu) CombineBuffer() weft.Tensor {
-	if !h.tuning.Pulls {
-		return weft.Tensor{}
+// stageRows copies a combine's rows to where peers read them.
+func (k *pull) stageRows(stream *cuda.Stream, r *spec.Batch, y weft.Tensor) error {
+	to := k.h.lane.Window().Pointer().Add(int(k.stage))
+	if k.h.Spec.Counts != spec.DeviceCounts || addressOf(y)%16 != 0 {
+		return stream.Copy(to, y.Pointer(), y.Bytes())
 	}
-	return h.sums(h.regions.stage, h.Geometry.Rows())
-}
-
-func (h *gpu) GradientBuffer() weft.Tensor {
-	if !h.Spec.Combines() {
-		return weft.Tensor{}
-	}
-	return h.sums(h.regions.gradients, h.Geometry.Tokens)
-}
-
-// sums views memory in the window as so many rows of the Output type.
-func (h *gpu) sums(at int64, rows int) weft.Tensor {
-	return weft.Tensor{
-		Data: pointer(h.lane.Window().Pointer().Add(int(at))), DType: h.Spec.Output,
-		Shape: []int{rows, h.Spec.Hidden},
-	}
+	a := k.staging.begin()
+	a.zoneRows, a.counts = k.h.copier.zonesOf(r, y.Elems()/k.h.Spec.Hidden)
+	a.rows, a.toRows = addressOf(y), uint64(to)
+	return k.staging.launches[0].Start(stream)
 }
 
 // pullFormOf is that of a combine that reads rows where they are.
@@ -147,44 +167,12 @@ func pullFormOf(s *spec.Spec) pullForm {
 	return f
 }
 
-// pull is the kernel of a combine: the home of a token reads its rows where they are.
-type pull struct {
-	launch *cuda.Launch
-	args   *pullArgs
-	bulk   uint32 // flagBulk, if rows go by bulk copies
-}
-
-// newPull lays out the launch of a handle whose dispatches have so many blocks.
-func (h *gpu) newPull(f functions, config cuda.LaunchConfig, dispatchBlocks uint64) (*pull, error) {
-	g, s, r := &h.Geometry, &h.Spec, &h.regions
-	ranks := uint64(g.Ranks)
-	a := pullArgs{
-		shape: h.shape(), openings: uint64(r.openings) + 3*ranks*device.OpeningBytes,
-		marks: uint64(r.marks) + ranks*dispatchBlocks*4, first: uint32(h.locals.combineCounts),
-		pieces:   device.NewDivisor(spec.CeilDiv(s.OutputSize(), spec.PullUnits*spec.UnitBytes)),
-		rowBytes: uint32(s.OutputSize()),
-		scalars:  scalarArgs{at: uint64(r.pullScalars), topk: device.NewDivisor(g.TopK)},
-	}
-	bulk, err := h.bulk()
-	if err != nil {
-		return nil, err
-	}
-	k, most := &pull{}, s.PullRows(g.Ranks)
-	if c := s.PullCarry(int(config.Block.X), most); bulk && c.Warps > 0 {
-		k.bulk = flagBulk
-		a.chunk, a.chunks = uint32(c.Chunk), device.NewDivisor(spec.CeilDiv(s.OutputSize(), c.Chunk))
-		a.carriers, a.depth, a.most = uint32(c.Warps), spec.PullDepth, uint32(most)
-		config.Shared = c.Warps * spec.PullDepth * most * c.Chunk
-		if err := f.combine.SetMaxDynamicShared(config.Shared); err != nil {
-			return nil, err
+// pullPrograms are those of all handles.
+func pullPrograms(arch string) (all []kernel.Spec) {
+	for _, of := range []weft.DType{weft.BFloat16, weft.Float16, weft.Float32} {
+		for _, order := range []string{"RANKS", "SELECTIONS", "EXACT"} {
+			all = append(all, pullKernel(pullForm{order, of}, arch))
 		}
 	}
-	if k.launch, err = f.combine.Prepare(config, a); err == nil {
-		k.args, err = cuda.Arg[pullArgs](k.launch, 0)
-	}
-	return k, err
-}
-
-func (k *pull) point(group device.Group, at func(int64) uint64) {
-	k.args.group, k.args.state = group, at(0)
+	return all
 }

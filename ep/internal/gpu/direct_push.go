@@ -1,7 +1,6 @@
 package gpu
 
 import (
-	"cmp"
 	"context"
 	"strconv"
 	"unsafe"
@@ -13,6 +12,14 @@ import (
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 	"github.com/weftgo/weft/ep/spec"
 )
+
+// push dispatches rows straight to their places: the kernel of direct_push.cu. It goes by what a row
+// map has prepared.
+type push struct {
+	launcher[pushArgs] // the second is of calls that bring weights
+	*rowMap            // prepares
+	demand             demand
+}
 
 // pushArgs are the arguments of a dispatch: the Push of direct_push.cu.
 type pushArgs struct {
@@ -49,162 +56,43 @@ func pushKernel(quantize weft.DType, weighs bool, arch string) kernel.Spec {
 	return s
 }
 
-// pushed is the second half of a dispatch.
-type pushed struct {
-	enginegpu.Half
-	h      *placed
-	at     spec.Arrived
-	made   bool // the batch was prepared with it
-	weighs bool // weights come with the rows
+func (k *push) load(p *programs) {
+	p.add(pushKernel(k.h.Spec.Quantize, false, p.arch), &k.functions[0])
+	p.add(pushKernel(k.h.Spec.Quantize, true, p.arch), &k.functions[1])
 }
 
-func (h *placed) Dispatch(ctx context.Context, s *weft.Stream, a spec.MoveArgs) (spec.Arrived, error) {
-	return h.push(ctx, s, &a, flagSend|flagReceive)
+func (k *push) want() *demand {
+	c := &k.h.choice
+	k.demand = demand{of: ofDispatch, grid: grid{moving: c.DispatchBlocks, threads: c.DispatchThreads}, whole: true}
+	return &k.demand
 }
 
-func (h *placed) SendDispatch(ctx context.Context, s *weft.Stream, a spec.MoveArgs) (spec.SecondHalf, error) {
-	at, err := h.push(ctx, s, &a, flagSend)
-	if err != nil {
-		return nil, err
-	}
-	return &pushed{Half: h.lane.Sent(spec.OpDispatch, s), h: h, at: at, made: a.Prepares(), weighs: a.Weighs()}, nil
+func (k *push) layout(window, _ *enginegpu.Workspace) {
+	rows := &k.h.received
+	size := int64(k.h.Spec.Live) * rows.block.Bytes
+	rows.inWindow, rows.at = true, window.Raw(size)
+	k.h.lend(rows.at, size)
 }
 
-// Receive enqueues what waits for the rows.
-func (p *pushed) Receive(ctx context.Context) (spec.Arrived, error) {
-	h := p.h
-	stream, err := p.Resume()
-	if err == nil {
-		err = h.lane.Receive(stream, h.pushLaunch(p.at.Batch, p.at.Buffer, flagReceive, 0, p.weighs))
-	}
-	if err == nil {
-		err = p.Finish(ctx)
-	}
-	if err != nil {
-		h.Put(p.at.Buffer)
-		if p.made {
-			p.at.Batch.Release()
-		}
-		return spec.Arrived{}, err
-	}
-	return p.at, nil
+func (k *push) addRouting(l *routingLayout) {
+	g := &k.h.Geometry
+	l.places = l.region(g.Tokens * g.TopK * 4)
+	l.recvTokens = l.region(g.Ranks * g.Tokens * 4)
+	l.overflows = true
 }
 
-// push dispatches, by a batch that is there or by one that it prepares.
-func (h *placed) push(ctx context.Context, s *weft.Stream, m *spec.MoveArgs, flags uint32) (spec.Arrived, error) {
-	if m.Prepares() {
-		return h.pushNew(ctx, s, m, flags)
-	}
-	stream, err := h.lane.Enter(ctx, spec.OpDispatch, s)
-	if err != nil {
-		return spec.Arrived{}, err
-	}
-	if err := m.Check(h.Base, spec.OpDispatch); err != nil {
-		return spec.Arrived{}, err
-	}
-	if err := h.checkDispatch(m.Batch.Tokens, m); err != nil {
-		return spec.Arrived{}, err
-	}
-	buffer, err := h.ring.Take(spec.OpDispatch)
-	if err != nil {
-		return spec.Arrived{}, err
-	}
-	call, weights := uint32(tagDispatch), weft.Tensor{}
-	if m.Weighs() {
-		call, weights = tagWeightDispatch, m.Weights
-	}
-	return h.pushRows(ctx, s, stream, m.Batch, m, weights, buffer, flags, call)
-}
-
-// pushNew prepares, and dispatches by the batch that comes of it.
-func (h *placed) pushNew(ctx context.Context, s *weft.Stream, m *spec.MoveArgs, flags uint32) (spec.Arrived, error) {
-	stream, err := h.lane.Enter(ctx, spec.OpDispatch, s)
-	if err != nil {
-		return spec.Arrived{}, err
-	}
-	if err := cmp.Or(m.Check(h.Base, spec.OpDispatch),
-		h.checkSelections(spec.OpPrepareDispatch, m.TopK, m.Weights)); err != nil {
-		return spec.Arrived{}, err
-	}
-	if err := h.checkDispatch(m.TopK.Shape[0], m); err != nil {
-		return spec.Arrived{}, err
-	}
-	buffer, err := h.ring.Take(spec.OpDispatch) // before anything is enqueued
-	if err != nil {
-		return spec.Arrived{}, err
-	}
-	r, err := h.place(ctx, spec.OpDispatch, tagPrepareDispatch, stream, m.TopK, m.Weights)
-	if err != nil {
-		h.Put(buffer)
-		return spec.Arrived{}, err
-	}
-	at, err := h.pushRows(ctx, s, stream, r, m, weft.Tensor{}, buffer, flags, tagPrepareDispatch)
-	if err != nil {
-		r.Release()
-	}
-	return at, err
-}
-
-// pushRows enqueues a dispatch of rows to a buffer that was taken for them, and of weights, if there
-// are any.
-func (h *placed) pushRows(ctx context.Context, s *weft.Stream, stream *cuda.Stream, r *spec.Batch, m *spec.MoveArgs,
-	weights weft.Tensor, buffer int, flags, call uint32,
-) (spec.Arrived, error) {
-	a := h.direct.push.args
-	a.x, a.scales, a.weights = addressOf(m.Data), addressOf(m.Scales), addressOf(weights)
-	weighs := !weights.IsZero()
-	if err := h.lane.Start(stream, h.pushLaunch(r, buffer, flags, call, weighs)); err != nil {
-		h.Put(buffer)
-		return spec.Arrived{}, err
-	}
-	if weighs {
-		reweighed(r, stream)
-	}
-	shape := h.regions.block
-	shape.Rows = r.Info.Rows()
-	at := h.arrived(buffer, r, shape)
-	if flags&flagReceive != 0 {
-		if err := h.lane.Finish(ctx, s); err != nil {
-			h.Put(buffer)
-			return spec.Arrived{}, err
-		}
-	}
-	return at, nil
-}
-
-// pushLaunch is the launch that does so much of a dispatch. What only receives tells no one which
-// call it is.
-func (h *placed) pushLaunch(r *spec.Batch, place int, flags, call uint32, weighs bool) *cuda.Launch {
-	k := h.direct.push
-	k.setRouting(r.Info.(*gpuRouting))
-	a := k.args
-	a.flags = a.flags&^(flagSend|flagReceive) | flags
-	a.tokens, a.block, a.call = uint32(r.Tokens), uint32(place), call
-	if weighs {
-		return k.weighed
-	}
-	return k.launch
-}
-
-// push is the kernel of a dispatch: it stores rows at their places.
-type push struct {
-	launch  *cuda.Launch
-	weighed *cuda.Launch // of a dispatch that brings weights
-	args    *pushArgs
-}
-
-// newPush lays out the launches.
-func (h *gpu) newPush(f functions, config cuda.LaunchConfig) (*push, error) {
-	g, s, r := &h.Geometry, &h.Spec, &h.regions
-	units := spec.MostUnits(*s)
+func (k *push) prepare() error {
+	h, g, s := k.h, &k.h.Geometry, &k.h.Spec
+	rows, units := &h.received, spec.MostUnits(*s)
 	a := pushArgs{
-		shape: h.shape(), openings: uint64(r.openings), marks: uint64(r.marks), blocks: uint64(r.blocks),
-		blockBytes: uint64(r.block.Bytes), scalesAt: uint64(r.block.ScalesAt),
+		shape: h.shape(), openings: uint64(k.openings), marks: uint64(k.marks),
+		records: uint64(k.records), blocks: uint64(rows.at),
+		blockBytes: uint64(rows.block.Bytes), scalesAt: uint64(rows.block.ScalesAt),
 		flags:  layoutFlags(s.Layout)&flagRowPerToken | quantizeFlags(s),
 		pieces: device.NewDivisor(spec.CeilDiv(s.RowSize(), units*spec.UnitBytes)), rowBytes: uint32(s.RowSize()),
 		scaleWords: uint32(s.ScaleSize() / 4),
 		pieceWords: pieceWords(s, units), zone: uint32(g.Capacity), rows: uint32(g.Capacity),
-		hidden: uint32(s.Hidden), align: uint32(g.Align), records: uint64(r.records),
+		hidden: uint32(s.Hidden), align: uint32(g.Align),
 	}
 	if s.ScaleOrder == spec.ColumnMajorScales {
 		a.flags |= flagColumnScales
@@ -214,35 +102,96 @@ func (h *gpu) newPush(f functions, config cuda.LaunchConfig) (*push, error) {
 	}
 	bulk, err := h.bulk()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if c := s.PushCarry(int(config.Block.X)); bulk && c.Warps > 0 {
+	config := h.config(k.demand.grid, false)
+	if c := s.PushCarry(k.demand.threads); bulk && c.Warps > 0 {
 		a.flags |= flagBulk
 		a.chunk, a.carriers = uint32(c.Chunk), uint32(c.Warps)
 		a.chunks = device.NewDivisor(spec.CeilDiv(s.RowSize(), c.Chunk))
 		config.Shared = c.Chunk * c.Warps
-		if err := cmp.Or(f.dispatch.SetMaxDynamicShared(config.Shared),
-			f.weightDispatch.SetMaxDynamicShared(config.Shared)); err != nil {
-			return nil, err
+	}
+	return k.layOut(config, a)
+}
+
+func (k *push) point() {
+	h := k.h
+	k.pointed(func(a *pushArgs) { a.group, a.state = h.lane.Group(h.waits.dispatch), h.localAt(0) })
+}
+
+// move implements [dispatcher]. A batch that is prepared on the way is there before rows leave.
+func (k *push) move(ctx context.Context, stream *cuda.Stream, m spec.MoveArgs, half uint32) (spec.Arrived, error) {
+	h, r, call, tokens := k.h, m.Batch, uint32(tagDispatch), 0
+	if m.Prepares() {
+		call, tokens = tagPrepareDispatch, m.TopK.Shape[0]
+	} else {
+		tokens = r.Tokens
+	}
+	if m.Weighs() {
+		call = tagWeightDispatch
+	}
+	if err := h.checkDispatch(tokens, &m); err != nil {
+		return spec.Arrived{}, err
+	}
+	buffer, err := h.ring.Take(spec.OpDispatch) // before anything is enqueued
+	if err != nil {
+		return spec.Arrived{}, err
+	}
+	if m.Prepares() {
+		if r, err = k.start(ctx, spec.OpDispatch, call, stream, m.TopK, m.Weights); err != nil {
+			h.Put(buffer)
+			return spec.Arrived{}, err
 		}
 	}
-	k := &push{}
-	if k.launch, err = f.dispatch.Prepare(config, a); err != nil {
-		return nil, err
+	k.call(r, &m, buffer).call = call
+	if err := h.lane.Start(stream, k.doing(half, m.Weighs())); err != nil {
+		h.Put(buffer)
+		if m.Prepares() {
+			r.Release()
+		}
+		return spec.Arrived{}, err
 	}
-	if k.weighed, err = k.launch.For(f.weightDispatch); err == nil {
-		k.args, err = cuda.Arg[pushArgs](k.launch, 0)
+	if m.Weighs() {
+		reweighed(r, stream)
 	}
-	return k, err
+	shape := h.received.block
+	shape.Rows = r.Info.Rows()
+	return h.arrived(buffer, r, shape), nil
 }
 
-func (k *push) point(group device.Group, at func(int64) uint64) {
-	k.args.group, k.args.state = group, at(0)
+// call begins a dispatch of rows to a buffer that was taken for them.
+func (k *push) call(r *spec.Batch, m *spec.MoveArgs, buffer int) *pushArgs {
+	a, p, l := k.begin(), r.Info.(*gpuRouting), &k.h.routing
+	a.home, a.places, a.recvRows = p.at(l.home), p.at(l.places), p.at(l.recvRows)
+	a.recvTokens, a.described = p.at(l.recvTokens), p.at(l.described)
+	a.tokens, a.block = uint32(r.Tokens), uint32(buffer)
+	a.x, a.scales = addressOf(m.Data), addressOf(m.Scales)
+	if m.Weighs() {
+		a.weights = addressOf(m.Weights)
+	}
+	return a
 }
 
-// setRouting points the launches at what p knows of a batch.
-func (k *push) setRouting(p *gpuRouting) {
+// receiving implements [dispatcher]. What only receives tells no rank which call it is.
+func (k *push) receiving(_, weighs bool) *cuda.Launch {
+	k.args.call = 0
+	return k.doing(flagReceive, weighs)
+}
+
+// doing is the launch that does so much of the call.
+func (k *push) doing(half uint32, weighs bool) *cuda.Launch {
 	a := k.args
-	a.home, a.places, a.recvRows = p.at(p.off.home), p.at(p.off.places), p.at(p.off.recvRows)
-	a.recvTokens, a.described = p.at(p.off.recvTokens), p.at(p.off.described)
+	a.flags = a.flags&^(flagSend|flagReceive) | half
+	if weighs {
+		return k.launches[1]
+	}
+	return k.launches[0]
+}
+
+// pushPrograms are those of all handles.
+func pushPrograms(arch string) (all []kernel.Spec) {
+	for _, from := range []weft.DType{weft.InvalidDType, weft.BFloat16, weft.Float16, weft.Float32} {
+		all = append(all, pushKernel(from, false, arch), pushKernel(from, true, arch))
+	}
+	return all
 }

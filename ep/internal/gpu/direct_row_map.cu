@@ -13,8 +13,8 @@
 
 namespace weft {
 
-// Go: placeArgs.
-struct Place {
+// Go: rowMapArgs.
+struct RowMap {
 	Shape shape;
 	State *state;
 	u64 openings, totals, records, befores, marks; // offsets in a window
@@ -36,7 +36,7 @@ struct Place {
 	Group group;
 };
 
-static_assert(sizeof(Place) == WEFT_PLACE_BYTES + WIDER, "not the size of the host's struct");
+static_assert(sizeof(RowMap) == WEFT_ROW_MAP_BYTES + WIDER, "not the size of the host's struct");
 
 // Handles that differ in these have programs of their own: a prepare is as long as what a warp does
 // one after the other, and each question costs.
@@ -46,11 +46,11 @@ constexpr bool EVEN = WEFT_EVEN != 0;
 
 // columns are what a rank counts: its selections of each expert, and behind them its tokens for
 // each rank.
-__device__ __forceinline__ u32 columns(const Place &a) { return a.shape.experts + a.group.ranks; }
+__device__ __forceinline__ u32 columns(const RowMap &a) { return a.shape.experts + a.group.ranks; }
 
 // incoming is what is counted of what comes: each rank's selections of each expert here, or by rank
 // each rank's tokens.
-__device__ __forceinline__ u32 incoming(const Place &a) { return BY_RANKS ? a.group.ranks : a.shape.experts; }
+__device__ __forceinline__ u32 incoming(const RowMap &a) { return BY_RANKS ? a.group.ranks : a.shape.experts; }
 
 // ---- Counting. A map has a bit for each token of a tile and each of some buckets, which are the
 // columns, or what is counted of what comes. It stands in shared memory, from where its bits are
@@ -192,21 +192,21 @@ struct Map {
 // ---- What ranks tell each other has places for every other operation: what this one tells may
 // come while a rank still keeps what the one before told.
 
-__device__ __forceinline__ u64 records_at(const Place &a, const Operation &o) {
+__device__ __forceinline__ u64 records_at(const RowMap &a, const Operation &o) {
 	return a.records + (o.epoch & 1) * a.group.ranks * a.shape.capacity * a.shape.topk * sizeof(Pair);
 }
 
-__device__ __forceinline__ u64 total_at(const Place &a, const Operation &o, u32 src, u32 column) {
+__device__ __forceinline__ u64 total_at(const RowMap &a, const Operation &o, u32 src, u32 column) {
 	return a.totals + (((u32)(o.epoch & 1) * a.group.ranks + src) * (columns(a) + 1) + column) * 8;
 }
 
-__device__ __forceinline__ u64 before_at(const Place &a, const Operation &o, u32 src, u32 le) {
+__device__ __forceinline__ u64 before_at(const RowMap &a, const Operation &o, u32 src, u32 le) {
 	u32 width = BY_RANKS ? 1 : a.shape.local;
 	return a.befores + ((((u32)(o.epoch & 1) * a.group.ranks + src) * a.blocks + blockIdx.x) * width + le) * 8;
 }
 
 // tell_number tells a rank, with the operation's number.
-__device__ __forceinline__ void tell_number(const Place &a, const Operation &o, u32 rank, u64 at, u32 n) {
+__device__ __forceinline__ void tell_number(const RowMap &a, const Operation &o, u32 rank, u64 at, u32 n) {
 	if (!holds(o.mask, rank)) store_relaxed_sys_u64(a.group.window[rank] + at, o.epoch << 32 | n);
 }
 
@@ -220,7 +220,7 @@ __device__ __noinline__ u64 poll_number(const Group &g, State *s, u64 epoch, u32
 }
 
 // checked gives a number that was looked at, or awaits it: another one was there.
-__device__ __forceinline__ u32 checked(const Place &a, const Operation &o, Wait &w, u32 peer, const char *p, u64 v) {
+__device__ __forceinline__ u32 checked(const RowMap &a, const Operation &o, Wait &w, u32 peer, const char *p, u64 v) {
 	if ((u32)(v >> 32) != (u32)o.epoch) {
 		v = poll_number(a.group, a.state, o.epoch, peer, p);
 		if ((u32)(v >> 32) != (u32)o.epoch) w.over = true;
@@ -229,13 +229,13 @@ __device__ __forceinline__ u32 checked(const Place &a, const Operation &o, Wait 
 }
 
 // told is a number that src tells; those of a rank that is left out are 0.
-__device__ __forceinline__ u32 told(const Place &a, const Operation &o, Wait &w, u32 src, u64 at) {
+__device__ __forceinline__ u32 told(const RowMap &a, const Operation &o, Wait &w, u32 src, u64 at) {
 	return holds(o.mask, src) ? 0 : checked(a, o, w, src, o.own + at, load_relaxed_sys_u64(o.own + at));
 }
 
 // each_total calls f with what each rank has in a column, in order.
 template <class F>
-__device__ __forceinline__ void each_total(const Place &a, const Operation &o, Wait &w, u32 column, F f) {
+__device__ __forceinline__ void each_total(const RowMap &a, const Operation &o, Wait &w, u32 column, F f) {
 	constexpr u32 FLIGHT = 4; // ranks that are asked at once
 	const char *p = o.own + total_at(a, o, 0, column);
 	u64 stride = (columns(a) + 1) * 8;
@@ -353,7 +353,7 @@ struct Choices {
 	u32 e[QUAD]; // expert + 1, or 0
 	u32 weight[QUAD];
 
-	__device__ __forceinline__ u32 rank(const Place &a, u32 j) const {
+	__device__ __forceinline__ u32 rank(const RowMap &a, u32 j) const {
 		return e[j] != 0 ? rank_of(a.shape, e[j] - 1) : 0;
 	}
 };
@@ -363,7 +363,7 @@ struct Given {
 	uint2 id[QUAD];
 	u32 weight[QUAD];
 
-	__device__ __forceinline__ void fetch(const Place &a, const Quads &q, u32 t, u32 to) {
+	__device__ __forceinline__ void fetch(const RowMap &a, const Quads &q, u32 t, u32 to) {
 		u32 i = t * a.shape.topk + q.k, n = t < to ? q.n : 0;
 		bool vectors = q.vectors() && (((u64)a.ids | (u64)a.weights) & 15) == 0;
 		if ((a.flags & WIDE_IDS) != 0) {
@@ -377,7 +377,7 @@ struct Given {
 		load_words(vectors, (const u32 *)a.weights + i, a.weights != nullptr ? n : 0, bits(1.0f), weight);
 	}
 
-	__device__ __forceinline__ Choices of(const Place &a, const Quads &q, u32 t, u32 to) const {
+	__device__ __forceinline__ Choices of(const RowMap &a, const Quads &q, u32 t, u32 to) const {
 		Choices c;
 		c.t = t, c.i = t * a.shape.topk + q.k, c.n = t < to ? q.n : 0;
 #pragma unroll
@@ -396,7 +396,7 @@ struct Own {
 	Share share;
 	Given first;
 
-	__device__ __forceinline__ explicit Own(const Place &a)
+	__device__ __forceinline__ explicit Own(const RowMap &a)
 		: q(a.shape.topk, threadIdx.x, blockDim.x), share(a.tokens, a.blocks) {
 		if (blockIdx.x >= a.blocks) share.to = share.from;
 		first.fetch(a, q, share.from + q.token, share.to);
@@ -405,7 +405,7 @@ struct Own {
 	// each calls f with the choices of all tokens [from, to), those of one token of each thread at
 	// a time: of all threads of the block, or of the first of them. All threads of a warp call it.
 	template <class F>
-	__device__ __forceinline__ void each(const Place &a, const Quads &q, u32 from, u32 to, F f) const {
+	__device__ __forceinline__ void each(const RowMap &a, const Quads &q, u32 from, u32 to, F f) const {
 		Given next = first;
 		if (from != share.from) next.fetch(a, q, from + q.token, to);
 #pragma unroll 1
@@ -419,7 +419,7 @@ struct Own {
 
 // leaders are, of a token's selections that are valid, the first at each rank: a bit of each of the
 // lane's. All lanes of a warp call it.
-__device__ __forceinline__ u32 leaders(const Place &a, const Quads &q, const bool (&valid)[QUAD],
+__device__ __forceinline__ u32 leaders(const RowMap &a, const Quads &q, const bool (&valid)[QUAD],
 									   const u32 (&rank)[QUAD]) {
 	u32 leaders = 0;
 #pragma unroll 1
@@ -447,7 +447,7 @@ __device__ __forceinline__ u32 leaders(const Place &a, const Quads &q, const boo
 }
 
 // send tells every rank what a token's selections are to it.
-__device__ __forceinline__ void send(const Place &a, const Operation &o, const Windows &windows, const Quads &q,
+__device__ __forceinline__ void send(const RowMap &a, const Operation &o, const Windows &windows, const Quads &q,
 									 const Choices &c) {
 	u64 at = records_at(a, o) + (a.group.rank * a.shape.capacity * a.shape.topk + c.i) * (u64)sizeof(Pair);
 #pragma unroll 1
@@ -465,7 +465,7 @@ __device__ __forceinline__ void send(const Place &a, const Operation &o, const W
 
 // add_own adds to a map's tile what the tokens select, and sends it if it is not sent. All threads
 // of the block call it.
-__device__ __forceinline__ void add_own(const Place &a, const Operation &o, const Own &own, const Map &m, bool sends,
+__device__ __forceinline__ void add_own(const RowMap &a, const Operation &o, const Own &own, const Map &m, bool sends,
 										u32 t, u32 first, u32 n) {
 	Windows windows(a.group);
 	u32 from = own.share.from + t, lane = threadIdx.x & 31;
@@ -498,7 +498,7 @@ __device__ __forceinline__ void add_own(const Place &a, const Operation &o, cons
 
 // count sends what the tokens select, counts it, and says what it has counted. All threads of the
 // block call it.
-__device__ __forceinline__ void count(const Place &a, const Operation &o, const Own &own, const Map &m) {
+__device__ __forceinline__ void count(const RowMap &a, const Operation &o, const Own &own, const Map &m) {
 	u64 *mine = a.counts + blockIdx.x * columns(a);
 	m.count([&](u32 t, u32 first, u32 n) { add_own(a, o, own, m, true, t, first, n); },
 			[&](u32 column, u32 n) { store_relaxed_sys_u64(mine + column, o.epoch << 32 | n); });
@@ -506,7 +506,7 @@ __device__ __forceinline__ void count(const Place &a, const Operation &o, const 
 
 // counted_before is what the blocks before have in a column: of every some blocks, from the first
 // on.
-__device__ __forceinline__ u32 counted_before(const Place &a, const Operation &o, Wait &w, u32 column, u32 first,
+__device__ __forceinline__ u32 counted_before(const RowMap &a, const Operation &o, Wait &w, u32 column, u32 first,
 											  u32 step) {
 	constexpr u32 FLIGHT = 12; // blocks that are asked at once
 	const u64 *counts = a.counts + column;
@@ -549,11 +549,11 @@ struct Sources {
 
 	// look asks for what the thread's rank has, of which there is one: learn, which is followed by
 	// a barrier, makes use of it.
-	__device__ __forceinline__ u64 look(const Place &a, const Operation &o) const {
+	__device__ __forceinline__ u64 look(const RowMap &a, const Operation &o) const {
 		return threadIdx.x < a.group.ranks ? load_relaxed_sys_u64(o.own + total_at(a, o, threadIdx.x, columns(a))) : 0;
 	}
 
-	__device__ __forceinline__ void learn(const Place &a, const Operation &o, Wait &w, u64 seen) const {
+	__device__ __forceinline__ void learn(const RowMap &a, const Operation &o, Wait &w, u64 seen) const {
 		u32 src = threadIdx.x;
 		if (src >= a.group.ranks) return;
 		tokens[src] = holds(o.mask, src) ? 0 : checked(a, o, w, src, o.own + total_at(a, o, src, columns(a)), seen);
@@ -561,7 +561,7 @@ struct Sources {
 	}
 
 	// most is how many tokens a share has at most.
-	__device__ __forceinline__ u32 most(const Place &a) const {
+	__device__ __forceinline__ u32 most(const RowMap &a) const {
 		u32 n = 0;
 #pragma unroll 1
 		for (u32 src = 0; src < a.group.ranks; src++) n = max(n, shares[src].to - shares[src].from);
@@ -578,7 +578,7 @@ struct Spots {
 // each_spot calls f with all selections of tokens [from, to) of every share, those of one token of
 // each thread at a time; those of a warp are of one source, and of the same 32 tokens. All threads
 // of the block call it.
-template <class F> __device__ __forceinline__ void each_spot(const Place &a, const Operation &o, const Quads &q,
+template <class F> __device__ __forceinline__ void each_spot(const RowMap &a, const Operation &o, const Quads &q,
 															 const Sources &sources, u32 from, u32 to, F f) {
 	const uint2 *records = (const uint2 *)(o.own + records_at(a, o));
 	// blocks of 32 tokens
@@ -605,7 +605,7 @@ template <class F> __device__ __forceinline__ void each_spot(const Place &a, con
 }
 
 // bucket_of is what a selection that comes is counted in.
-__device__ __forceinline__ u32 bucket_of(const Place &a, const Spots &c, u32 j) {
+__device__ __forceinline__ u32 bucket_of(const RowMap &a, const Spots &c, u32 j) {
 	return BY_RANKS ? c.src : c.src * a.shape.local + c.record[j].x - 1;
 }
 
@@ -616,7 +616,7 @@ __device__ __forceinline__ bool comes_at_all(const Quads &q, const Spots &c) {
 
 // add_arrived adds to a map's tile what the blocks of this number have sent. All threads of the
 // block call it.
-__device__ __forceinline__ void add_arrived(const Place &a, const Operation &o, const Quads &q, const Sources &sources,
+__device__ __forceinline__ void add_arrived(const RowMap &a, const Operation &o, const Quads &q, const Sources &sources,
 											const Map &m, u32 t, u32 first, u32 n) {
 	each_spot(a, o, q, sources, t, min(t + m.tile(), m.tokens), [&](const Spots &c) {
 		if constexpr (BY_RANKS) {
@@ -644,7 +644,7 @@ struct Bases {
 	u32 *sum;	  // [experts]: what all ranks have
 	u32 *before;  // as arrived: what the source's blocks before this one have
 
-	__device__ __forceinline__ Bases(const Place &a, char *shared) {
+	__device__ __forceinline__ Bases(const RowMap &a, char *shared) {
 		u32 n = max(a.shape.experts, a.group.ranks);
 		own = n <= BUCKETS ? (u32 *)shared : a.bases + (u64)blockIdx.x * 4 * n;
 		n = max(n, BUCKETS);
@@ -657,7 +657,7 @@ struct Bases {
 // add_before adds up what the blocks before have, some threads a column, and tells the rank
 // concerned; the last block tells all of them what there is. What is not known, for a wait was
 // given up, is not told: who waits for it gives up as well. All threads of the block call it.
-__device__ __forceinline__ void add_before(const Place &a, const Operation &o, Wait &w, const Bases &bases) {
+__device__ __forceinline__ void add_before(const RowMap &a, const Operation &o, Wait &w, const Bases &bases) {
 	bool last = blockIdx.x == a.blocks - 1;
 	u32 from = BY_RANKS && !last ? a.shape.experts : 0, to = BY_RANKS || last ? columns(a) : a.shape.experts;
 	u32 lanes = min(32u, 1u << (31 - __clz((int)max(1u, blockDim.x / (to - from))))), lane = threadIdx.x & (lanes - 1);
@@ -685,14 +685,14 @@ __device__ __forceinline__ void add_before(const Place &a, const Operation &o, W
 }
 
 // room_for is how many of n rows from the first of an expert's zone on there is room for.
-__device__ __forceinline__ u32 room_for(const Place &a, u32 zone, u32 n) {
+__device__ __forceinline__ u32 room_for(const RowMap &a, u32 zone, u32 n) {
 	if ((a.flags & PACKED) == 0) return min(n, a.rows);
 	return zone < a.rows ? min(n, a.rows - zone) : 0;
 }
 
 // describe_expert says what comes for a local expert, whose zone begins at a row, and where what
 // each rank sends begins. One thread does.
-__device__ __forceinline__ void describe_expert(const Place &a, const Described &d, const Bases &bases, u32 le,
+__device__ __forceinline__ void describe_expert(const RowMap &a, const Described &d, const Bases &bases, u32 le,
 												u32 zone, u32 sum, u32 padded) {
 	u32 kept = room_for(a, zone, sum);
 	bool first = blockIdx.x == 0;
@@ -714,7 +714,7 @@ __device__ __forceinline__ void describe_expert(const Place &a, const Described 
 
 // base_zones computes where the zones of a rank's experts begin. A warp does. The first block
 // describes what it sees.
-__device__ __forceinline__ void base_zones(const Place &a, const Operation &o, const Described &described,
+__device__ __forceinline__ void base_zones(const RowMap &a, const Operation &o, const Described &described,
 										   const Bases &bases, u32 rank, u32 lane) {
 	u32 next = 0, received = 0; // the zone behind those that were seen, and rows that there is room for
 	u32 over = EMPTY, excess = 0;
@@ -756,7 +756,7 @@ __device__ __forceinline__ void base_zones(const Place &a, const Operation &o, c
 
 // base_experts learns what numbers of selections have to be raised by. All threads of the block
 // call it.
-__device__ __forceinline__ void base_experts(const Place &a, const Operation &o, Wait &w, const Described &d,
+__device__ __forceinline__ void base_experts(const RowMap &a, const Operation &o, Wait &w, const Described &d,
 											 const Bases &bases) {
 	u32 local = a.shape.local, mine = a.group.rank * local;
 	for (u32 e = threadIdx.x; e < a.shape.experts; e += blockDim.x) {
@@ -779,7 +779,7 @@ __device__ __forceinline__ void base_experts(const Place &a, const Operation &o,
 
 // base_ranks does where a token has one row at a rank. All threads of the block call it; what
 // different threads wait for comes at the same time.
-__device__ __forceinline__ void base_ranks(const Place &a, const Operation &o, Wait &w, const Described &d,
+__device__ __forceinline__ void base_ranks(const RowMap &a, const Operation &o, Wait &w, const Described &d,
 										   const Bases &bases) {
 	u32 experts = a.shape.experts, ranks = a.group.ranks, rank = a.group.rank, lines = (ranks + 31) & ~31u;
 	bool first = blockIdx.x == 0;
@@ -815,7 +815,7 @@ __device__ __forceinline__ void base_ranks(const Place &a, const Operation &o, W
 
 // base learns what numbers have to be raised by, and describes what comes. All threads of the block
 // call it.
-__device__ __forceinline__ void base(const Place &a, const Operation &o, Wait &w, const Sources &sources,
+__device__ __forceinline__ void base(const RowMap &a, const Operation &o, Wait &w, const Sources &sources,
 									 const Bases &bases) {
 	Described d(a.described, a.shape.local, a.group.ranks);
 	// by threads that have nothing else to wait for
@@ -831,13 +831,13 @@ __device__ __forceinline__ void base(const Place &a, const Operation &o, Wait &w
 }
 
 // limit is where rows end that a local expert, or by rank a rank, has.
-__device__ __forceinline__ u32 limit(const Place &a, u32 le) {
+__device__ __forceinline__ u32 limit(const RowMap &a, u32 le) {
 	return (a.flags & (ROW_PER_TOKEN | PACKED)) != 0 ? a.rows : (le + 1) * a.rows;
 }
 
 // keep_own gives this rank's selections in a map's tile their rows. Those of the threads that call
 // it are dealt with by q.
-__device__ __forceinline__ void keep_own(const Place &a, const Own &own, const Quads &q, const Map &m, u32 t, u32 first,
+__device__ __forceinline__ void keep_own(const RowMap &a, const Own &own, const Quads &q, const Map &m, u32 t, u32 first,
 										 u32 n) {
 	u32 from = own.share.from + t;
 	own.each(a, q, from, min(from + m.tile(), own.share.to), [&](const Choices &c) {
@@ -873,7 +873,7 @@ __device__ __forceinline__ void keep_own(const Place &a, const Own &own, const Q
 
 // keep_leaders says which of a token's selections is the first at each rank where maps have some of
 // them at a time: when all have their rows. All threads of the block call it.
-__device__ __forceinline__ void keep_leaders(const Place &a, const Own &own) {
+__device__ __forceinline__ void keep_leaders(const RowMap &a, const Own &own) {
 	own.each(a, own.q, own.share.from, own.share.to, [&](const Choices &c) {
 		u32 rank[QUAD];
 		bool kept[QUAD];
@@ -889,7 +889,7 @@ __device__ __forceinline__ void keep_leaders(const Place &a, const Own &own) {
 
 // keep_arrived gives what the blocks of this number have sent, in a map's tile, its rows. Those of
 // the threads that call it are dealt with by q.
-__device__ __forceinline__ void keep_arrived(const Place &a, const Operation &o, const Quads &q, const Sources &sources,
+__device__ __forceinline__ void keep_arrived(const RowMap &a, const Operation &o, const Quads &q, const Sources &sources,
 											 const Map &m, u32 t, u32 first, u32 n) {
 	each_spot(a, o, q, sources, t, min(t + m.tile(), m.tokens), [&](const Spots &c) {
 		uint2 recv_row[QUAD];
@@ -929,7 +929,7 @@ struct Begin {
 	const u32 *own, *arrived;
 	u32 columns, n; // where the columns begin that rows are numbered by, and how many those are
 
-	__device__ __forceinline__ Begin(const Place &a, const Bases &bases)
+	__device__ __forceinline__ Begin(const RowMap &a, const Bases &bases)
 		: own(bases.own), arrived(bases.arrived), columns(BY_RANKS ? a.shape.experts : 0),
 		  n(BY_RANKS ? a.group.ranks : a.shape.experts) {}
 
@@ -939,7 +939,7 @@ struct Begin {
 
 // keep_again gives everything its rows where a map is not whole. It is a function of its own, so
 // that it is out of the way of those that are.
-__device__ __noinline__ void keep_again(const Place &a, const Operation o, const Map mine, const Map theirs,
+__device__ __noinline__ void keep_again(const RowMap &a, const Operation o, const Map mine, const Map theirs,
 										const Begin begin) {
 	Own own(a);
 	Sources sources;
@@ -955,7 +955,7 @@ __device__ __noinline__ void keep_again(const Place &a, const Operation o, const
 // keep gives everything its rows. If both maps are whole, two halves of the block do at the same
 // time, for what takes long is what a warp does one after the other. All threads of the block call
 // it.
-__device__ __forceinline__ void keep(const Place &a, const Operation &o, const Own &own, const Sources &sources,
+__device__ __forceinline__ void keep(const RowMap &a, const Operation &o, const Own &own, const Sources &sources,
 									 const Map &mine, const Map &theirs, const Bases &bases) {
 	Begin begin(a, bases);
 	if (!mine.whole() || !theirs.whole()) {
@@ -976,7 +976,7 @@ __device__ __forceinline__ void keep(const Place &a, const Operation &o, const O
 
 // clear_rest says of tokens that a rank does not have that nothing comes. All threads of the block
 // call it.
-__device__ __forceinline__ void clear_rest(const Place &a, const Sources &sources) {
+__device__ __forceinline__ void clear_rest(const RowMap &a, const Sources &sources) {
 	u32 topk = a.shape.topk;
 #pragma unroll 1
 	for (u32 src = 0; src < a.group.ranks; src++) {
@@ -992,7 +992,7 @@ __device__ __forceinline__ void clear_rest(const Place &a, const Sources &source
 
 // announce_words opens the operation, before anything else, so that no rank waits long for it. It needs
 // no fence, for the opening refers to no other memory.
-__device__ __forceinline__ void announce_words(const Place &a, const Operation &o) {
+__device__ __forceinline__ void announce_words(const RowMap &a, const Operation &o) {
 	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
 		announce(a.group, o.mask, a.openings, o.turn, r, a.call, 0, 0);
 		tell_number(a, o, r, total_at(a, o, a.group.rank, columns(a)), a.tokens);
@@ -1000,14 +1000,14 @@ __device__ __forceinline__ void announce_words(const Place &a, const Operation &
 }
 
 // await_words waits for the other ranks' openings, on threads that are idle meanwhile.
-__device__ __forceinline__ void await_words(const Place &a, const Operation &o, Wait &w) {
+__device__ __forceinline__ void await_words(const RowMap &a, const Operation &o, Wait &w) {
 	count_and_empty(a.group, o, w, a.openings);
 	for (u32 r = threadIdx.x - MAX_RANKS; r < a.group.ranks; r += blockDim.x - MAX_RANKS) {
 		if (!holds(o.mask, r)) await_peer(w, o.own, a.openings, o.turn, r, a.call);
 	}
 }
 
-__device__ __forceinline__ void place(const Place &a) {
+__device__ __forceinline__ void map_rows(const RowMap &a) {
 	extern __shared__ __align__(16) char shared[];
 	Own own(a);
 	Operation o;
@@ -1046,6 +1046,6 @@ __device__ __forceinline__ void place(const Place &a) {
 
 namespace weft::direct {
 
-__global__ void __launch_bounds__(768, 1) row_map(const __grid_constant__ Place a) { place(a); }
+__global__ void __launch_bounds__(768, 1) row_map(const __grid_constant__ RowMap a) { map_rows(a); }
 
 } // namespace weft::direct

@@ -11,11 +11,12 @@ import (
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/kernel"
 	"github.com/weftgo/weft/device"
+	enginegpu "github.com/weftgo/weft/engine/gpu"
 	"github.com/weftgo/weft/ep/spec"
 )
 
-// placeArgs are the arguments of a prepare: the Place of direct_row_map.cu.
-type placeArgs struct {
+// rowMapArgs are the arguments of a prepare: the RowMap of direct_row_map.cu.
+type rowMapArgs struct {
 	shape                              shape
 	state                              uint64
 	openings, totals, records          uint64
@@ -29,14 +30,14 @@ type placeArgs struct {
 	group                              device.Group
 }
 
-// placeForm is what handles differ in whose prepares are programs of their own.
-type placeForm struct {
+// rowMapForm is what handles differ in whose prepares are programs of their own.
+type rowMapForm struct {
 	byRank bool // a token has one row at a rank
 	even   bool // a Map has a bucket for all that is counted, and selections of a token are fours
 }
 
-func placeKernel(form placeForm, arch string) kernel.Spec {
-	name := "place"
+func rowMapKernel(form rowMapForm, arch string) kernel.Spec {
+	name := "row map"
 	if form.byRank {
 		name += ", by rank"
 	}
@@ -44,90 +45,131 @@ func placeKernel(form placeForm, arch string) kernel.Spec {
 		name += ", even"
 	}
 	s := kernelSpec(name, "direct_row_map.cu", arch, []string{directRowMap}, "direct.cuh")
-	s.Defines["WEFT_PLACE_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(placeArgs{})))
+	s.Defines["WEFT_ROW_MAP_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(rowMapArgs{})))
 	s.Defines["WEFT_BY_RANK"], s.Defines["WEFT_EVEN"] = number(form.byRank), number(form.even)
 	return s
 }
 
-// A prepare has placeBlocks blocks with something to do, if there are as many, or more if each
-// would have more than placeTokens tokens: a block asks all before it what they have counted.
-const placeBlocks, placeTokens = 32, 512
+// A prepare has mapBlocks blocks with something to do, if there are as many, or more if each
+// would have more than mapTokens tokens: a block asks all before it what they have counted.
+const mapBlocks, mapTokens = 32, 512
 
 // What a block of a prepare counts stands in two Maps of direct_row_map.cu, and what their numbers
 // are raised by behind them, if there is room: there are mapBuckets things to count at a time. A
 // map has mapEntries entries, or fewMapEntries on a GPU with little shared memory.
-const mapBuckets, mapEntries, fewMapEntries, placeOwnBytes = 1024, 9 << 10, 2 << 10, 1 << 10
+const mapBuckets, mapEntries, fewMapEntries, mapOwnBytes = 1024, 9 << 10, 2 << 10, 1 << 10
 
 func mapBytes(entries int) int { return entries*8 + mapBuckets*4 }
 
-func placeBytes(entries int) int { return 2*mapBytes(entries) + 4*mapBuckets*4 }
+func mapSharedBytes(entries int) int { return 2*mapBytes(entries) + 4*mapBuckets*4 }
 
-// A block of a prepare has two threads for every placeQuad selections of a token, QUAD of
+// A block of a prepare has two threads for every mapQuad selections of a token, QUAD of
 // direct_row_map.cu, within these bounds: a token has a power of two.
-const fewestPlaceThreads, mostPlaceThreads, placeQuad = 256, 768, 4
+const fewestMapThreads, mostMapThreads, mapQuad = 256, 768, 4
 
-func placeThreads(g *spec.Geometry, blocks int) int {
-	lanes := 1 << bits.Len(uint((g.TopK-1)/placeQuad))
-	return min(max(fewestPlaceThreads, spec.CeilDiv(spec.CeilDiv(g.Tokens, blocks)*lanes, 32)*64), mostPlaceThreads)
+func mapThreads(g *spec.Geometry, blocks int) int {
+	lanes := 1 << bits.Len(uint((g.TopK-1)/mapQuad))
+	return min(max(fewestMapThreads, spec.CeilDiv(spec.CeilDiv(g.Tokens, blocks)*lanes, 32)*64), mostMapThreads)
 }
 
-// placing is how many of so many blocks have something to do in a prepare.
-func placing(g *spec.Geometry, blocks int) int {
-	return min(blocks, max(placeBlocks, spec.CeilDiv(g.Tokens, placeTokens)))
+// mapping is how many of so many blocks have something to do in a prepare.
+func mapping(g *spec.Geometry, blocks int) int {
+	return min(blocks, max(mapBlocks, spec.CeilDiv(g.Tokens, mapTokens)))
 }
 
-// mapEntries is how many entries a Map has on this GPU.
-func (h *gpu) mapEntries() (int, error) {
+// rowMap gives every row its final place: the kernel of direct_row_map.cu. It prepares.
+type rowMap struct {
+	launcher[rowMapArgs]
+	h *handle
+
+	openings, totals, records, befores, marks int64 // offsets in the window
+	counts, bases                             int64 // in this GPU's own memory
+}
+
+func (k *rowMap) load(p *programs) {
+	p.add(rowMapKernel(rowMapFormOf(&k.h.Spec, k.h.Geometry.Ranks), p.arch), &k.functions[0])
+}
+
+// want implements [mover]: a row map has the grid of a dispatch, which goes by it.
+func (k *rowMap) want() *demand { return nil }
+
+// blocks is how many of them have something to do.
+func (k *rowMap) blocks() int { return mapping(&k.h.Geometry, k.h.grids[ofDispatch].moving) }
+
+func (k *rowMap) layout(window, local *enginegpu.Workspace) {
+	g, blocks := &k.h.Geometry, int64(k.h.grids[ofDispatch].moving)
+	ranks := int64(g.Ranks)
+	k.totals = window.Zeros(2 * ranks * int64(g.Experts+g.Ranks+1) * 8)
+	k.openings = window.Ones(3 * ranks * device.OpeningBytes)
+	k.marks = window.Zeros(ranks * blocks * 4)
+	k.records = window.Raw(2 * ranks * int64(g.Tokens) * int64(g.TopK) * int64(pairBytes))
+	columns := 1 // that a rank is told of, of what the blocks before one have
+	if g.Layout.ByExpert() {
+		columns = g.Local
+	}
+	k.befores = window.Zeros(2 * ranks * int64(k.blocks()*columns) * 8)
+	k.counts = local.Zeros(blocks * int64(g.Experts+g.Ranks) * 8)
+	k.bases = local.Zeros(blocks * 4 * int64(max(g.Experts, g.Ranks)) * 4)
+}
+
+func (k *rowMap) prepare() error {
+	h, g := k.h, &k.h.Geometry
+	if size := h.window.Size(); size > spec.MostPlacedBytes {
+		return weft.Unsupportedf("%s: it would take %d GiB, and at most %d: lower MaxTokens or Live, or "+
+			"give a Capacity", opNew, size>>30, spec.MostPlacedBytes>>30)
+	}
 	shared, err := h.device.Context().Device().Attribute(cuda.SharedMemoryPerBlockOptIn)
-	if shared >= placeBytes(mapEntries)+placeOwnBytes {
-		return mapEntries, err
+	if err != nil {
+		return err
 	}
-	return fewMapEntries, err
+	entries := fewMapEntries
+	if shared >= mapSharedBytes(mapEntries)+mapOwnBytes {
+		entries = mapEntries
+	}
+	config := h.config(h.grids[ofDispatch], false)
+	config.Block.X, config.Shared = uint32(mapThreads(g, k.blocks())), mapSharedBytes(entries)
+	return k.layOut(config, rowMapArgs{
+		shape: h.shape(), openings: uint64(k.openings), totals: uint64(k.totals), records: uint64(k.records),
+		befores: uint64(k.befores), marks: uint64(k.marks), flags: layoutFlags(g.Layout),
+		rows: uint32(g.Capacity), align: uint32(g.Align), blocks: uint32(k.blocks()), mapEntries: uint32(entries),
+	})
 }
 
-func (h *placed) Prepare(ctx context.Context, s *weft.Stream, a spec.PrepareArgs) (*spec.Batch, error) {
-	stream, err := h.lane.Enter(ctx, spec.OpPrepare, s)
-	if err != nil {
-		return nil, err
-	}
-	r, err := h.place(ctx, spec.OpPrepare, tagPrepare, stream, a.TopK, a.Weights)
-	if err != nil {
-		return nil, err
-	}
-	if err := h.lane.Finish(ctx, s); err != nil {
-		r.Release()
-		return nil, err
-	}
-	return r, nil
+func (k *rowMap) point() {
+	h := k.h
+	k.pointed(func(a *rowMapArgs) {
+		a.group, a.state = h.lane.Group(h.waits.dispatch), h.localAt(0)
+		a.counts, a.bases = h.localAt(k.counts), h.localAt(k.bases)
+	})
 }
 
-// place enqueues a prepare, and waits for its counts if the host wants them.
-func (h *placed) place(ctx context.Context, op string, call uint32, stream *cuda.Stream, topk,
-	weights weft.Tensor,
+func (k *rowMap) route(ctx context.Context, stream *cuda.Stream, a spec.PrepareArgs) (*spec.Batch, error) {
+	return k.start(ctx, spec.OpPrepare, tagPrepare, stream, a.TopK, a.Weights)
+}
+
+// start enqueues a prepare, and waits for its counts if the host wants them.
+func (k *rowMap) start(ctx context.Context, op string, call uint32, stream *cuda.Stream, topk, weights weft.Tensor,
 ) (*spec.Batch, error) {
-	if err := h.checkSelections(op, topk, weights); err != nil {
-		return nil, err
-	}
+	h := k.h
 	if h.Spec.Counts == spec.HostCounts {
 		if status, err := stream.CaptureStatus(); err != nil || status != cuda.NotCapturing {
 			return nil, cmp.Or(err, weft.Unsupportedf("%s: in a capture the host cannot be told how many "+
 				"rows come; make the handle with DeviceCounts", op))
 		}
 	}
-	r, err := h.route(stream, topk.Shape[0], !weights.IsZero())
+	r, err := h.newBatch(stream, topk.Shape[0], !weights.IsZero())
 	if err != nil {
 		return nil, err
 	}
-	a, p := h.direct.rowMap.args, r.Info.(*gpuRouting)
-	a.home, a.places = p.at(p.off.home), p.at(p.off.places)
-	a.recvRows, a.recvTokens = p.at(p.off.recvRows), p.at(p.off.recvTokens)
-	a.described, a.ranges = p.at(p.off.described), p.at(p.off.ranges)
+	a, p, l := k.begin(), r.Info.(*gpuRouting), &h.routing
+	a.home, a.places = p.at(l.home), p.at(l.places)
+	a.recvRows, a.recvTokens = p.at(l.recvRows), p.at(l.recvTokens)
+	a.described, a.ranges = p.at(l.described), p.at(l.ranges)
 	a.ids, a.weights, a.tokens, a.call = addressOf(topk), addressOf(weights), uint32(r.Tokens), call
-	a.flags &^= flagWideIDs
 	if topk.DType == weft.Int64 {
 		a.flags |= flagWideIDs
 	}
-	if err := h.lane.Start(stream, h.direct.rowMap.launch); err != nil {
+	if err := h.lane.Start(stream, k.launches[0]); err != nil {
 		r.Release()
 		return nil, err
 	}
@@ -160,46 +202,17 @@ func (r *gpuRouting) overflow() error {
 	return nil
 }
 
-func placeFormOf(s *spec.Spec, ranks int) placeForm {
-	return placeForm{byRank: s.Layout == spec.TokenMajor, even: s.Experts+ranks <= mapBuckets && s.TopK%placeQuad == 0}
+// rowMapFormOf is that of a handle.
+func rowMapFormOf(s *spec.Spec, ranks int) rowMapForm {
+	return rowMapForm{byRank: s.Layout == spec.TokenMajor, even: s.Experts+ranks <= mapBuckets && s.TopK%mapQuad == 0}
 }
 
-// rowMap is the kernel of a prepare: it gives every row its final place.
-type rowMap struct {
-	launch *cuda.Launch
-	args   *placeArgs
-}
-
-// newRowMap lays out the launch, with as many blocks as a dispatch has.
-func (h *gpu) newRowMap(f functions, dispatch cuda.LaunchConfig) (*rowMap, error) {
-	g, r := &h.Geometry, &h.regions
-	entries, err := h.mapEntries()
-	if err != nil {
-		return nil, err
+// rowMapPrograms are those of all handles.
+func rowMapPrograms(arch string) (all []kernel.Spec) {
+	for _, form := range []rowMapForm{{}, {even: true}, {byRank: true}, {byRank: true, even: true}} {
+		all = append(all, rowMapKernel(form, arch))
 	}
-	a := placeArgs{
-		shape: h.shape(), openings: uint64(r.openings), totals: uint64(r.totals), records: uint64(r.records),
-		befores: uint64(r.befores), marks: uint64(r.marks), flags: layoutFlags(g.Layout),
-		rows: uint32(g.Capacity), align: uint32(g.Align), blocks: uint32(placing(g, h.blocks.dispatch)),
-		mapEntries: uint32(entries),
-	}
-	config := cuda.LaunchConfig{
-		Grid:  dispatch.Grid,
-		Block: cuda.Dim{X: uint32(placeThreads(g, placing(g, h.blocks.dispatch)))}, Shared: placeBytes(entries),
-	}
-	if err := f.place.SetMaxDynamicShared(config.Shared); err != nil {
-		return nil, err
-	}
-	k := &rowMap{}
-	if k.launch, err = f.place.Prepare(config, a); err == nil {
-		k.args, err = cuda.Arg[placeArgs](k.launch, 0)
-	}
-	return k, err
-}
-
-func (k *rowMap) point(group device.Group, at func(int64) uint64, locals *locals) {
-	k.args.group, k.args.state = group, at(0)
-	k.args.counts, k.args.bases = at(locals.counts), at(locals.bases)
+	return all
 }
 
 // layoutFlags say how rows of a layout stand.

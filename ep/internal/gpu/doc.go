@@ -1,14 +1,33 @@
 // Package gpu is the GPU engine of expert parallelism: every operation is one kernel on every rank,
 // enqueued on the caller's stream. docs/design/gpu-engine.md has the design.
 //
-// A Go file has the arguments, the memory and the launch of a kernel; the .cu file beside it is the
-// kernel. Rows move in one of two ways:
+// # Kernels
 //
-//   - slots (slots_dispatch.cu, slots_combine.cu): rows leave before anything is counted, to a slot whose
+// A .cu file is a kernel. The Go file beside it has the mover: the kernel's programs, arguments,
+// grid, memory and launches. Rows move in one of two ways:
+//
+//   - slots (slots_dispatch, slots_combine): rows leave before anything is counted, to a slot whose
 //     address follows from source and token. The receiver finds their row on arrival.
-//   - direct (direct_row_map.cu, direct_push.cu, direct_pull.cu): a prepare gives every row its final
-//     place. Dispatch stores it there, and the token's home reads it from there.
+//   - direct (direct_row_map, direct_push, direct_pull): a row map gives every row its final place.
+//     Dispatch stores it there, and the token's home reads it from there.
 //
-// The other kernels serve both: gradients.cu moves gradients, describe.cu says what each row is,
-// copy.cu copies what has arrived, token_counts.cu counts where tokens go.
+// The other kernels serve both: gradients moves gradients, describe says what each row is, copy
+// copies what has arrived. token_counts counts where tokens go, for a Counter rather than a handle.
+//
+// # Composition
+//
+// A handle is what its movers share (lane, room, ring of receive buffers, routings) and the movers
+// that its Spec and its Choice pick from one list, parts. Making one asks all movers, in this order:
+//
+//	compose   parts            -> movers; which one dispatches, combines
+//	load      mover.load       -> one program of all, loaded on every rank
+//	fit       mover.want       -> grids that fit the room of every rank, and the lane's counts
+//	layout    mover.layout     -> offsets in the window and in this GPU's own memory
+//	prepare   mover.prepare    -> launches, and the arguments that no call changes
+//	lane      mover.point      -> addresses, again whenever the lane takes other memory
+//
+// dispatch.go and combine.go have what operations do whichever way rows go: they enter the lane,
+// check arguments, ask the dispatcher or the combiner, and finish. A mover begins each call from
+// the arguments that no call changes, so nothing of the call before is left. What a call has set
+// stays until the next one: the second half of an operation goes by it.
 package gpu

@@ -13,7 +13,18 @@ import (
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/kernel"
 	"github.com/weftgo/weft/device"
+	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
+
+// gradients brings gradients of a combine to the rows, and those of weights home: the kernel of
+// gradients.cu.
+type gradients struct {
+	launcher[gradientArgs]
+	h      *handle
+	demand demand
+
+	openings, marks, scalars, tokens int64 // offsets in the window; of the tokens' gradients, for peers to read
+}
 
 // gradientArgs are the arguments of what moves gradients: the Gradients of gradients.cu.
 type gradientArgs struct {
@@ -41,9 +52,10 @@ type scalarArgs struct {
 
 // set says which gradients of weights go home, by r.
 func (a *scalarArgs) set(r *gpuRouting, s *spec.SumArgs) {
-	a.recvRows, a.recvTokens = r.at(r.off.recvRows), 0
+	l := &r.h.routing
+	a.recvRows, a.recvTokens = r.at(l.recvRows), 0
 	if r.h.Spec.Layout == spec.TokenMajor {
-		a.recvTokens = r.at(r.off.recvTokens)
+		a.recvTokens = r.at(l.recvTokens)
 	}
 	a.rows, a.home = addressOf(s.Scalars), addressOf(s.OutScalars)
 }
@@ -60,59 +72,66 @@ func gradientKernel(of weft.DType, arch string) kernel.Spec {
 	return s
 }
 
-// addGradients lays out what gradients have: what ranks tell each other, the numbers that come
-// home, and a copy of the tokens' gradients for others to read.
-func (r *regions) addGradients(g *spec.Geometry, s spec.Spec, blocks int) {
-	if !s.Combines() {
-		return
-	}
-	r.gradientOpenings = r.Ones(3 * int64(g.Ranks) * device.OpeningBytes)
-	r.gradientMarks = r.Zeros(int64(g.Ranks) * int64(blocks) * 4)
-	r.scalars = r.Raw(2 * int64(g.Tokens) * int64(g.TopK) * 4)
-	r.gradients = r.Raw(int64(g.Tokens) * int64(s.OutputSize()))
+func (m *gradients) load(p *programs) {
+	p.add(gradientKernel(m.h.Spec.Output, p.arch), &m.functions[0])
 }
 
-// prepareGradients lays out the launch.
-func (h *gpu) prepareGradients(f functions) (err error) {
-	g, s, r := &h.Geometry, &h.Spec, &h.regions
-	a := gradientArgs{
-		shape: h.shape(), openings: uint64(r.gradientOpenings), marks: uint64(r.gradientMarks),
-		first: uint32(h.locals.gradientCounts),
-		at:    uint32(r.gradients / 16), rowBytes: uint32(s.OutputSize()), align: uint32(g.Align),
-		scalars: scalarArgs{at: uint64(r.scalars), topk: device.NewDivisor(g.TopK)},
+// want implements [mover]: gradients have as many blocks as the other kernels have taken room for.
+func (m *gradients) want() *demand {
+	m.demand = demand{
+		of: ofGradients, functions: m.functions[:], grid: grid{threads: gradientThreads},
+		most: mostGradientThreads,
 	}
-	config := cuda.LaunchConfig{
-		Grid:  cuda.Dim{X: uint32(h.blocks.gradients)},
-		Block: cuda.Dim{X: uint32(h.blocks.gradientThreads)},
+	return &m.demand
+}
+
+func (m *gradients) layout(window, _ *enginegpu.Workspace) {
+	g := &m.h.Geometry
+	m.openings = window.Ones(3 * int64(g.Ranks) * device.OpeningBytes)
+	m.marks = window.Zeros(int64(g.Ranks) * int64(m.demand.moving) * 4)
+	m.scalars = window.Raw(2 * int64(g.Tokens) * int64(g.TopK) * 4)
+	size := int64(g.Tokens) * int64(m.h.Spec.OutputSize())
+	m.tokens = window.Raw(size)
+	m.h.lend(m.tokens, size)
+}
+
+func (m *gradients) prepare() error {
+	h, g, s, threads := m.h, &m.h.Geometry, &m.h.Spec, m.demand.threads
+	a := gradientArgs{
+		shape: h.shape(), openings: uint64(m.openings), marks: uint64(m.marks), first: uint32(m.demand.first),
+		at: uint32(m.tokens / 16), rowBytes: uint32(s.OutputSize()), align: uint32(g.Align),
+		scalars: scalarArgs{at: uint64(m.scalars), topk: device.NewDivisor(g.TopK)},
 	}
 	bulk, err := h.bulk()
 	if err != nil {
 		return err
 	}
-	// A block of a handle whose rows have places has an SM to itself, so there is shared memory.
-	if c := s.GradientCarry(h.blocks.gradientThreads); bulk && h.tuning.Placed && c.Warps > 0 {
-		warps := min(spec.ProductWarps, h.blocks.gradientThreads/32)
+	config := h.config(m.demand.grid, false)
+	// Blocks that have an SM to themselves have its shared memory.
+	if c := s.GradientCarry(threads); bulk && h.whole && c.Warps > 0 {
+		warps := min(spec.ProductWarps, threads/32)
 		room := spec.BulkSharedBytes / (spec.ProductDepth * warps) / spec.UnitBytes * spec.UnitBytes
 		a.chunk, a.carriers, a.room, a.multipliers = uint32(c.Chunk), uint32(c.Warps), uint32(room), uint32(warps)
 		config.Shared = max(c.Chunk*c.Warps, room*spec.ProductDepth*warps)
-		if err := f.gradients.SetMaxDynamicShared(config.Shared); err != nil {
-			return err
-		}
 	}
-	if h.moving, err = f.gradients.Prepare(config, a); err != nil {
-		return err
-	}
-	h.gradientArg, err = cuda.Arg[gradientArgs](h.moving, 0)
-	return err
+	return m.layOut(config, a)
 }
 
-func (h *gpu) DispatchBackward(ctx context.Context, s *weft.Stream, a spec.SumArgs) error {
+func (m *gradients) point() {
+	h := m.h
+	m.pointed(func(a *gradientArgs) { a.group, a.state = h.lane.Group(h.waits.dispatch), h.localAt(0) })
+}
+
+// buffer is memory for gradients of the output that peers read where they are.
+func (m *gradients) buffer() weft.Tensor { return m.h.sums(m.tokens, m.h.Geometry.Tokens) }
+
+func (h *handle) DispatchBackward(ctx context.Context, s *weft.Stream, a spec.SumArgs) error {
 	const op = spec.OpDispatchBackward
 	stream, err := h.lane.Enter(ctx, op, s)
 	if err != nil {
 		return err
 	}
-	if err := cmp.Or(h.checkCombineOperands(op, &a), h.CheckScalars(op, &a),
+	if err := cmp.Or(h.checkSum(op, &a), h.CheckScalars(op, &a),
 		whole(op, "gradients of the rows' weights", a.Scalars), whole(op, "gradients of weights", a.OutScalars)); err != nil {
 		return err
 	}
@@ -120,19 +139,19 @@ func (h *gpu) DispatchBackward(ctx context.Context, s *weft.Stream, a spec.SumAr
 	if !a.OutScalars.IsZero() {
 		call = tagDispatchWeightBackward
 	}
-	if err := h.startCombine(call, stream, &a, flagSend|flagReceive); err != nil {
+	if err := h.combiner.send(stream, call, a, flagSend|flagReceive); err != nil {
 		return err
 	}
-	if !a.OutScalars.IsZero() && !h.tuning.Pulls {
-		h.setGradients(&a)
-		if err := h.startGradients(stream, call, 0); err != nil {
+	if !a.OutScalars.IsZero() && !h.combiner.bringsScalars() {
+		h.gradients.call(&a)
+		if err := h.gradients.start(stream, call, 0, h.waits.combine); err != nil {
 			return err
 		}
 	}
 	return h.lane.Finish(ctx, s)
 }
 
-func (h *gpu) CombineBackward(ctx context.Context, s *weft.Stream, c spec.SpreadArgs) error {
+func (h *handle) CombineBackward(ctx context.Context, s *weft.Stream, c spec.SpreadArgs) error {
 	const op = spec.OpCombineBackward
 	stream, err := h.lane.Enter(ctx, op, s)
 	if err != nil {
@@ -143,8 +162,15 @@ func (h *gpu) CombineBackward(ctx context.Context, s *weft.Stream, c spec.Spread
 		whole(op, "gradients of weights", c.GradWeights)); err != nil {
 		return err
 	}
-	a := h.setGradients(&spec.SumArgs{Batch: c.Batch, OutScalars: c.GradWeights})
-	a.rows = addressOf(c.GradRows)
+	at, ok := h.readable(c.GradOut)
+	if !ok {
+		at = h.gradients.tokens
+		if err := stream.Copy(h.lane.Window().Pointer().Add(int(at)), c.GradOut.Pointer(), c.GradOut.Bytes()); err != nil {
+			return err
+		}
+	}
+	a := h.gradients.call(&spec.SumArgs{Batch: c.Batch, OutScalars: c.GradWeights})
+	a.at, a.rows = uint32(at/16), addressOf(c.GradRows)
 	call, flags := uint32(tagCombineBackward), flagRowGradients|h.weighted()
 	if !c.GradWeights.IsZero() {
 		call, flags = tagCombineWeightBackward, flags|flagWeightGradients
@@ -153,38 +179,35 @@ func (h *gpu) CombineBackward(ctx context.Context, s *weft.Stream, c spec.Spread
 	if a.carriers > 0 {
 		flags |= flagBulk
 	}
-	at, ok := h.readable(c.GradOut)
-	if !ok {
-		at = h.regions.gradients
-		if err := stream.Copy(h.lane.Window().Pointer().Add(int(at)), c.GradOut.Pointer(), c.GradOut.Bytes()); err != nil {
-			return err
-		}
-	}
-	a.at = uint32(at / 16)
-	if err := h.startGradients(stream, call, flags); err != nil {
+	if err := h.gradients.start(stream, call, flags, h.waits.dispatch); err != nil {
 		return err
 	}
 	return h.lane.Finish(ctx, s)
 }
 
-// setGradients points the launch at a batch, and at the gradients of weights that go and come home.
-func (h *gpu) setGradients(c *spec.SumArgs) *gradientArgs {
-	a, p := h.gradientArg, c.Batch.Info.(*gpuRouting)
-	a.home, a.described = p.at(p.off.home), p.at(p.off.described)
-	a.tokens, a.y, a.rows = uint32(c.Batch.Tokens), 0, 0
+// call begins a call for a batch, and for the gradients of weights that go and come home.
+func (m *gradients) call(c *spec.SumArgs) *gradientArgs {
+	a, p := m.begin(), c.Batch.Info.(*gpuRouting)
+	a.home, a.described = p.at(m.h.routing.home), p.at(m.h.routing.described)
+	a.tokens = uint32(c.Batch.Tokens)
 	a.scalars.set(p, c)
 	return a
 }
 
-// startGradients enqueues the launch.
-func (h *gpu) startGradients(stream *cuda.Stream, call, flags uint32) error {
-	if h.Spec.Layout.ByExpert() {
+// start enqueues the call, whose waits are counted as those of the operation that it is like.
+func (m *gradients) start(stream *cuda.Stream, call, flags uint32, waits uint64) error {
+	if m.h.Spec.Layout.ByExpert() {
 		flags |= flagRowPerSelection
 	}
-	a := h.gradientArg
-	a.call, a.flags, a.group.Waits = call, flags, h.combineWaits
-	if flags&flagRowGradients != 0 {
-		a.group.Waits = h.dispatchWaits
+	a := m.args
+	a.call, a.flags, a.group.Waits = call, flags, waits
+	return m.h.lane.Start(stream, m.launches[0])
+}
+
+// gradientPrograms are those of all handles.
+func gradientPrograms(arch string) (all []kernel.Spec) {
+	for _, of := range []weft.DType{weft.BFloat16, weft.Float16, weft.Float32} {
+		all = append(all, gradientKernel(of, arch))
 	}
-	return h.lane.Start(stream, h.moving)
+	return all
 }

@@ -9,63 +9,27 @@ import (
 	"github.com/weftgo/weft/ep/spec"
 
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/cuda/kernel"
 	"github.com/weftgo/weft/device"
 )
 
-// HookCarriesOf is how a handle's dispatches and combines, by blocks of so many threads, move rows by
-// bulk copies: bytes at a time and warps, or zeros.
-func HookCarriesOf(s spec.Spec, threads, ranks int) (push, pull [2]int) {
-	s = s.Normalize()
-	p, c := s.PushCarry(threads), s.PullCarry(threads, s.PullRows(ranks))
-	return [2]int{p.Chunk, p.Warps}, [2]int{c.Chunk, c.Warps}
-}
-
 // HookAnnounced is the set of places for received rows of which a handle's next operation would say
 // that nobody reads them.
-func HookAnnounced(h spec.RowEngine) uint32 { g := h.(*gpu); return g.ring.Free(g.lane.Capture()) }
-
-// gpuOf is a handle's engine, which is one on GPUs.
-func gpuOf(h spec.RowEngine) *gpu {
-	if g, ok := h.(*gpu); ok {
-		return g
-	}
-	return h.(*placed).gpu
-}
+func HookAnnounced(h spec.RowEngine) uint32 { g := h.(*handle); return g.ring.Free(g.lane.Capture()) }
 
 // HookReadable says whether others read a tensor where it is, rather than a copy.
 func HookReadable(h spec.RowEngine, t weft.Tensor) bool {
-	_, ok := gpuOf(h).readable(t)
+	_, ok := h.(*handle).readable(t)
 	return ok
 }
 
 // HookProgramsOf names the programs whose kernels move rows of the handles of a Spec: that of its
 // dispatches first, and behind it that of calls that do everything at once.
-func HookProgramsOf(s spec.Spec, ranks int) []string {
+func HookProgramsOf(s spec.Spec, ranks int) (all []string) {
 	s = s.Normalize()
-	t := spec.Choose(s, ranks)
-	var all []string
-	add := func(specs ...kernel.Spec) {
-		for _, s := range specs {
-			all = append(all, s.Name)
-		}
+	h := newHandle(&spec.Base{Spec: s, Geometry: spec.NewGeometry(s, ranks)}, spec.Choose(s, ranks))
+	for _, p := range h.programs("").sources {
+		all = append(all, p.Name)
 	}
-	if t.Placed {
-		add(pushKernel(s.Quantize, false, ""), pushKernel(s.Quantize, true, ""), placeKernel(placeFormOf(&s, ranks), ""))
-	} else {
-		add(dispatchKernel(dispatchFormOf(&t, &s), ""), dispatchKernel(fusedDispatchFormOf(&t, &s, ranks), ""))
-	}
-	switch {
-	case !s.Combines():
-	case t.Pulls:
-		add(pullKernel(pullFormOf(&s), ""))
-	default:
-		add(combineKernel(combineFormOf(&t, &s, ranks), ""), combineKernel(fusedCombineFormOf(&t, &s, ranks), ""))
-	}
-	if s.Combines() {
-		add(gradientKernel(s.Output, ""))
-	}
-	add(describeKernel(""), copyKernel(""))
 	return all
 }
 
@@ -74,7 +38,7 @@ func HookProgramsOf(s spec.Spec, ranks int) []string {
 func HookLeaders(r *spec.Batch, topk int) (n int, err error) {
 	p := r.Info.(*gpuRouting)
 	places := make([]byte, r.Tokens*topk*4)
-	err = p.h.device.Context().Download(places, p.memory.Pointer().Add(p.off.places))
+	err = p.h.device.Context().Download(places, p.memory.Pointer().Add(p.h.routing.places))
 	for i := 0; i < len(places); i += 4 {
 		n += int(binary.LittleEndian.Uint32(places[i:]) >> 31) // LEADER of direct.cuh
 	}
@@ -83,9 +47,9 @@ func HookLeaders(r *spec.Batch, topk int) (n int, err error) {
 
 // HookSetEpoch has a handle on GPUs count its operations from an epoch on, before the first.
 func HookSetEpoch(h spec.RowEngine, epoch uint64) error {
-	g := gpuOf(h)
+	g := h.(*handle)
 	var counts []byte
-	for range g.locals.gradientCounts + g.blocks.gradients {
+	for range g.counts {
 		counts = binary.LittleEndian.AppendUint64(counts, epoch)
 		counts = binary.LittleEndian.AppendUint64(counts, epoch%3)
 	}
@@ -94,7 +58,7 @@ func HookSetEpoch(h spec.RowEngine, epoch uint64) error {
 		return err
 	}
 	number := binary.LittleEndian.AppendUint32(nil, uint32(epoch))
-	for at, size := range g.regions.Zeroed() {
+	for at, size := range g.window.Zeroed() {
 		last := slices.Repeat(number, int(size)/4)
 		if err := c.Upload(g.lane.Window().Pointer().Add(int(at)), last); err != nil {
 			return err
@@ -106,10 +70,10 @@ func HookSetEpoch(h spec.RowEngine, epoch uint64) error {
 // HookSoilRoutings fills the memory of routings that nobody has as memory may be that was just
 // allocated.
 func HookSoilRoutings(h spec.RowEngine) error {
-	g := gpuOf(h)
+	g := h.(*handle)
 	for _, r := range g.idle {
 		if err := g.device.Context().Upload(r.memory.Pointer(),
-			slices.Repeat([]byte{0x5A, 0, 0x5A, 0}, r.off.total/4)); err != nil {
+			slices.Repeat([]byte{0x5A, 0, 0x5A, 0}, g.routing.total/4)); err != nil {
 			return err
 		}
 	}
@@ -118,10 +82,11 @@ func HookSoilRoutings(h spec.RowEngine) error {
 
 // HookGrids are how many blocks of how many threads a handle's dispatches, combines and gradients have.
 func HookGrids(h spec.RowEngine) (blocks, threads [3]int) {
-	g := h.(*gpu)
-	return [3]int{g.blocks.dispatchGrid(), g.blocks.combineGrid(), g.blocks.gradients},
-		[3]int{g.tuning.DispatchThreads, g.tuning.CombineThreads, g.blocks.gradientThreads}
+	for i, g := range h.(*handle).grids {
+		blocks[i], threads[i] = g.blocks(), g.threads
+	}
+	return blocks, threads
 }
 
 // HookGraphedRoutings is how many of the Routings that nobody has are written by graphs.
-func HookGraphedRoutings(h spec.RowEngine) int { return len(gpuOf(h).graphed) }
+func HookGraphedRoutings(h spec.RowEngine) int { return len(h.(*handle).graphed) }

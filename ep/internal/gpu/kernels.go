@@ -6,8 +6,6 @@ import (
 	"strings"
 	"unsafe"
 
-	"github.com/weftgo/weft/ep/spec"
-
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda/kernel"
 	"github.com/weftgo/weft/device"
@@ -64,48 +62,6 @@ var flagList = func() string {
 	}
 	return strings.Join(all, ",")
 }()
-
-// AllKernels lists the kernels of handles and counters: see ep.Kernels.
-func AllKernels(arch string) []kernel.Spec {
-	var all []kernel.Spec
-	for _, byExpert := range []bool{false, true} {
-		for _, from := range []weft.DType{weft.InvalidDType, weft.BFloat16, weft.Float16, weft.Float32} {
-			f := dispatchForm{byExpert: byExpert, quantize: from, kind: byFew, units: 1}
-			all = append(all, dispatchKernel(f, arch))
-			for ; f.units <= spec.MostUnits(spec.Spec{Quantize: from}); f.units *= 2 {
-				for _, f.kind = range []kind{byValue, byMany, byFlag} {
-					all = append(all, dispatchKernel(f, arch))
-				}
-			}
-		}
-	}
-	gather := gatherForm
-	gather.gathers = true
-	all = append(all, dispatchKernel(gather, arch))
-	for _, sums := range []int{spec.RankSums, spec.PartialSums, spec.ExactSums} {
-		for _, of := range []weft.DType{weft.BFloat16, weft.Float16, weft.Float32} {
-			for _, bySelection := range []bool{false, true} {
-				if sums == spec.ExactSums && bySelection {
-					continue
-				}
-				f := combineForm{sums: sums, bySelection: bySelection, of: of, kind: byFlag, group: 4}
-				all = append(all, combineKernel(f, arch))
-				for _, f.group = range []int{2, 4, 8} {
-					if sums == spec.ExactSums && f.group < 8 {
-						continue
-					}
-					for _, f.kind = range []kind{byValue, byMany} {
-						all = append(all, combineKernel(f, arch))
-					}
-				}
-			}
-		}
-	}
-	for _, of := range []weft.DType{weft.BFloat16, weft.Float16, weft.Float32} {
-		all = append(all, gradientKernel(of, arch))
-	}
-	return append(append(all, placedKernels(arch)...), describeKernel(arch), copyKernel(arch), countKernel(arch))
-}
 
 // typeNumber is how kernels are told of a type.
 func typeNumber(d weft.DType) int {

@@ -130,7 +130,7 @@ func arguedPrograms(arch string) []argued {
 			combineKernel(combineForm{sums: spec.RankSums, of: weft.BFloat16, kind: byValue, group: 2}, arch),
 			layout.Of("Combine", reflect.TypeFor[combineArgs](), nil),
 		},
-		{placeKernel(placeForm{}, arch), layout.Of("Place", reflect.TypeFor[placeArgs](), nil)},
+		{rowMapKernel(rowMapForm{}, arch), layout.Of("RowMap", reflect.TypeFor[rowMapArgs](), nil)},
 		{pushKernel(weft.InvalidDType, false, arch), layout.Of("Push", reflect.TypeFor[pushArgs](), nil) +
 			layout.Constants(map[string]int{
 				"UNITS": spec.MostUnits(spec.Spec{}),
@@ -144,8 +144,8 @@ func arguedPrograms(arch string) []argued {
 				"32 * MOST_WARPS": mostGradientThreads,
 				"DEPTH":           spec.ProductDepth,
 			})},
-		{countKernel(arch), layout.Of("Shape", reflect.TypeFor[shape](), nil) +
-			layout.Of("CountArgs", reflect.TypeFor[countArgs](), nil) +
+		{tokenCountsKernel(arch), layout.Of("Shape", reflect.TypeFor[shape](), nil) +
+			layout.Of("TokenCounts", reflect.TypeFor[tokenCountsArgs](), nil) +
 			layout.Constants(map[string]int{
 				"THREADS": countThreads, "SHARE": countShare,
 				"MAX_RANKS": device.MaxRanks,

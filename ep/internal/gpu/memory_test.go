@@ -25,20 +25,24 @@ func TestMemory(t *testing.T) {
 			Reduction: spec.Partial, Weighting: spec.Plain,
 			Payload: spec.BF16, Output: weft.BFloat16, Live: 2,
 		}
-		g, tuned := spec.NewGeometry(s, ranks), spec.Choose(s, ranks)
-		h := gpu{Base: &spec.Base{Spec: s, Geometry: g}}
-		b := blocks{
-			dispatch: tuned.DispatchBlocks, dispatchClerks: 2, combine: tuned.CombineBlocks,
-			combineClerks: 1, gradients: tuned.CombineBlocks,
+		s = s.Normalize()
+		h := newHandle(&spec.Base{Spec: s, Geometry: spec.NewGeometry(s, ranks)}, spec.Choose(s, ranks))
+		for _, m := range h.movers { // as if there were room for all
+			if d := m.want(); d != nil {
+				d.moving = max(d.moving, h.grids[ofCombine].moving)
+				h.counts += d.blocks()
+				h.grids[d.of] = d.grid
+			}
 		}
-		window, own := newRegions(&g, s, tuned, b), newLocals(&g, false, b)
-		ours := int(window.Size()+own.Size()) + s.Live*int(window.block.Bytes) + (s.Live+1)*h.routingBytes()
+		h.layout()
+		rows := s.Live * int(h.received.block.Bytes)
+		ours := int(h.window.Size()+h.local.Size()) + rows + (s.Live+1)*h.routing.total
 		t.Logf("%v: %d MB, %d of them received rows, %.1f%% of %d MB", c.layout, ours/1e6,
-			s.Live*int(window.block.Bytes)/1e6, 100*float64(ours)/theirs, theirs/1000000)
+			rows/1e6, 100*float64(ours)/theirs, theirs/1000000)
 		if 100*ours > c.most*theirs {
 			t.Errorf("%v takes %d bytes, more than %d%% of %d", c.layout, ours, c.most, theirs)
 		}
-		if beside := ours - s.Live*int(window.block.Bytes); 100*beside > c.beside*theirs {
+		if beside := ours - rows; 100*beside > c.beside*theirs {
 			t.Errorf("%v takes %d bytes beside received rows, more than %d%% of %d", c.layout, beside, c.beside, theirs)
 		}
 	}

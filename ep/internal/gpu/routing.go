@@ -14,8 +14,7 @@ import (
 // gpuRouting is what the GPU engine knows of a Routing: all of it in the GPU's memory, where the
 // kernels have put it.
 type gpuRouting struct {
-	h       *gpu
-	off     routingOffsets
+	h       *handle
 	memory  *cuda.Memory
 	stream  *cuda.Stream // where it was prepared
 	tokens  int
@@ -46,17 +45,8 @@ type described struct {
 	wanted, over, excess []int32 // [ranks]
 }
 
-// describedWords is how many words that are.
-func (h *gpu) describedWords() int {
-	n := 2*h.Geometry.Local + 2*h.Geometry.Ranks + 2
-	if h.tuning.Placed {
-		n += 2*h.Geometry.Local + 3*h.Geometry.Ranks
-	}
-	return n
-}
-
 // read takes the words over.
-func (d *described) read(h *gpu, raw []byte) {
+func (d *described) read(h *handle, raw []byte) {
 	words := make([]int32, len(raw)/4)
 	for i := range words {
 		words[i] = int32(binary.LittleEndian.Uint32(raw[4*i:]))
@@ -65,53 +55,59 @@ func (d *described) read(h *gpu, raw []byte) {
 	d.counts, d.offsets = spec.Carve(&words, local), spec.Carve(&words, local)
 	d.came, d.tokens, d.rows = spec.Carve(&words, ranks), spec.Carve(&words, ranks), spec.Carve(&words, 1)
 	d.routing = spec.Carve(&words, 1)
-	if !h.tuning.Placed {
+	if !h.routing.overflows {
 		return
 	}
 	d.demand, d.padded = spec.Carve(&words, local), spec.Carve(&words, local)
 	d.wanted, d.over, d.excess = spec.Carve(&words, ranks), spec.Carve(&words, ranks), spec.Carve(&words, ranks)
 }
 
-// routingOffsets are where the parts of a Routing stand in its memory; places and recvTokens are
-// those of placed rows, experts those of others.
-type routingOffsets struct{ home, recvRows, described, ranges, places, recvTokens, experts, total int }
+// routingLayout is where the parts of a Routing stand in its memory.
+type routingLayout struct {
+	home, recvRows, described, ranges int
+	// of the dispatcher's choice
+	places, recvTokens int
+	experts            int
+	overflows          bool // rows may overflow: what is described has all its parts
 
-func (h *gpu) routingOffsets() (o routingOffsets) {
-	g := &h.Geometry
-	region := func(size int) int {
-		from := o.total
-		o.total += (size + 127) &^ 127
-		return from
-	}
-	o.home = region(g.Tokens * g.TopK * pairBytes)
-	o.recvRows = region(g.Ranks * g.Tokens * g.TopK * pairBytes)
-	o.described = region(h.describedWords() * 4)
-	o.ranges = region(g.Local * g.Ranks * 8)
-	if h.tuning.Placed {
-		o.places = region(g.Tokens * g.TopK * 4)
-		o.recvTokens = region(g.Ranks * g.Tokens * 4)
-	} else {
-		o.experts = region(g.Tokens * g.TopK * 4)
-	}
-	return o
+	words int // that are described
+	total int
 }
 
-func (h *gpu) routingBytes() int { return h.routingOffsets().total }
+func (l *routingLayout) region(size int) (at int) {
+	at = l.total
+	l.total += (size + 127) &^ 127
+	return at
+}
 
-func (h *gpu) newRouting() (*gpuRouting, error) {
-	r := &gpuRouting{h: h, off: h.routingOffsets()}
+// layOutRouting lays out the memory of routings.
+func (h *handle) layOutRouting() {
+	g, l := &h.Geometry, &h.routing
+	l.home = l.region(g.Tokens * g.TopK * pairBytes)
+	l.recvRows = l.region(g.Ranks * g.Tokens * g.TopK * pairBytes)
+	h.dispatcher.addRouting(l)
+	l.words = 2*g.Local + 2*g.Ranks + 2
+	if l.overflows {
+		l.words += 2*g.Local + 3*g.Ranks
+	}
+	l.described = l.region(l.words * 4)
+	l.ranges = l.region(g.Local * g.Ranks * 8)
+}
+
+func (h *handle) newRouting() (*gpuRouting, error) {
+	r := &gpuRouting{h: h}
 	var err error
-	if r.memory, err = h.device.Context().Alloc(r.off.total); err != nil {
+	if r.memory, err = h.device.Context().Alloc(h.routing.total); err != nil {
 		return nil, err
 	}
 	h.all = append(h.all, r)
 	return r, nil
 }
 
-// route takes an idle Routing, or makes one, for a Prepare that is about to be enqueued. What a
+// newBatch takes an idle Routing, or makes one, for a Prepare that is about to be enqueued. What a
 // graph writes is for other graphs: whose replays come when is their caller's affair, who may not
 // know of an operation that goes by a Routing of later.
-func (h *gpu) route(stream *cuda.Stream, tokens int, weighted bool) (*spec.Batch, error) {
+func (h *handle) newBatch(stream *cuda.Stream, tokens int, weighted bool) (*spec.Batch, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var r *gpuRouting
@@ -145,7 +141,7 @@ func (h *gpu) route(stream *cuda.Stream, tokens int, weighted bool) (*spec.Batch
 }
 
 // settle waits for the counts if the Spec wants them on the host.
-func (h *gpu) settle(ctx context.Context, r *spec.Batch) error {
+func (h *handle) settle(ctx context.Context, r *spec.Batch) error {
 	if h.Spec.Counts != spec.HostCounts {
 		return nil
 	}
@@ -194,7 +190,7 @@ func (r *gpuRouting) at(offset int) uint64 { return uint64(r.memory.Pointer().Ad
 
 // sent is where it stands how many tokens each rank has.
 func (r *gpuRouting) sent() uint64 {
-	return r.at(r.off.described + 4*(2*r.h.Geometry.Local+r.h.Geometry.Ranks))
+	return r.at(r.h.routing.described + 4*(2*r.h.Geometry.Local+r.h.Geometry.Ranks))
 }
 
 func (r *gpuRouting) tensor(at int, d weft.DType, shape ...int) weft.Tensor {
@@ -222,8 +218,8 @@ func (r *gpuRouting) count(ctx context.Context) error {
 	if err := h.Comm.Wait(ctx, weft.StreamOf(r.stream)); err != nil {
 		return err
 	}
-	raw := make([]byte, 4*h.describedWords())
-	if err := h.device.Context().Download(raw, r.memory.Pointer().Add(r.off.described)); err != nil {
+	raw := make([]byte, 4*h.routing.words)
+	if err := h.device.Context().Download(raw, r.memory.Pointer().Add(r.h.routing.described)); err != nil {
 		return err
 	}
 	r.described.read(h, raw)
@@ -238,7 +234,7 @@ func (r *gpuRouting) measure() error {
 	}
 	h, g := r.h, &r.h.Geometry
 	home := make([]byte, r.tokens*g.TopK*pairBytes)
-	if err := h.device.Context().Download(home, r.memory.Pointer().Add(r.off.home)); err != nil {
+	if err := h.device.Context().Download(home, r.memory.Pointer().Add(r.h.routing.home)); err != nil {
 		return err
 	}
 	r.traffic = spec.Traffic{Tokens: r.tokens, Received: int(r.described.rows[0])}
@@ -247,7 +243,7 @@ func (r *gpuRouting) measure() error {
 		for k := range g.TopK {
 			what := binary.LittleEndian.Uint32(home[(t*g.TopK+k)*pairBytes:])
 			e, selected := what&0xFFFF, what&0xFFFF
-			if h.tuning.Placed {
+			if h.routing.overflows {
 				selected = what >> 16 // whether there is room for its row or not
 			}
 			if selected != 0 {
@@ -300,7 +296,7 @@ func (r *gpuRouting) Told() int {
 
 // Demand implements [Info].
 func (r *gpuRouting) Demand() int {
-	if !r.h.tuning.Placed {
+	if !r.h.routing.overflows {
 		return r.Received() // nothing overflows
 	}
 	if r.count(context.Background()) != nil {
@@ -311,25 +307,25 @@ func (r *gpuRouting) Demand() int {
 
 // Tensor implements [Info].
 func (r *gpuRouting) Tensor(part spec.Part) weft.Tensor {
-	g, placed := &r.h.Geometry, r.h.tuning.Placed
+	g, overflows := &r.h.Geometry, r.h.routing.overflows
 	words := func(at int, shape ...int) weft.Tensor {
-		return r.tensor(r.off.described+4*at, weft.Int32, shape...)
+		return r.tensor(r.h.routing.described+4*at, weft.Int32, shape...)
 	}
 	// Nothing overflows where rows go through slots: what is wanted there is what comes.
 	wanted := 2*g.Local + 2*g.Ranks + 2
 	switch part {
 	case spec.RowDemand:
-		if placed {
+		if overflows {
 			return words(wanted+2*g.Local+r.h.Comm.Rank(), 1)
 		}
 		return words(2*g.Local+2*g.Ranks, 1)
 	case spec.ExpertDemand:
-		if placed {
+		if overflows {
 			return words(wanted, g.Local)
 		}
 		return words(0, g.Local)
 	case spec.PaddedCounts:
-		if placed {
+		if overflows {
 			return words(wanted+g.Local, g.Local)
 		}
 		return words(0, g.Local)
@@ -340,7 +336,7 @@ func (r *gpuRouting) Tensor(part spec.Part) weft.Tensor {
 	case spec.SourceCounts:
 		return words(2*g.Local, g.Ranks)
 	case spec.Ranges:
-		return r.tensor(r.off.ranges, weft.Int64, g.Local, g.Ranks)
+		return r.tensor(r.h.routing.ranges, weft.Int64, g.Local, g.Ranks)
 	}
 	// The rest describes rows.
 	if r.describeRows() != nil {

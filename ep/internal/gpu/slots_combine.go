@@ -1,14 +1,13 @@
 package gpu
 
 import (
-	"cmp"
-	"context"
 	"fmt"
 	"strconv"
 	"unsafe"
 
 	"github.com/weftgo/weft/cuda/kernel"
 	"github.com/weftgo/weft/device"
+	enginegpu "github.com/weftgo/weft/engine/gpu"
 	"github.com/weftgo/weft/ep/spec"
 	"github.com/weftgo/weft/internal/thresholds"
 
@@ -16,133 +15,135 @@ import (
 	"github.com/weftgo/weft/cuda"
 )
 
-func (h *gpu) Combine(ctx context.Context, s *weft.Stream, a spec.SumArgs) error {
-	if err := h.enterCombine(ctx, s, &a, flagSend|flagReceive|h.weighted()); err != nil {
-		return err
-	}
-	return h.lane.Finish(ctx, s)
+// slotCombine brings rows, or sums of those at a rank, home by slots: the kernel of
+// slots_combine.cu.
+type slotCombine struct {
+	launcher[combineArgs] // the second is of calls that send and receive
+	h                     *handle
+	demand                demand
+
+	heads, home, returned int64 // offsets in the window
+	turnBytes             int64 // of a turn of home
+	filled                int64 // in this GPU's own memory
 }
 
-func (h *gpu) SendCombine(ctx context.Context, s *weft.Stream, a spec.SumArgs) (*weft.Work, error) {
-	if err := h.enterCombine(ctx, s, &a, flagSend|h.weighted()); err != nil {
-		return nil, err
+func (c *slotCombine) load(p *programs) {
+	h := c.h
+	form := combineFormOf(&h.choice, &h.Spec, h.Geometry.Ranks)
+	fused := fusedCombineFormOf(&h.choice, &h.Spec, h.Geometry.Ranks)
+	p.add(combineKernel(form, p.arch), &c.functions[0])
+	if fused != form {
+		p.add(combineKernel(fused, p.arch), &c.functions[1])
 	}
-	half := h.lane.Sent(spec.OpCombine, s)
-	return weft.NewWork(func(ctx context.Context) error {
-		stream, err := half.Resume()
-		if err != nil {
-			return err
-		}
-		if err := h.lane.Receive(stream, h.combineLaunch(flagReceive|h.weighted())); err != nil {
-			return err
-		}
-		return half.Finish(ctx)
-	}), nil
 }
 
-// weighted says whether sums are.
-func (h *gpu) weighted() uint32 {
-	if h.Spec.Weighting == spec.Weighted {
-		return flagWeighted
+func (c *slotCombine) want() *demand {
+	t := &c.h.choice
+	c.demand = demand{
+		of: ofCombine, functions: c.functions[:],
+		grid:   grid{moving: t.CombineBlocks, notify: 1, threads: t.CombineThreads},
+		widens: c.h.Spec.Tuning.Combine.Threads == 0,
 	}
-	return 0
+	return &c.demand
 }
 
-// enterCombine checks the arguments of a combine and enqueues it.
-func (h *gpu) enterCombine(ctx context.Context, s *weft.Stream, a *spec.SumArgs, flags uint32) error {
-	const op = spec.OpCombine
-	stream, err := h.lane.Enter(ctx, op, s)
-	if err != nil {
-		return err
+func (c *slotCombine) layout(window, local *enginegpu.Workspace) {
+	g, s := &c.h.Geometry, &c.h.Spec
+	slots := g.Ranks
+	if s.Layout.ByExpert() && s.Reduction == spec.Exact {
+		slots = g.TopK
 	}
-	if err := h.checkCombineOperands(op, a); err != nil {
-		return err
-	}
-	if !a.Weights.IsZero() {
-		if err := whole(op, "weights", a.Weights); err != nil {
-			return err
-		}
-		a.Batch.Weights = spec.WeightsAtHome
-		if h.tuning.Pulls || flags&phases != flagSend|flagReceive {
-			if err := h.startWeigh(stream, a.Batch, addressOf(a.Weights), 0); err != nil {
-				return err
-			}
-		} else { // the kernel reads them where they are, and keeps them
-			a.Batch.Info.(*gpuRouting).rewrite()
-			h.combineArg.weights = addressOf(a.Weights)
-			defer func() { h.combineArg.weights = 0 }()
-		}
-	}
-	return h.startCombine(tagCombine, stream, a, flags)
-}
-
-// checkCombineOperands says what is wrong with the arguments of a combine, but for its own weights
-// if it has some.
-func (h *gpu) checkCombineOperands(op string, a *spec.SumArgs) error {
-	if err := cmp.Or(h.CheckSum(op, a), aligned(op, "rows", a.Rows), aligned(op, "output rows", a.Out)); err != nil {
-		return err
-	}
-	return cmp.Or(aligned(op, "biases", a.Bias[0]), aligned(op, "biases", a.Bias[1]))
-}
-
-// startCombine enqueues what brings rows home; a pull brings gradients of weights besides.
-func (h *gpu) startCombine(call uint32, stream *cuda.Stream, a *spec.SumArgs, flags uint32) error {
-	if h.tuning.Pulls {
-		if err := h.setPull(call, stream, a); err != nil {
-			return err
-		}
+	c.turnBytes = int64(slots) * int64(g.Tokens) * int64(s.OutputSize())
+	c.heads = window.Ones(3 * int64(g.Ranks) * device.OpeningBytes)
+	c.returned = window.Zeros(int64(g.Ranks) * int64(c.demand.moving) * 4)
+	if c.h.choice.ValueCombine {
+		c.home = window.Ones(3 * c.turnBytes)
 	} else {
-		h.setCombine(call, a)
+		c.home = window.Raw(2 * c.turnBytes)
 	}
-	return h.lane.Start(stream, h.combineLaunch(flags))
+	words := spec.CeilDiv(device.Domain(g.Ranks), 64) // of a set of ranks
+	c.filled = local.Zeros(3 * (int64(g.Tokens) + 1) * int64(words) * 8)
 }
 
-// setCombine points the launch at the caller's tensors.
-func (h *gpu) setCombine(call uint32, c *spec.SumArgs) {
-	a, p := h.combineArg, c.Batch.Info.(*gpuRouting)
-	a.routed, a.recvRows, a.sent = p.at(p.off.home), p.at(p.off.recvRows), p.sent()
-	a.call, a.y, a.out = call, addressOf(c.Rows), addressOf(c.Out)
-	a.tokens, a.biases = uint32(c.Batch.Tokens), uint32(c.Biases)
-	for i, b := range c.Bias[:c.Biases] {
-		a.bias[i] = addressOf(b)
-	}
-}
-
-// combineLaunch is the launch that does so much of a combine.
-func (h *gpu) combineLaunch(flags uint32) *cuda.Launch {
-	if h.tuning.Pulls {
-		h.direct.pull.args.flags = flags | h.direct.pull.bulk
-		return h.direct.pull.launch
-	}
-	a := h.combineArg
-	a.flags, a.free = flags, h.ring.Free(h.lane.Capture())
-	if flags&phases == flagSend|flagReceive {
-		return h.fusedCombining
-	}
-	return h.combining
-}
-
-func (h *gpu) prepareCombine(f functions, config cuda.LaunchConfig) (err error) {
-	s, r := &h.Spec, &h.regions
-	c := combineArgs{
-		shape: h.shape(), senders: spec.Senders(h.blocks.combine, h.tuning.CombineSenders),
-		first: uint32(h.locals.combineCounts),
-		heads: uint64(r.combineHeads), home: uint64(r.home), returned: uint64(r.returned), turnBytes: uint64(r.homeTurn),
+func (c *slotCombine) prepare() error {
+	h := c.h
+	s, t := &h.Spec, &h.choice
+	a := combineArgs{
+		shape: h.shape(), senders: spec.Senders(c.demand.moving, t.CombineSenders), first: uint32(c.demand.first),
+		heads: uint64(c.heads), home: uint64(c.home), returned: uint64(c.returned), turnBytes: uint64(c.turnBytes),
 		rowBytes: uint32(s.OutputSize()), pieces: device.NewDivisor(spec.CeilDiv(s.OutputSize(), spec.UnitBytes)),
 	}
-	if s.Combines() && h.Geometry.Ranks > 1 {
-		c.groups = device.NewDivisor(combineGroups(&h.tuning, s, h.Geometry.Ranks))
+	if h.Geometry.Ranks > 1 {
+		a.groups = device.NewDivisor(combineGroups(t, s, h.Geometry.Ranks))
 	}
-	if h.combining, err = f.combine.Prepare(config, c); err != nil {
-		return err
+	return c.layOut(h.config(c.demand.grid, t.DependentCombine), a)
+}
+
+func (c *slotCombine) point() {
+	h := c.h
+	c.pointed(func(a *combineArgs) {
+		a.group, a.state = h.lane.Group(h.waits.combine), h.localAt(0)
+		a.filled, a.credits = h.localAt(c.filled), h.localAt(h.credits)
+	})
+}
+
+// keepsWeights implements [combiner]. Only kernels that send and receive do.
+func (c *slotCombine) keepsWeights(flags uint32) bool { return flags&phases == flagSend|flagReceive }
+
+func (c *slotCombine) bringsScalars() bool { return false }
+
+func (c *slotCombine) buffer() weft.Tensor { return weft.Tensor{} }
+
+func (c *slotCombine) send(stream *cuda.Stream, call uint32, s spec.SumArgs, flags uint32) error {
+	h, a, p := c.h, c.begin(), s.Batch.Info.(*gpuRouting)
+	a.routed, a.recvRows, a.sent = p.at(h.routing.home), p.at(h.routing.recvRows), p.sent()
+	a.call, a.y, a.out = call, addressOf(s.Rows), addressOf(s.Out)
+	a.tokens, a.biases = uint32(s.Batch.Tokens), uint32(s.Biases)
+	for i, b := range s.Bias[:s.Biases] {
+		a.bias[i] = addressOf(b)
 	}
-	if h.fusedCombining = h.combining; f.fusedCombine != nil {
-		if h.fusedCombining, err = h.combining.For(f.fusedCombine); err != nil {
-			return err
+	if c.keepsWeights(flags) {
+		a.weights = addressOf(s.Weights)
+	}
+	return h.lane.Start(stream, c.doing(flags))
+}
+
+func (c *slotCombine) receive(stream *cuda.Stream, flags uint32) error {
+	return c.h.lane.Receive(stream, c.doing(flags))
+}
+
+// doing is the launch that does so much of the call.
+func (c *slotCombine) doing(flags uint32) *cuda.Launch {
+	a := c.args
+	a.flags, a.free = flags, c.h.ring.Free(c.h.lane.Capture())
+	if flags&phases == flagSend|flagReceive {
+		return c.launches[1]
+	}
+	return c.launches[0]
+}
+
+// slotCombinePrograms are those of all handles.
+func slotCombinePrograms(arch string) (all []kernel.Spec) {
+	for _, sums := range []int{spec.RankSums, spec.PartialSums, spec.ExactSums} {
+		for _, of := range []weft.DType{weft.BFloat16, weft.Float16, weft.Float32} {
+			for _, bySelection := range []bool{false, true} {
+				if sums == spec.ExactSums && bySelection {
+					continue
+				}
+				f := combineForm{sums: sums, bySelection: bySelection, of: of, kind: byFlag, group: 4}
+				all = append(all, combineKernel(f, arch))
+				for _, f.group = range []int{2, 4, 8} {
+					if sums == spec.ExactSums && f.group < 8 {
+						continue
+					}
+					for _, f.kind = range []kind{byValue, byMany} {
+						all = append(all, combineKernel(f, arch))
+					}
+				}
+			}
 		}
 	}
-	h.combineArg, err = cuda.Arg[combineArgs](h.combining, 0)
-	return err
+	return all
 }
 
 // combineFormOf is that of a combine through slots.
@@ -229,26 +230,4 @@ func combineKernel(f combineForm, arch string) kernel.Spec {
 	s.Defines["WEFT_FUSED"] = strconv.FormatBool(f.kind == byMany)
 	s.Defines["WEFT_COMBINE_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(combineArgs{})))
 	return s
-}
-
-// addCombine lays out what a combine has that stores rows at their homes.
-func (r *regions) addCombine(g *spec.Geometry, s spec.Spec, t spec.Choice, blocks int) {
-	r.homeTurns = 2
-	if t.ValueCombine {
-		r.homeTurns = 3
-	}
-	slots := g.Ranks
-	if s.Layout.ByExpert() && s.Reduction == spec.Exact {
-		slots = g.TopK
-	}
-	if s.Combines() {
-		r.homeTurn = int64(slots) * int64(g.Tokens) * int64(s.OutputSize())
-	}
-	r.combineHeads = r.Ones(3 * int64(g.Ranks) * device.OpeningBytes)
-	r.returned = r.Zeros(int64(g.Ranks) * int64(blocks) * 4)
-	if size := r.homeTurns * r.homeTurn; t.ValueCombine {
-		r.home = r.Ones(size)
-	} else {
-		r.home = r.Raw(size)
-	}
 }

@@ -1,7 +1,6 @@
 package gpu
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -17,130 +16,159 @@ import (
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
-func (h *gpu) Prepare(ctx context.Context, s *weft.Stream, c spec.PrepareArgs) (*spec.Batch, error) {
-	const op = spec.OpPrepare
-	stream, err := h.lane.Enter(ctx, op, s)
+// slotDispatch prepares and dispatches by slots: the kernel of slots_dispatch.cu.
+type slotDispatch struct {
+	launcher[dispatchArgs] // the second is of calls that do everything at once
+	h                      *handle
+	demand                 demand
+
+	heads, counts, records, rows, arrived, ready int64 // offsets in the window
+	slotBytes, turnBytes                         int64 // of a slot, and of a turn of all
+	filled                                       int64 // in this GPU's own memory
+}
+
+func (d *slotDispatch) load(p *programs) {
+	s, c := &d.h.Spec, &d.h.choice
+	form, fused := dispatchFormOf(c, s), fusedDispatchFormOf(c, s, d.h.Geometry.Ranks)
+	p.add(dispatchKernel(form, p.arch), &d.functions[0])
+	if fused != form {
+		p.add(dispatchKernel(fused, p.arch), &d.functions[1])
+	}
+}
+
+func (d *slotDispatch) want() *demand {
+	c := &d.h.choice
+	d.demand = demand{
+		of: ofDispatch, functions: d.functions[:],
+		grid:   grid{moving: c.DispatchBlocks, notify: c.DispatchNotify, threads: c.DispatchThreads},
+		widens: d.h.Spec.Tuning.Dispatch.Threads == 0 && !(c.ValueDispatch && c.DispatchUnits == 1),
+	}
+	return &d.demand
+}
+
+// inPlace says whether peers store rows where the caller reads them, rather than in slots.
+func (d *slotDispatch) inPlace() bool {
+	s := &d.h.Spec
+	return !d.h.choice.ValueDispatch && s.Layout == spec.RankMajor && s.Live < 32
+}
+
+func (d *slotDispatch) layout(window, local *enginegpu.Workspace) {
+	g, s := &d.h.Geometry, &d.h.Spec
+	ranks, tokens := int64(g.Ranks), int64(g.Tokens)
+	d.heads = window.Ones(3 * ranks * device.OpeningBytes)
+	if s.Layout.ByExpert() {
+		d.counts = window.Ones(3 * ranks * int64(countWords+g.Local) * 4)
+	}
+	d.records = window.Ones(3 * ranks * tokens * int64(g.TopK) * int64(pairBytes))
+	d.arrived = window.Zeros(ranks * int64(d.demand.moving) * 4)
+	d.ready = window.Zeros(ranks * 4)
+	d.slotBytes = int64(s.RowSize()) + (int64(s.ScaleSize())+15)&^15
+	d.turnBytes = ranks * tokens * d.slotBytes
+	switch {
+	case d.h.choice.ValueDispatch:
+		d.rows = window.Ones(3 * d.turnBytes)
+	case !d.inPlace():
+		d.rows = window.Raw(2 * d.turnBytes)
+	default:
+		at := window.Raw(int64(s.Live) * d.h.received.block.Bytes)
+		d.h.received.inWindow, d.h.received.inTurn, d.h.received.at = true, true, at
+	}
+	d.filled = local.Zeros(3 * ranks * (tokens + 1) * 4)
+}
+
+func (d *slotDispatch) addRouting(l *routingLayout) {
+	l.experts = l.region(d.h.Geometry.Tokens * d.h.Geometry.TopK * 4)
+}
+
+func (d *slotDispatch) prepare() error {
+	h := d.h
+	g, s, c := &h.Geometry, &h.Spec, &h.choice
+	a := dispatchArgs{
+		shape: h.shape(),
+		heads: uint64(d.heads), counts: uint64(d.counts), records: uint64(d.records), rows: uint64(d.rows),
+		arrived: uint64(d.arrived), ready: uint64(d.ready),
+		pieces:     device.NewDivisor(spec.CeilDiv(s.RowSize(), c.DispatchUnits*spec.UnitBytes)),
+		ranks:      device.NewDivisor(g.Ranks),
+		selections: device.NewDivisor(g.Tokens * g.TopK),
+		turnBytes:  uint64(d.turnBytes), slotBytes: uint32(d.slotBytes), rowBytes: uint32(s.RowSize()),
+		scaleWords: uint32(s.ScaleSize() / 4), pieceWords: pieceWords(s, c.DispatchUnits), hidden: uint32(s.Hidden),
+		zone: device.NewDivisor(g.Capacity), senders: spec.Senders(d.demand.moving, c.DispatchSenders),
+		notifyBlocks: uint32(d.demand.notify), flags: quantizeFlags(s),
+	}
+	scales := spec.ScaleStrides(s.ScaleOrder, a.scaleWords, a.zone.By)
+	a.scaleRow, a.scaleZone, a.scaleWord = scales.Row, scales.Zone, scales.Word
+	if d.inPlace() {
+		a.flags |= flagInPlace
+	}
+	return d.layOut(h.config(d.demand.grid, c.DependentDispatch), a)
+}
+
+func (d *slotDispatch) point() {
+	h := d.h
+	d.pointed(func(a *dispatchArgs) {
+		a.group, a.state = h.lane.Group(h.waits.dispatch), h.localAt(0)
+		a.filled, a.credits = h.localAt(d.filled), h.localAt(h.credits)
+	})
+}
+
+func (d *slotDispatch) route(_ context.Context, stream *cuda.Stream, c spec.PrepareArgs) (*spec.Batch, error) {
+	r, err := d.h.newBatch(stream, c.TopK.Shape[0], !c.Weights.IsZero())
 	if err != nil {
 		return nil, err
 	}
-	if err := h.checkSelections(op, c.TopK, c.Weights); err != nil {
-		return nil, err
-	}
-	r, err := h.route(stream, c.TopK.Shape[0], !c.Weights.IsZero())
-	if err != nil {
-		return nil, err
-	}
-	a := h.dispatchArg
-	h.setRouting(r, c.TopK, c.Weights)
-	if err := h.lane.Start(stream, h.dispatchLaunch(flagSend|flagReceive|flagRoute, r.Tokens)); err != nil {
-		r.Release()
-		return nil, err
-	}
-	a.ids, a.weights = 0, 0
-	if err := cmp.Or(h.lane.Finish(ctx, s), h.settle(ctx, r)); err != nil {
+	d.call(r).selects(c.TopK, c.Weights)
+	if err := d.h.lane.Start(stream, d.doing(flagSend|flagReceive|flagRoute)); err != nil {
 		r.Release()
 		return nil, err
 	}
 	return r, nil
 }
 
-// dispatched is the second half of a dispatch.
-type dispatched struct {
-	enginegpu.Half
-	h      *gpu
-	at     spec.Arrived
-	routed bool // routing travels with the rows
-	made   bool // and is that of a new batch
-}
-
-func (h *gpu) Dispatch(ctx context.Context, s *weft.Stream, a spec.MoveArgs) (spec.Arrived, error) {
-	return h.move(ctx, s, &a, flagSend|flagReceive)
-}
-
-func (h *gpu) SendDispatch(ctx context.Context, s *weft.Stream, a spec.MoveArgs) (spec.SecondHalf, error) {
-	at, err := h.move(ctx, s, &a, flagSend)
-	if err != nil {
-		return nil, err
-	}
-	return &dispatched{
-		Half: h.lane.Sent(spec.OpDispatch, s), h: h, at: at, routed: a.Prepares() || a.Weighs(), made: a.Prepares(),
-	}, nil
-}
-
-// Receive enqueues what waits for the rows.
-func (d *dispatched) Receive(ctx context.Context) (spec.Arrived, error) {
-	h, r := d.h, d.at.Batch
-	give := func(err error) (spec.Arrived, error) {
-		h.Put(d.at.Buffer)
-		if d.made {
-			r.Release()
-		}
-		return spec.Arrived{}, err
-	}
-	stream, err := d.Resume()
-	if err != nil {
-		return give(err)
-	}
-	flags := uint32(flagReceive | flagMove)
-	if d.routed {
-		flags |= flagRoute
-	}
-	h.setPlace(r, d.at.Buffer)
-	if err := h.lane.Receive(stream, h.dispatchLaunch(flags, r.Tokens)); err != nil {
-		return give(err)
-	}
-	err = d.Finish(ctx)
-	if err == nil && d.made {
-		err = h.settle(ctx, r)
-	}
-	if err != nil {
-		return give(err)
-	}
-	return d.at, nil
-}
-
-// move dispatches, with the routing or by one that is there.
-func (h *gpu) move(ctx context.Context, s *weft.Stream, a *spec.MoveArgs, phases uint32) (spec.Arrived, error) {
-	if a.Prepares() {
-		return h.moveNew(ctx, s, a, phases)
-	}
-	return h.moveBy(ctx, s, a, phases)
-}
-
-// moveBy dispatches by a routing that is there.
-func (h *gpu) moveBy(ctx context.Context, s *weft.Stream, m *spec.MoveArgs, phases uint32) (spec.Arrived, error) {
-	stream, err := h.lane.Enter(ctx, spec.OpDispatch, s)
-	if err != nil {
-		return spec.Arrived{}, err
-	}
-	r := m.Batch
-	if err := m.Check(h.Base, spec.OpDispatch); err != nil {
-		return spec.Arrived{}, err
-	}
-	flags := phases | flagMove
-	if m.Weighs() {
-		if err := h.recall(stream, m); err != nil {
+func (d *slotDispatch) move(_ context.Context, stream *cuda.Stream, m spec.MoveArgs, half uint32,
+) (spec.Arrived, error) {
+	switch {
+	case m.Prepares():
+		r, err := d.h.newBatch(stream, m.TopK.Shape[0], !m.Weights.IsZero())
+		if err != nil {
 			return spec.Arrived{}, err
 		}
-		flags |= flagRoute
-	}
-	at, err := h.startMove(stream, r, m, flags)
-	h.dispatchArg.ids, h.dispatchArg.weights = 0, 0
-	if err == nil && flags&flagRoute != 0 {
-		reweighed(r, stream)
-	}
-	if err == nil && phases&flagReceive != 0 {
-		if err = h.lane.Finish(ctx, s); err != nil {
-			h.Put(at.Buffer)
+		d.call(r).selects(m.TopK, m.Weights)
+		at, err := d.start(stream, r, &m, half|flagMove|flagRoute)
+		if err != nil {
+			r.Release()
 		}
+		return at, err
+	case m.Weighs():
+		if err := d.recall(stream, &m); err != nil {
+			return spec.Arrived{}, err
+		}
+		a := d.call(m.Batch)
+		a.ids, a.weights = m.Batch.Info.(*gpuRouting).at(d.h.routing.experts), addressOf(m.Weights)
+		at, err := d.start(stream, m.Batch, &m, half|flagMove|flagRoute)
+		if err == nil {
+			reweighed(m.Batch, stream)
+		}
+		return at, err
+	default:
+		d.call(m.Batch)
+		return d.start(stream, m.Batch, &m, half|flagMove)
 	}
-	return at, err
 }
 
-// recall points the launch at the experts of a Routing that is there, so that a dispatch tells them
-// anew, with other weights.
-func (h *gpu) recall(stream *cuda.Stream, m *spec.MoveArgs) error {
-	r := m.Batch
+// receiving implements [dispatcher]. The rows are still there that were sent. What routes them has
+// been read, and may have changed.
+func (d *slotDispatch) receiving(made, weighs bool) *cuda.Launch {
+	d.args.ids, d.args.weights = 0, 0
+	if made || weighs {
+		return d.doing(flagReceive | flagMove | flagRoute)
+	}
+	return d.doing(flagReceive | flagMove)
+}
+
+// recall has the experts of a Routing that is there read into its memory, so that a dispatch tells
+// them anew, with other weights.
+func (d *slotDispatch) recall(stream *cuda.Stream, m *spec.MoveArgs) error {
+	h, r := d.h, m.Batch
 	if h.Comm.Mask() != r.Masked {
 		return weft.Unsupportedf("%s: ranks were masked since the routing was prepared, whose rows would "+
 			"have other places if it were told anew; prepare again, or leave the weights out", spec.OpDispatch)
@@ -148,51 +176,12 @@ func (h *gpu) recall(stream *cuda.Stream, m *spec.MoveArgs) error {
 	if err := h.checkDispatch(r.Tokens, m); err != nil {
 		return err
 	}
-	p := r.Info.(*gpuRouting)
-	experts := p.at(p.off.experts)
-	if err := h.startWeigh(stream, r, 0, experts); err != nil {
-		return err
-	}
-	a := h.dispatchArg
-	a.ids, a.weights = experts, addressOf(m.Weights)
-	a.flags &^= flagWideIDs
-	return nil
+	return h.describe.weigh(stream, r, 0, r.Info.(*gpuRouting).at(h.routing.experts))
 }
 
-// moveNew dispatches with the routing.
-func (h *gpu) moveNew(ctx context.Context, s *weft.Stream, m *spec.MoveArgs, phases uint32) (spec.Arrived, error) {
-	stream, err := h.lane.Enter(ctx, spec.OpDispatch, s)
-	if err != nil {
-		return spec.Arrived{}, err
-	}
-	if err := cmp.Or(m.Check(h.Base, spec.OpDispatch),
-		h.checkSelections(spec.OpPrepareDispatch, m.TopK, m.Weights)); err != nil {
-		return spec.Arrived{}, err
-	}
-	r, err := h.route(stream, m.TopK.Shape[0], !m.Weights.IsZero())
-	if err != nil {
-		return spec.Arrived{}, err
-	}
-	h.setRouting(r, m.TopK, m.Weights)
-	at, err := h.startMove(stream, r, m, phases|flagMove|flagRoute)
-	h.dispatchArg.ids, h.dispatchArg.weights = 0, 0
-	if err != nil {
-		r.Release()
-		return at, err
-	}
-	if phases&flagReceive == 0 {
-		return at, nil
-	}
-	if err := cmp.Or(h.lane.Finish(ctx, s), h.settle(ctx, r)); err != nil {
-		h.Put(at.Buffer)
-		r.Release()
-		return at, err
-	}
-	return at, nil
-}
-
-// startMove enqueues a dispatch of rows.
-func (h *gpu) startMove(stream *cuda.Stream, r *spec.Batch, m *spec.MoveArgs, flags uint32) (spec.Arrived, error) {
+// start enqueues a dispatch of rows, of a call that has begun.
+func (d *slotDispatch) start(stream *cuda.Stream, r *spec.Batch, m *spec.MoveArgs, flags uint32) (spec.Arrived, error) {
+	h := d.h
 	if err := h.checkDispatch(r.Tokens, m); err != nil {
 		return spec.Arrived{}, err
 	}
@@ -200,100 +189,69 @@ func (h *gpu) startMove(stream *cuda.Stream, r *spec.Batch, m *spec.MoveArgs, fl
 	if err != nil {
 		return spec.Arrived{}, err
 	}
-	a := h.dispatchArg
+	a, to := d.args, h.bufferOf(buffer)
 	a.x, a.scales = addressOf(m.Data), addressOf(m.Scales)
-	h.setPlace(r, buffer)
-	if err := h.lane.Start(stream, h.dispatchLaunch(flags, r.Tokens)); err != nil {
+	a.out, a.outScales = uint64(to), uint64(to.Add(int(h.received.block.ScalesAt)))
+	if d.inPlace() {
+		a.block, a.direct = uint32(buffer), uint64(to-h.lane.Window().Pointer())
+		a.directScales = a.direct + uint64(h.received.block.ScalesAt)
+	}
+	if err := h.lane.Start(stream, d.doing(flags)); err != nil {
 		h.Put(buffer)
 		return spec.Arrived{}, err
 	}
 	h.ring.Keep(buffer, h.lane.Capture())
-	return h.arrived(buffer, r, h.regions.block), nil
+	return h.arrived(buffer, r, h.received.block), nil
 }
 
-// checkSelections says what is wrong with the arguments of a prepare.
-func (h *gpu) checkSelections(op string, topk, weights weft.Tensor) error {
-	return cmp.Or(h.CheckRouting(op, topk, weights), whole(op, "top-k experts", topk), whole(op, "weights", weights))
+// call begins a call that goes by a routing.
+func (d *slotDispatch) call(r *spec.Batch) *dispatchArgs {
+	h, a, p := d.h, d.begin(), r.Info.(*gpuRouting)
+	a.tokens = uint32(r.Tokens)
+	a.home, a.recvRows, a.described = p.at(h.routing.home), p.at(h.routing.recvRows), p.at(h.routing.described)
+	if h.Geometry.Layout.ByExpert() {
+		a.ranges = p.at(h.routing.ranges)
+	}
+	return a
 }
 
-// checkDispatch says what is wrong with the rows of a dispatch.
-func (h *gpu) checkDispatch(tokens int, x *spec.MoveArgs) error {
-	return cmp.Or(h.CheckRows(spec.OpDispatch, tokens, x), aligned(spec.OpDispatch, "rows", x.Data),
-		aligned(spec.OpDispatch, "scales", x.Scales), whole(spec.OpDispatch, "weights", x.Weights))
-}
-
-// setRouting points the launch at the caller's routing.
-func (h *gpu) setRouting(r *spec.Batch, topk, weights weft.Tensor) {
-	a := h.dispatchArg
+// selects points the call at the caller's selections.
+func (a *dispatchArgs) selects(topk, weights weft.Tensor) {
 	a.ids, a.weights = addressOf(topk), addressOf(weights)
-	a.flags &^= flagWideIDs
 	if topk.DType == weft.Int64 {
 		a.flags |= flagWideIDs
-	}
-	h.setPlace(r, -1)
-}
-
-// setPlace points the launch at the memory of a Routing and, unless place is negative, at that of
-// received rows.
-func (h *gpu) setPlace(r *spec.Batch, place int) {
-	a, p := h.dispatchArg, r.Info.(*gpuRouting)
-	a.home, a.recvRows, a.described, a.ranges = p.at(p.off.home), p.at(p.off.recvRows), p.at(p.off.described), 0
-	if h.Geometry.Layout.ByExpert() {
-		a.ranges = p.at(p.off.ranges)
-	}
-	if place < 0 {
-		return
-	}
-	to := h.placeOf(place)
-	a.out, a.outScales = uint64(to), uint64(to.Add(int(h.regions.block.ScalesAt)))
-	if h.regions.direct {
-		a.block = uint32(place)
-		a.direct = uint64(to - h.lane.Window().Pointer())
-		a.directScales = a.direct + uint64(h.regions.block.ScalesAt)
 	}
 }
 
 // phases are the parts of an operation that a launch does, which differ from call to call.
 const phases = flagSend | flagReceive | flagRoute | flagMove
 
-// dispatchLaunch is the launch that does so much of a dispatch.
-func (h *gpu) dispatchLaunch(flags uint32, tokens int) *cuda.Launch {
-	a := h.dispatchArg
-	a.flags, a.free, a.tokens = a.flags&^phases|flags, h.ring.Free(h.lane.Capture()), uint32(tokens)
+// doing is the launch that does so much of the call.
+func (d *slotDispatch) doing(flags uint32) *cuda.Launch {
+	a := d.args
+	a.flags, a.free = a.flags&^phases|flags, d.h.ring.Free(d.h.lane.Capture())
 	if flags == phases {
-		return h.fusedDispatching
+		return d.launches[1]
 	}
-	return h.dispatching
+	return d.launches[0]
 }
 
-func (h *gpu) prepareDispatchLaunch(f functions, config cuda.LaunchConfig) (err error) {
-	g, s, r, units := &h.Geometry, &h.Spec, &h.regions, h.tuning.DispatchUnits
-	d := dispatchArgs{
-		shape: h.shape(),
-		heads: uint64(r.heads), counts: uint64(r.counts), records: uint64(r.records), rows: uint64(r.rows),
-		arrived: uint64(r.arrived), ready: uint64(r.ready),
-		pieces: device.NewDivisor(spec.CeilDiv(s.RowSize(), units*spec.UnitBytes)), ranks: device.NewDivisor(g.Ranks),
-		selections: device.NewDivisor(g.Tokens * g.TopK),
-		turnBytes:  uint64(r.rowTurn), slotBytes: uint32(r.slotBytes), rowBytes: uint32(s.RowSize()),
-		scaleWords: uint32(s.ScaleSize() / 4), pieceWords: pieceWords(s, units), hidden: uint32(s.Hidden),
-		zone: device.NewDivisor(g.Capacity), senders: spec.Senders(h.blocks.dispatch, h.tuning.DispatchSenders),
-		notifyBlocks: uint32(h.blocks.dispatchClerks), flags: quantizeFlags(s),
-	}
-	scales := spec.ScaleStrides(s.ScaleOrder, d.scaleWords, d.zone.By)
-	d.scaleRow, d.scaleZone, d.scaleWord = scales.Row, scales.Zone, scales.Word
-	if r.direct {
-		d.flags |= flagInPlace
-	}
-	if h.dispatching, err = f.dispatch.Prepare(config, d); err != nil {
-		return err
-	}
-	if h.fusedDispatching = h.dispatching; f.fusedDispatch != nil {
-		if h.fusedDispatching, err = h.dispatching.For(f.fusedDispatch); err != nil {
-			return err
+// slotDispatchPrograms are those of all handles.
+func slotDispatchPrograms(arch string) (all []kernel.Spec) {
+	for _, byExpert := range []bool{false, true} {
+		for _, from := range []weft.DType{weft.InvalidDType, weft.BFloat16, weft.Float16, weft.Float32} {
+			f := dispatchForm{byExpert: byExpert, quantize: from, kind: byFew, units: 1}
+			all = append(all, dispatchKernel(f, arch))
+			for ; f.units <= spec.MostUnits(spec.Spec{Quantize: from}); f.units *= 2 {
+				for _, f.kind = range []kind{byValue, byMany, byFlag} {
+					all = append(all, dispatchKernel(f, arch))
+				}
+			}
 		}
 	}
-	h.dispatchArg, err = cuda.Arg[dispatchArgs](h.dispatching, 0)
-	return err
+	gather := gatherForm
+	gather.gathers = true
+	return append(all, dispatchKernel(gather, arch))
 }
 
 // dispatchFormOf is that of a dispatch through slots.
@@ -386,3 +344,6 @@ func dispatchKernel(f dispatchForm, arch string) kernel.Spec {
 	s.Defines["WEFT_DISPATCH_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(dispatchArgs{})))
 	return s
 }
+
+// countWords stand before a source's counts: what exchange.cuh names.
+const countWords = 1

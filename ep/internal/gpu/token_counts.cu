@@ -8,8 +8,8 @@
 
 namespace weft {
 
-// Go: countArgs. Outputs that are not wanted are null.
-struct CountArgs {
+// Go: tokenCountsArgs. Outputs that are not wanted are null.
+struct TokenCounts {
 	Shape shape; // without a capacity
 	u32 tokens, ranks, nodes, per_node;
 	u32 flags, zero;
@@ -20,7 +20,7 @@ struct CountArgs {
 	u8 *token_in_rank;		// [tokens][ranks]
 };
 
-static_assert(sizeof(CountArgs) == WEFT_COUNT_BYTES, "not the size of the host's struct");
+static_assert(sizeof(TokenCounts) == WEFT_TOKEN_COUNTS_BYTES, "not the size of the host's struct");
 
 // SHARE is how many experts a block counts at most: the host launches as many blocks as that takes.
 // FLIGHT is how many selections a thread has on their way at once.
@@ -53,20 +53,20 @@ struct TokenLane {
 constexpr u32 NONE = 0xFFFFFFFFu;
 
 // read is a selection as memory has it, of either type; what is not there is no expert.
-template <bool WIDE> __device__ __forceinline__ uint2 read(const CountArgs &a, const TokenLane &o) {
+template <bool WIDE> __device__ __forceinline__ uint2 read(const TokenCounts &a, const TokenLane &o) {
 	if (o.t >= a.tokens || o.k >= a.shape.topk) return make_uint2(NONE, NONE);
 	u32 i = o.t * a.shape.topk + o.k;
 	return WIDE ? ((const uint2 *)a.ids)[i] : make_uint2(((const u32 *)a.ids)[i], 0);
 }
 
 // expert_of is the expert that a selection names; NONE for none, and for what is no expert.
-__device__ __forceinline__ u32 expert_of(const CountArgs &a, uint2 selection) {
+__device__ __forceinline__ u32 expert_of(const TokenCounts &a, uint2 selection) {
 	return selection.y == 0 && selection.x < a.shape.experts ? selection.x : NONE;
 }
 
 // ranks_of is the set of ranks that the token goes to, by the expert that each of its lanes has.
 // All lanes of the warp call it.
-__device__ __forceinline__ RankSet ranks_of(const CountArgs &a, const TokenLane &o, u32 e) {
+__device__ __forceinline__ RankSet ranks_of(const TokenCounts &a, const TokenLane &o, u32 e) {
 	RankSet set = RankSet::one(rank_of(a.shape, e), e != NONE);
 	u32 half[2 * RANK_WORDS];
 #pragma unroll
@@ -86,12 +86,12 @@ __device__ __forceinline__ RankSet ranks_of(const CountArgs &a, const TokenLane 
 struct Part {
 	Slice experts, ranks, nodes, tokens;
 
-	__device__ __forceinline__ explicit Part(const CountArgs &a)
+	__device__ __forceinline__ explicit Part(const TokenCounts &a)
 		: experts(a.shape.experts), ranks(a.ranks), nodes(a.nodes), tokens(a.tokens) {}
 
 	// take counts a selection of each lane, and the tokens that a warp has. The lanes of a token
 	// share its ranks and nodes.
-	__device__ __forceinline__ void take(const CountArgs &a, Counts &c, const TokenLane &o, u32 e) const {
+	__device__ __forceinline__ void take(const TokenCounts &a, Counts &c, const TokenLane &o, u32 e) const {
 		if (experts.has(e)) atomicAdd(&c.experts[e - experts.first], 1);
 		RankSet to = ranks_of(a, o, e), node = RankSet::first_ranks(a.per_node);
 		for (u32 i = o.k; i < ranks.n; i += o.width) {
@@ -106,7 +106,7 @@ struct Part {
 };
 
 // count goes through all selections. All threads of the block call it.
-template <bool WIDE> __device__ __forceinline__ void count(const CountArgs &a, Counts &c, const Part &mine) {
+template <bool WIDE> __device__ __forceinline__ void count(const TokenCounts &a, Counts &c, const Part &mine) {
 	u32 topk = a.shape.topk, width = topk > 1 ? 1u << (32 - __clz((int)topk - 1)) : 1, step = blockDim.x / width;
 	TokenLane o = {0, threadIdx.x & (width - 1), width};
 	for (u32 from = 0; from < a.tokens; from += FLIGHT * step) {
@@ -140,7 +140,7 @@ __device__ __forceinline__ void store_counts(int *out, const u32 *counts, Slice 
 
 namespace weft::ep {
 
-__global__ void __launch_bounds__(THREADS) token_counts(const __grid_constant__ CountArgs a) {
+__global__ void __launch_bounds__(THREADS) token_counts(const __grid_constant__ TokenCounts a) {
 	__shared__ Counts c;
 	Part mine(a);
 	clear(c.experts, mine.experts);

@@ -23,12 +23,12 @@ type TokenCounter struct {
 	experts          int
 	ranks, perNode   int
 	program          *enginegpu.Program
-	launch           enginegpu.Launch[countArgs]
+	launch           enginegpu.Launch[tokenCountsArgs]
 	closed, unloaded bool
 }
 
-// countArgs are the arguments of one count: CountArgs of token_counts.cu.
-type countArgs struct {
+// tokenCountsArgs are the arguments of the kernel: the TokenCounts of token_counts.cu.
+type tokenCountsArgs struct {
 	shape                         shape
 	tokens, ranks, nodes, perNode uint32
 	flags, _                      uint32
@@ -37,7 +37,7 @@ type countArgs struct {
 	expertSelections, tokenInRank uint64
 }
 
-// The grid has so many blocks that MaxExperts find room in their shares, of countShare each. Few
+// The kernel has so many blocks that MaxExperts find room in their shares, of countShare each. Few
 // tokens would do with fewer, of which some had more to count.
 const (
 	countThreads = 512
@@ -45,9 +45,9 @@ const (
 	countBlocks  = spec.MaxExperts / countShare
 )
 
-func countKernel(arch string) kernel.Spec {
-	s := kernelSpec("token_counts", "token_counts.cu", arch, []string{"weft::ep::token_counts"})
-	s.Defines["WEFT_COUNT_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(countArgs{})))
+func tokenCountsKernel(arch string) kernel.Spec {
+	s := kernelSpec("token counts", "token_counts.cu", arch, []string{"weft::ep::token_counts"})
+	s.Defines["WEFT_TOKEN_COUNTS_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(tokenCountsArgs{})))
 	return s
 }
 
@@ -75,11 +75,11 @@ func (c *TokenCounter) load(ctx context.Context) error {
 	d := c.comm.Device()
 	var err error
 	if c.program, err = enginegpu.LoadLocal(ctx, d.Context(), d.Kernels(),
-		enginegpu.ForDomain(c.ranks, enginegpu.Source{Spec: countKernel(d.Arch())})...); err != nil {
+		enginegpu.ForDomain(c.ranks, enginegpu.Source{Spec: tokenCountsKernel(d.Arch())})...); err != nil {
 		return err
 	}
 	local := c.experts / c.ranks
-	a := countArgs{
+	a := tokenCountsArgs{
 		shape: shape{experts: uint32(c.experts), local: uint32(local), reciprocal: reciprocal(local)},
 		ranks: uint32(c.ranks), nodes: uint32(c.ranks / c.perNode), perNode: uint32(c.perNode),
 	}

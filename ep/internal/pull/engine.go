@@ -145,12 +145,11 @@ func (h *host) allocate(ctx context.Context) error {
 	return nil
 }
 
-func (h *host) Bytes() int {
-	n := 0
+func (h *host) Resources() (r spec.Resources) {
 	for _, w := range h.windows {
-		n += w.Size()
+		r.Bytes += w.Size()
 	}
-	return n
+	return r
 }
 
 func (h *host) CountWaits(dispatch, combine weft.Tensor) {
@@ -163,9 +162,7 @@ func (h *host) CountWaits(dispatch, combine weft.Tensor) {
 	h.dispatchWaits, h.combineWaits = numbers(dispatch), numbers(combine)
 }
 
-func (*host) CombineBuffer() weft.Tensor { return weft.Tensor{} }
-
-func (*host) GradientBuffer() weft.Tensor { return weft.Tensor{} }
+func (*host) OperandBuffers() (combine, gradient weft.Tensor) { return weft.Tensor{}, weft.Tensor{} }
 
 // waits is where an operation counts its waits, or nil.
 func (h *host) waits(op string) []int64 {
@@ -174,8 +171,6 @@ func (h *host) waits(op string) []int64 {
 	}
 	return h.dispatchWaits
 }
-
-func (*host) SMs() (dispatch, combine, gradients int) { return 0, 0, 0 }
 
 func (h *host) Put(buffer int) { h.Buffers.Put(buffer) }
 
