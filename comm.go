@@ -71,10 +71,15 @@ func (c *Comm) LocalSize() int { return c.local }
 func (c *Comm) Deadline() time.Duration { return c.control.Waiter.Timeout }
 
 // Masked reports whether rank is left out of operations.
-func (c *Comm) Masked(rank int) bool { return c.control.Masked(rank) }
+func (c *Comm) Masked(rank int) bool { return c.control != nil && c.control.Masked(rank) }
 
 // Mask returns the set of masked ranks.
-func (c *Comm) Mask() RankSet { return c.control.Mask() }
+func (c *Comm) Mask() RankSet {
+	if c.control == nil {
+		return RankSet{} // before Join has returned
+	}
+	return c.control.Mask()
+}
 
 // Err returns the failure that operations return from now on, or nil. It may be called from any
 // goroutine.
