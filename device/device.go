@@ -48,8 +48,8 @@ func Domain(ranks int) int {
 }
 
 // Group is a communicator as a kernel sees it: the Group of comm.cuh, field by field, in the largest
-// domain. Its windows come last, so a struct of arguments that ends with a Group differs between
-// domains in its length alone, and a kernel of a smaller one takes the beginning.
+// domain. Its windows come last, and it is the last field of a struct of arguments: such a struct
+// differs between domains in its length alone, and a kernel of a smaller one takes the beginning.
 type Group struct {
 	Abort  uint64
 	Record uint64

@@ -469,7 +469,7 @@ func TestTokenCounterRefusesOnGPUs(t *testing.T) {
 				{0, 1, 1},
 				{ep.MaxExperts + 1, 1, 1},
 				{4, 0, 1},
-				{65, 65, 1},
+				{device.MaxRanks + 1, device.MaxRanks + 1, 1},
 				{5, 2, 1},
 				{4, 4, 3},
 				{4, 4, 0},

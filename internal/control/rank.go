@@ -84,7 +84,7 @@ func (r *Rank) Masked(rank int) bool { return rankset.Holds(r.mask.Load(), rank)
 // Mask is the set of ranks that are left out.
 func (r *Rank) Mask() rankset.Set { return *r.mask.Load() }
 
-// Died reports whether a peer has died, and Left whether it has left in good order.
+// Died reports whether a peer has died.
 func (r *Rank) Died(peer int) bool { return r.died.Has(peer) }
 
 // Left reports whether a peer has left in good order.

@@ -16,7 +16,7 @@ import (
 // one of three turns; what was read is emptied.
 const exchange = `#include "flags.cuh"
 using namespace weft;
-struct Arguments { Group group; State *state; u32 *seen; u32 times; };
+struct Arguments { State *state; u32 *seen; u32 times; Group group; };
 extern "C" __global__ void k(const __grid_constant__ Arguments a) {
 	Count count = *count_of(a.state, blockIdx.x);
 	u64 epoch = count.epoch;
@@ -33,11 +33,11 @@ extern "C" __global__ void k(const __grid_constant__ Arguments a) {
 }`
 
 type pairArguments struct {
-	Group device.Group
 	State cuda.Pointer
 	Seen  cuda.Pointer
 	Times uint32
 	_     uint32
+	Group device.Group
 }
 
 // pair is two ranks, each on its device.
@@ -136,7 +136,7 @@ func TestExchange(t *testing.T) {
 func TestTear(t *testing.T) {
 	const careless = `#include "flags.cuh"
 using namespace weft;
-struct Arguments { Group group; State *state; u32 *seen; u32 times; };
+struct Arguments { State *state; u32 *seen; u32 times; Group group; };
 extern "C" __global__ void k(const __grid_constant__ Arguments a) {
 	Count count = *count_of(a.state, blockIdx.x);
 	u64 epoch = count.epoch;
@@ -182,7 +182,7 @@ func TestTimeout(t *testing.T) {
 func TestFence(t *testing.T) {
 	const flagged = `#include "flags.cuh"
 using namespace weft;
-struct Arguments { Group group; State *state; u32 *seen; u32 times; };
+struct Arguments { State *state; u32 *seen; u32 times; Group group; };
 extern "C" __global__ void k(const __grid_constant__ Arguments a) {
 	Count count = *count_of(a.state, blockIdx.x);
 	u64 epoch = count.epoch;
