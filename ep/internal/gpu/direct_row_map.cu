@@ -837,8 +837,8 @@ __device__ __forceinline__ u32 limit(const RowMap &a, u32 le) {
 
 // keep_own gives this rank's selections in a map's tile their rows. Those of the threads that call
 // it are dealt with by q.
-__device__ __forceinline__ void keep_own(const RowMap &a, const Own &own, const Quads &q, const Map &m, u32 t, u32 first,
-										 u32 n) {
+__device__ __forceinline__ void keep_own(const RowMap &a, const Own &own, const Quads &q, const Map &m, u32 t,
+										 u32 first, u32 n) {
 	u32 from = own.share.from + t;
 	own.each(a, q, from, min(from + m.tile(), own.share.to), [&](const Choices &c) {
 		u32 rank[QUAD], place[QUAD];
@@ -889,8 +889,8 @@ __device__ __forceinline__ void keep_leaders(const RowMap &a, const Own &own) {
 
 // keep_arrived gives what the blocks of this number have sent, in a map's tile, its rows. Those of
 // the threads that call it are dealt with by q.
-__device__ __forceinline__ void keep_arrived(const RowMap &a, const Operation &o, const Quads &q, const Sources &sources,
-											 const Map &m, u32 t, u32 first, u32 n) {
+__device__ __forceinline__ void keep_arrived(const RowMap &a, const Operation &o, const Quads &q,
+											 const Sources &sources, const Map &m, u32 t, u32 first, u32 n) {
 	each_spot(a, o, q, sources, t, min(t + m.tile(), m.tokens), [&](const Spots &c) {
 		uint2 recv_row[QUAD];
 		if constexpr (BY_RANKS) {
