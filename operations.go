@@ -36,6 +36,16 @@ func (o Operations) Fail(err error) error { return o.comm.fail(err) }
 // for something published after it.
 func (o Operations) Generation() uint64 { return o.comm.control.Generation() }
 
+// MaskPointer is where the set of masked ranks lies: hot paths keep and compare the address instead
+// of the set. [Comm.SetMask] puts another one in its place; callers change none. It is nil before
+// Join has returned.
+func (o Operations) MaskPointer() *RankSet {
+	if o.comm.control == nil {
+		return nil
+	}
+	return o.comm.control.MaskPointer()
+}
+
 // Waiter waits on behalf of this rank: by its policy, deadline and abort word.
 func (o Operations) Waiter() *channel.Waiter { return &o.comm.control.Waiter }
 

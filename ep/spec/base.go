@@ -30,8 +30,8 @@ func NewBase(comm *weft.Comm, s Spec) *Base {
 type Batch struct {
 	Base    *Base // nil once it was released
 	Info    Info
-	Tokens  int          // of this rank
-	Masked  weft.RankSet // ranks that were masked when it was prepared
+	Tokens  int           // of this rank
+	Masked  *weft.RankSet // ranks that were masked when it was prepared; not to be changed
 	Weights WeightState
 	Epoch   uint64 // of its Prepare: the same on every rank
 }
@@ -101,7 +101,7 @@ func (b *Batch) Check(of *Base, op string) error {
 	if b == nil || b.Base != of {
 		return weft.Invalidf("%s: the routing was not prepared by this handle", op)
 	}
-	if !of.Comm.Mask().Contains(b.Masked) {
+	if now := of.Comm.Operations().MaskPointer(); now != b.Masked && !now.Contains(*b.Masked) {
 		return fmt.Errorf("%s: %w: the routing was prepared while ranks were masked that now take part; "+
 			"prepare again", op, weft.ErrInvalid)
 	}

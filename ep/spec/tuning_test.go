@@ -121,11 +121,11 @@ func TestTuningRefusals(t *testing.T) {
 			*s = pulled(*s)
 			s.Tuning.Dispatch.Bulk, s.Tuning.Dispatch.Parts = -1, 2
 		}},
-		{"bulk copies of what is quantised", "need threads", weft.ErrUnsupported, spec.GPUEngine, func(s *spec.Spec) {
+		{"bulk copies of what is quantised", "needs threads", weft.ErrUnsupported, spec.GPUEngine, func(s *spec.Spec) {
 			*s = pulled(*s)
 			s.Payload, s.Quantize, s.Hidden, s.Tuning.Dispatch.Bulk = spec.FP8, weft.BFloat16, 128, 1
 		}},
-		{"sums of opaque rows", "has no sums", weft.ErrUnsupported, spec.GPUEngine, func(s *spec.Spec) {
+		{"sums of opaque rows", "cannot combine", weft.ErrUnsupported, spec.GPUEngine, func(s *spec.Spec) {
 			s.Payload, s.RowBytes, s.Hidden, s.Output, s.Tuning.Combine.Threads = spec.Opaque, 64, 0, 0, 64
 		}},
 	} {

@@ -84,6 +84,9 @@ func (r *Rank) Masked(rank int) bool { return rankset.Holds(r.mask.Load(), rank)
 // Mask is the set of ranks that are left out.
 func (r *Rank) Mask() rankset.Set { return *r.mask.Load() }
 
+// MaskPointer is where that set lies. A SetMask puts another one in its place and changes none.
+func (r *Rank) MaskPointer() *rankset.Set { return r.mask.Load() }
+
 // Died reports whether a peer has died.
 func (r *Rank) Died(peer int) bool { return r.died.Has(peer) }
 

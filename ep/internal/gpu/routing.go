@@ -18,7 +18,7 @@ type gpuRouting struct {
 	memory  *cuda.Memory
 	stream  *cuda.Stream // where it was prepared
 	tokens  int
-	masked  weft.RankSet
+	masked  *weft.RankSet
 	graphed bool // a graph writes it, whenever it is replayed: for good
 
 	replayed  bool // a graph prepares it, each time anew: what the host has asked for it asks again
@@ -128,7 +128,7 @@ func (h *handle) newBatch(stream *cuda.Stream, tokens int, weighted bool) (*spec
 			return nil, err
 		}
 	}
-	r.stream, r.tokens, r.masked = stream, tokens, h.Comm.Mask()
+	r.stream, r.tokens, r.masked = stream, tokens, h.Comm.Operations().MaskPointer()
 	r.replayed, r.counted, r.measured = h.lane.Capture() != 0, false, false
 	r.filled, r.rewritten = false, false
 	r.rewrite()
@@ -253,7 +253,7 @@ func (r *gpuRouting) measure() error {
 				ranks = ranks.With(int(e-1) / g.Local)
 			}
 		}
-		ranks = ranks.Minus(r.masked)
+		ranks = ranks.Minus(*r.masked)
 		r.traffic.Visits += ranks.Len()
 		r.traffic.RemoteRows += ranks.Without(h.Comm.Rank()).Len()
 	}

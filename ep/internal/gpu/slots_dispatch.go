@@ -169,7 +169,7 @@ func (d *slotDispatch) receiving(made, weighs bool) *cuda.Launch {
 // them anew, with other weights.
 func (d *slotDispatch) recall(stream *cuda.Stream, m *spec.MoveArgs) error {
 	h, r := d.h, m.Batch
-	if h.Comm.Mask() != r.Masked {
+	if h.Comm.Mask() != *r.Masked {
 		return weft.Unsupportedf("%s: ranks were masked since the routing was prepared, whose rows would "+
 			"have other places if it were told anew; prepare again, or leave the weights out", spec.OpDispatch)
 	}
