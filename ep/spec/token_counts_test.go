@@ -64,9 +64,11 @@ func TestCountRoutingRefuses(t *testing.T) {
 		"type": func() (*spec.TokenCounts, error) {
 			return spec.CountRouting(weft.TensorOf([]float32{0}, 1, 1), 4, 2, 1)
 		},
-		"dimensions": func() (*spec.TokenCounts, error) { return spec.CountRouting(weft.TensorOf([]int32{0}), 4, 2, 1) },
-		"experts":    func() (*spec.TokenCounts, error) { return spec.CountRouting(good, 5, 2, 1) },
-		"ranks":      func() (*spec.TokenCounts, error) { return spec.CountRouting(good, 4, 0, 1) },
+		"dimensions": func() (*spec.TokenCounts, error) {
+			return spec.CountRouting(weft.TensorOf([]int32{0}), 4, 2, 1)
+		},
+		"experts": func() (*spec.TokenCounts, error) { return spec.CountRouting(good, 5, 2, 1) },
+		"ranks":   func() (*spec.TokenCounts, error) { return spec.CountRouting(good, 4, 0, 1) },
 		"negative": func() (*spec.TokenCounts, error) {
 			return spec.CountRouting(weft.Tensor{DType: weft.Int32, Shape: []int{-1, 2}}, 4, 2, 1)
 		},
@@ -83,15 +85,23 @@ func TestCountRoutingRefuses(t *testing.T) {
 		"many": func() (*spec.TokenCounts, error) {
 			return spec.CountRouting(weft.TensorOf(make([]int32, 1<<24+1), 1<<24+1, 1), 4, 2, 1)
 		},
-		"many of none": func() (*spec.TokenCounts, error) { return spec.CountRouting(reshaped(good, 1<<24, 0), 4, 2, 1) },
+		"many of none": func() (*spec.TokenCounts, error) {
+			return spec.CountRouting(reshaped(good, 1<<24, 0), 4, 2, 1)
+		},
 		"top-k": func() (*spec.TokenCounts, error) {
 			return spec.CountRouting(reshaped(good, 1, spec.MaxTopK+1), 4, 2, 1)
 		},
 		"many experts": func() (*spec.TokenCounts, error) { return spec.CountRouting(good, math.MaxInt, 1, 1) },
-		"many ranks":   func() (*spec.TokenCounts, error) { return spec.CountRouting(good, 2*weft.MaxRanks, 2*weft.MaxRanks, 1) },
-		"nodes":        func() (*spec.TokenCounts, error) { return spec.CountRouting(good, 4, 2, 3) },
-		"too large":    func() (*spec.TokenCounts, error) { return spec.CountRouting(weft.TensorOf([]int32{4}, 1, 1), 4, 2, 1) },
-		"too small":    func() (*spec.TokenCounts, error) { return spec.CountRouting(weft.TensorOf([]int32{-2}, 1, 1), 4, 2, 1) },
+		"many ranks": func() (*spec.TokenCounts, error) {
+			return spec.CountRouting(good, 2*weft.MaxRanks, 2*weft.MaxRanks, 1)
+		},
+		"nodes": func() (*spec.TokenCounts, error) { return spec.CountRouting(good, 4, 2, 3) },
+		"too large": func() (*spec.TokenCounts, error) {
+			return spec.CountRouting(weft.TensorOf([]int32{4}, 1, 1), 4, 2, 1)
+		},
+		"too small": func() (*spec.TokenCounts, error) {
+			return spec.CountRouting(weft.TensorOf([]int32{-2}, 1, 1), 4, 2, 1)
+		},
 		"has no place": func() (*spec.TokenCounts, error) {
 			return spec.CountRouting(weft.Tensor{DType: weft.Int32, Shape: []int{1, 2}}, 4, 2, 1)
 		},

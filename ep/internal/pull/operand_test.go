@@ -105,19 +105,34 @@ func TestBrokenOperand(t *testing.T) {
 			"within a row of the end", spec.OpDispatch, 1, 0, "offers 63 bytes", weft.ErrMismatch,
 			func(h *host, n *header) { n.offset[0] = near(h, 63) },
 		},
-		{"outside", spec.OpDispatch, 1, 0, "offers 0 bytes", weft.ErrMismatch, func(_ *host, n *header) { n.offset[0] = 1 << 60 }},
-		{"far apart", spec.OpDispatch, 1, 0, "its routing needs", weft.ErrMismatch, func(_ *host, n *header) { n.stride[0] = 1 << 31 }},
+		{
+			"outside", spec.OpDispatch, 1, 0, "offers 0 bytes", weft.ErrMismatch,
+			func(_ *host, n *header) { n.offset[0] = 1 << 60 },
+		},
+		{
+			"far apart", spec.OpDispatch, 1, 0, "its routing needs", weft.ErrMismatch,
+			func(_ *host, n *header) { n.stride[0] = 1 << 31 },
+		},
 		{
 			"as far apart as can be", spec.OpDispatch, 1, 0, "its routing needs", weft.ErrMismatch,
 			func(_ *host, n *header) { n.stride[0] = 1<<32 - 1 },
 		},
-		{"no window", spec.OpDispatch, 1, 0, "offers 0 bytes", weft.ErrMismatch, func(_ *host, n *header) { n.window[0] = 0 }},
-		{"closed window", spec.OpDispatch, 1, 0, "which this rank has closed", weft.ErrClosed, func(_ *host, n *header) { n.window[0] = 1 << 50 }},
+		{
+			"no window", spec.OpDispatch, 1, 0, "offers 0 bytes", weft.ErrMismatch,
+			func(_ *host, n *header) { n.window[0] = 0 },
+		},
+		{
+			"closed window", spec.OpDispatch, 1, 0, "which this rank has closed", weft.ErrClosed,
+			func(_ *host, n *header) { n.window[0] = 1 << 50 },
+		},
 		{
 			"behind the end", spec.OpCombine, 0, 1, "smaller than its routing", weft.ErrMismatch,
 			func(h *host, n *header) { n.offset[0] = near(h, 32) },
 		},
-		{"no window", spec.OpCombine, 0, 1, "smaller than its routing", weft.ErrMismatch, func(_ *host, n *header) { n.window[0] = 0 }},
+		{
+			"no window", spec.OpCombine, 0, 1, "smaller than its routing", weft.ErrMismatch,
+			func(_ *host, n *header) { n.window[0] = 0 },
+		},
 	} {
 		t.Run(test.op+"/"+test.name, func(t *testing.T) {
 			told := make(chan struct{})

@@ -167,7 +167,8 @@ func (h *host) newBatch(own *metadata, topk, weights weft.Tensor) (*hostRouting,
 	g := &h.Geometry
 	r := h.newRouting()
 	tokens := topk.Shape[0]
-	r.batch.Tokens, r.batch.Masked, r.batch.Weights = tokens, h.Comm.Operations().MaskPointer(), spec.WeightsIf(!weights.IsZero())
+	r.batch.Tokens, r.batch.Masked = tokens, h.Comm.Operations().MaskPointer()
+	r.batch.Weights = spec.WeightsIf(!weights.IsZero())
 	n := tokens * g.TopK
 	r.ints = sized(r.ints, 2*n+tokens+1+4*g.Local+2*g.Ranks+1+g.Ranks*g.Local)
 	buf := r.ints
