@@ -29,7 +29,7 @@ struct Wait {
 	u64 epoch, start;
 	u32 op, polls;
 	u32 look;  // after how many periods of 2^20 ns the abort word is looked at
-	bool over; // timed out
+	bool over; // it has given up
 
 	__device__ Wait(const Group &g, State *s, u32 op, u64 epoch)
 		: group(g), state(s), epoch(epoch), start(0), op(op), polls(0), look(threadIdx.x / 32), over(false) {}
