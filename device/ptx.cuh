@@ -46,6 +46,12 @@ __device__ __forceinline__ u32 load_relaxed_sys4(const void *p) {
 	return v;
 }
 
+__device__ __forceinline__ ulonglong2 load_relaxed_sys_u64x2(const void *p) {
+	ulonglong2 v;
+	asm volatile("ld.relaxed.sys.global.v2.u64 {%0,%1}, [%2];" : "=l"(v.x), "=l"(v.y) : "l"(p) : "memory");
+	return v;
+}
+
 __device__ __forceinline__ u64 load_relaxed_sys_u64(const void *p) {
 	u64 v;
 	asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
@@ -94,6 +100,10 @@ __device__ __forceinline__ void store_relaxed_sys8(void *p, uint2 v) {
 
 __device__ __forceinline__ void store_relaxed_sys4(void *p, u32 v) {
 	asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
+__device__ __forceinline__ void store_relaxed_sys_u64x2(void *p, ulonglong2 v) {
+	asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1,%2};" ::"l"(p), "l"(v.x), "l"(v.y) : "memory");
 }
 
 __device__ __forceinline__ void store_relaxed_sys_u64(void *p, u64 v) {
@@ -287,6 +297,15 @@ __device__ __forceinline__ float divide(float a, float b) { return __fdiv_rn(a, 
 __device__ __forceinline__ u32 bits(float a) { return __float_as_uint(a); }
 __device__ __forceinline__ float number(u32 a) { return __uint_as_float(a); }
 
+// ---- The same in fp64.
+
+__device__ __forceinline__ double add64(double a, double b) { return __dadd_rn(a, b); }
+__device__ __forceinline__ double multiply64(double a, double b) { return __dmul_rn(a, b); }
+__device__ __forceinline__ double fused64(double a, double b, double c) { return __fma_rn(a, b, c); }
+__device__ __forceinline__ double divide64(double a, double b) { return __ddiv_rn(a, b); }
+__device__ __forceinline__ u64 bits64(double a) { return (u64)__double_as_longlong(a); }
+__device__ __forceinline__ double number64(u64 a) { return __longlong_as_double((long long)a); }
+
 // ---- Matrix products of a warp (9.7.14.5.14 mma), of bf16 numbers, two to a word, the first in
 // the lower half.
 
@@ -344,6 +363,28 @@ __device__ __forceinline__ u32 to_e4m3(float a) {
 }
 
 __device__ __forceinline__ u16 to_e4m3x2(float low, float high) { return (u16)(to_e4m3(high) << 8 | to_e4m3(low)); }
+#endif
+
+#if __CUDA_ARCH__ >= 890
+__device__ __forceinline__ u16 to_e5m2x2(float low, float high) {
+	u16 v;
+	asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(v) : "f"(high), "f"(low));
+	return v;
+}
+#else
+// to_e5m2 is as to_e4m3.
+__device__ __forceinline__ u32 to_e5m2(float a) {
+	u32 sign = bits(a) >> 24 & 0x80, magnitude = bits(a) & 0x7FFFFFFF;
+	if (magnitude > 0x7F800000) return 0x7F;
+	if (magnitude >= 0x47700000) return sign | 0x7B; // 61440 and more, where rounding would leave the range
+	if (magnitude < 0x38800000) {					 // below 2^-14: multiples of 2^-16
+		return sign | (bits(add(number(magnitude), 128.0f)) & 0x7);
+	}
+	magnitude += 0xFFFFF + (magnitude >> 21 & 1);
+	return sign | (((magnitude >> 21) - (112 << 2)) & 0x7F);
+}
+
+__device__ __forceinline__ u16 to_e5m2x2(float low, float high) { return (u16)(to_e5m2(high) << 8 | to_e5m2(low)); }
 #endif
 
 } // namespace weft

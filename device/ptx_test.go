@@ -82,6 +82,18 @@ var calls = map[string]string{
 	"from_f16":  "keep(bits(from_f16((u16)v)))",
 	"to_e4m3x2": "keep((u32)to_e4m3x2(f, f))",
 	"to_e4m3":   "keep(to_e4m3(f))",
+	"to_e5m2x2": "keep((u32)to_e5m2x2(f, f))",
+	"to_e5m2":   "keep(to_e5m2(f))",
+
+	"add64":      "keep(bits64(add64(number64(l), number64(l))))",
+	"multiply64": "keep(bits64(multiply64(number64(l), number64(l))))",
+	"fused64":    "keep(bits64(fused64(number64(l), number64(l), number64(l))))",
+	"divide64":   "keep(bits64(divide64(number64(l), number64(l))))",
+	"bits64":     "keep(bits64((double)f))",
+	"number64":   "keep(bits64(number64(l)))",
+
+	"load_relaxed_sys_u64x2":  "keep(load_relaxed_sys_u64x2(p).x); keep(load_relaxed_sys_u64x2(p).y)",
+	"store_relaxed_sys_u64x2": "store_relaxed_sys_u64x2(p, make_ulonglong2(l, l))",
 }
 
 const probe = `#include "ptx.cuh"

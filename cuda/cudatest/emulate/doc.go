@@ -54,7 +54,7 @@
 //
 // Plain loads and stores of memory that the process has are not checked, whoever's they are. Float
 // operators, other than the functions, are not contracted, and their NaNs are the host's. There are
-// no clusters, textures or surfaces, no double-precision intrinsics and no approximate functions,
+// no clusters, textures or surfaces and no approximate functions, NaNs of fp64 are the host's,
 // and variables in device memory are the process's, not a module's. __activemask is the caller
 // alone.
 package emulate

@@ -275,6 +275,13 @@ inline bool isinf(float a) { return __builtin_isinf(a) != 0; }
 inline float __uint2float_rn(unsigned a) { return (float)a; }
 inline float __int2float_rn(int a) { return (float)a; }
 
+// ---- fp64.
+
+inline double __dadd_rn(double a, double b) { return a + b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline double __fma_rn(double a, double b, double c) { return __builtin_fma(a, b, c); }
+inline double __ddiv_rn(double a, double b) { return a / b; }
+
 // clang-format off
 #define EMULATE_EXTREMES(T) \
 	constexpr T min(T a, T b) { return b < a ? b : a; } \

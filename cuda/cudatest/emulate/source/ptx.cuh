@@ -39,6 +39,14 @@ inline __attribute__((always_inline)) void put(void *p, int i, u32 v) {
 	}
 }
 
+inline __attribute__((always_inline)) void put64(void *p, int i, u64 v) {
+	if (late()) {
+		emulate::defer((u64 *)p + i, v, 8);
+	} else {
+		__atomic_store_n((u64 *)p + i, v, __ATOMIC_RELAXED);
+	}
+}
+
 inline __attribute__((always_inline)) void gap() {
 	if (tears()) emulate::tear();
 }
@@ -106,6 +114,17 @@ __device__ __forceinline__ u32 load_relaxed_sys4(const void *p) {
 	return host::word<__ATOMIC_RELAXED>(p);
 }
 
+__device__ __forceinline__ ulonglong2 load_relaxed_sys_u64x2(const void *p) {
+	emulate::poll();
+	emulate::reach(p, 16, "load_relaxed_sys_u64x2");
+	host::before_load(p, 16);
+	ulonglong2 v;
+	v.y = __atomic_load_n((const u64 *)p + 1, __ATOMIC_RELAXED);
+	host::gap();
+	v.x = __atomic_load_n((const u64 *)p, __ATOMIC_RELAXED);
+	return v;
+}
+
 __device__ __forceinline__ u64 load_relaxed_sys_u64(const void *p) {
 	emulate::poll();
 	emulate::reach(p, 8, "load_relaxed_sys_u64");
@@ -163,13 +182,16 @@ __device__ __forceinline__ void store_relaxed_sys4(void *p, u32 v) {
 	host::put(p, 0, v);
 }
 
+__device__ __forceinline__ void store_relaxed_sys_u64x2(void *p, ulonglong2 v) {
+	emulate::reach(p, 16, "store_relaxed_sys_u64x2");
+	host::put64(p, 1, v.y);
+	host::gap();
+	host::put64(p, 0, v.x);
+}
+
 __device__ __forceinline__ void store_relaxed_sys_u64(void *p, u64 v) {
 	emulate::reach(p, 8, "store_relaxed_sys_u64");
-	if (host::late()) {
-		emulate::defer(p, v, 8);
-	} else {
-		__atomic_store_n((u64 *)p, v, __ATOMIC_RELAXED);
-	}
+	host::put64(p, 0, v);
 }
 
 __device__ __forceinline__ void store_relaxed_gpu4(void *p, u32 v) {
@@ -262,6 +284,13 @@ __device__ __forceinline__ float divide(float a, float b) { return __fdiv_rn(a, 
 __device__ __forceinline__ u32 bits(float a) { return __float_as_uint(a); }
 __device__ __forceinline__ float number(u32 a) { return __uint_as_float(a); }
 
+__device__ __forceinline__ double add64(double a, double b) { return __dadd_rn(a, b); }
+__device__ __forceinline__ double multiply64(double a, double b) { return __dmul_rn(a, b); }
+__device__ __forceinline__ double fused64(double a, double b, double c) { return __fma_rn(a, b, c); }
+__device__ __forceinline__ double divide64(double a, double b) { return __ddiv_rn(a, b); }
+__device__ __forceinline__ u64 bits64(double a) { return (u64)__double_as_longlong(a); }
+__device__ __forceinline__ double number64(u64 a) { return __longlong_as_double((long long)a); }
+
 // A lane gathers from those that hold them the rows of a and the columns of b that meet in its part
 // of c, and adds in ascending order.
 __device__ __forceinline__ float4 mma_bf16(float4 c, uint4 a, uint2 b) {
@@ -291,7 +320,7 @@ inline u32 bf16(float a) {
 	return (b + 0x7FFF + (b >> 16 & 1)) >> 16;
 }
 
-// f16 and e4m3 scale the small numbers so that fp32's own rounding is at the last bit that stays.
+// f16, e4m3 and e5m2 scale the small numbers so that fp32's own rounding is at the last bit that stays.
 inline u32 f16(float a) {
 	u32 sign = bits(a) >> 16 & 0x8000, m = bits(a) & 0x7FFFFFFF;
 	if (m > 0x7F800000) return 0x7FFF;
@@ -308,6 +337,15 @@ inline u32 e4m3(float a) {
 	if (m < 0x3C800000) return sign | (bits(number(m) + 16384.0f) & 0xF);
 	m += 0x7FFFF + (m >> 20 & 1);
 	return sign | ((m >> 20) - (120 << 3));
+}
+
+inline u32 e5m2(float a) {
+	u32 sign = bits(a) >> 24 & 0x80, m = bits(a) & 0x7FFFFFFF;
+	if (m > 0x7F800000) return 0x7F;
+	if (m >= 0x47700000) return sign | 0x7B; // 61440 and more
+	if (m < 0x38800000) return sign | (bits(number(m) + 128.0f) & 0x7);
+	m += 0xFFFFF + (m >> 21 & 1);
+	return sign | ((m >> 21) - (112 << 2));
 }
 
 } // namespace host
@@ -327,8 +365,13 @@ __device__ __forceinline__ u16 to_e4m3x2(float low, float high) {
 	return (u16)(host::e4m3(high) << 8 | host::e4m3(low));
 }
 
+__device__ __forceinline__ u16 to_e5m2x2(float low, float high) {
+	return (u16)(host::e5m2(high) << 8 | host::e5m2(low));
+}
+
 #if __CUDA_ARCH__ < 890
 __device__ __forceinline__ u32 to_e4m3(float a) { return host::e4m3(a); }
+__device__ __forceinline__ u32 to_e5m2(float a) { return host::e5m2(a); }
 #endif
 
 } // namespace weft

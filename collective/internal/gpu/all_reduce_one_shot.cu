@@ -1,0 +1,57 @@
+// All-reduce in one step: every rank stores its input in slots at every other, waits for theirs, and
+// reduces all of them in rank order.
+//
+// A thread sends, waits for and reduces the same vectors. It sends all of them before it waits for the
+// first, so no rank waits for one that waits. In place a thread has read its input when it stores the
+// result.
+#include "fold.cuh"
+#include "slots.cuh"
+
+namespace weft {
+
+// Go: oneShotArgs.
+struct OneShot {
+	Lane lane;
+	Operand in, out;
+	How how;
+	u64 slot_bytes; // of a rank, in a turn
+	Group group;
+};
+
+static_assert(sizeof(OneShot) == WEFT_PARAMETER_BYTES + WIDER, "not the size of the host's struct");
+
+namespace collective {
+
+__global__ void __launch_bounds__(THREADS) all_reduce_one_shot(const __grid_constant__ OneShot a) {
+	const Group &g = a.group;
+	Collective c(a.lane);
+	Part in(a.in), out(a.out);
+	u32 vectors = in.vectors();
+	uint4 first = make_uint4(0, 0, 0, 0); // of the thread's vectors
+	if (c.at < vectors) first = in.load(c.at);
+	if (!c.begin(g, a.lane)) return;
+	Peers peers(g);
+	Live live(g, c.o.mask);
+	Wait wait(g, a.lane.state, a.lane.op, c.o.epoch);
+	await_begun(g, a.lane, c, wait, live.others);
+	for (u32 base = c.at & ~31u; base < vectors; base += c.step) {
+		u32 i = base + (threadIdx.x & 31);
+		uint4 v = first;
+		if (i != c.at && i < vectors) v = in.load(i);
+		peers.each(live.others, [&](u32, char *there) {
+			if (i < vectors) send(there + slot_of(c.turn, g.rank, a.slot_bytes, i), v);
+		});
+	}
+	c.clear(a.lane);
+	for (u32 i = c.at; i < vectors; i += c.step) {
+		Fold fold(a.how, live.count);
+		uint4 own = first;
+		if (i != c.at) own = in.load(i);
+		fold_slots(fold, wait, a.lane, live, c.o.own + slot_of(c.turn, 0, 0, i), a.slot_bytes, own);
+		if (!wait.over) out.store(i, fold.result());
+	}
+	c.end(a.lane, g.ranks * a.slot_bytes, true);
+}
+
+} // namespace collective
+} // namespace weft

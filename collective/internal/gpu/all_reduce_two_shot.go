@@ -1,0 +1,51 @@
+package gpu
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/device"
+	enginegpu "github.com/weftgo/weft/engine/gpu"
+)
+
+// twoShotArgs are the TwoShot of all_reduce_two_shot.cu.
+type twoShotArgs struct {
+	lane      laneArgs
+	in, out   operand
+	how       how
+	slotBytes uint64
+	group     device.Group
+}
+
+// twoShot sends every rank its part of every input, and every rank's result to all.
+type twoShot struct{ enginegpu.Launch[twoShotArgs] }
+
+func twoShotSource(d weft.DType, t target) enginegpu.Source {
+	return source(fmt.Sprintf("two-shot all-reduce of %v", d), "all_reduce_two_shot.cu", t,
+		unsafe.Sizeof(twoShotArgs{}), reducing(d))
+}
+
+// twoShotMost is how many bytes one launch reduces at most if so many ranks are live.
+func (e *Engine) twoShotMost(t weft.DType, live int) int {
+	return live * encodingOf(t).capacity(e.turnBytes/2/e.ranks)
+}
+
+func (e *Engine) twoShot(stream *cuda.Stream, r *Reduction) error {
+	live := e.live()
+	k, most := &e.reductions[r.DType].twoShot, e.twoShotMost(r.DType, live)
+	for at, bytes := 0, r.bytes(); at < bytes; at += most {
+		n := min(bytes-at, most)
+		part := (vectors(n) + live - 1) / live // the longest
+		slot := encodingOf(r.DType).slotSize(part * vectorBytes)
+		a := k.Args
+		a.lane, a.group, a.how, a.slotBytes = e.laneOf(opAllReduce, 2*e.ranks*slot), e.group, r.how(), uint64(slot)
+		a.in, a.out = operandAt(r.In+uint64(at), n, 0), operandAt(r.Out+uint64(at), n, 0)
+		k.SetGrid(e.grid(part))
+		if err := e.lane.Start(stream, k.Launch.Launch); err != nil {
+			return err
+		}
+	}
+	return nil
+}

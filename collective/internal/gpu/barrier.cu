@@ -1,0 +1,32 @@
+// Barrier: every rank tells every other that it has begun the operation, and waits for all of them. What
+// a rank's kernels stored before, anywhere, the others' kernels behind the barrier see.
+#include "slots.cuh"
+
+namespace weft {
+
+// Go: barrierArgs.
+struct Barrier {
+	Lane lane;
+	Group group;
+};
+
+static_assert(sizeof(Barrier) == WEFT_PARAMETER_BYTES + WIDER, "not the size of the host's struct");
+
+namespace collective {
+
+__global__ void __launch_bounds__(THREADS) barrier(const __grid_constant__ Barrier a) {
+	const Group &g = a.group;
+	Collective c(a.lane);
+	if (!c.begin(g, a.lane)) return;
+	Live live(g, c.o.mask);
+	Wait wait(g, a.lane.state, a.lane.op, c.o.epoch);
+	u32 r = threadIdx.x;
+	bool meets = r < g.ranks && holds(live.others, r);
+	if (meets) store_release_sys4(g.window[r] + a.lane.heard + g.rank * 4, (u32)c.o.epoch);
+	c.clear(a.lane);
+	if (meets) await_epoch(wait, r, c.o.own + a.lane.heard + r * 4, (u32)c.o.epoch);
+	c.end(a.lane, 0, true);
+}
+
+} // namespace collective
+} // namespace weft

@@ -1,0 +1,29 @@
+package gpu
+
+import (
+	"unsafe"
+
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/device"
+	enginegpu "github.com/weftgo/weft/engine/gpu"
+)
+
+// barrierArgs are the Barrier of barrier.cu.
+type barrierArgs struct {
+	lane  laneArgs
+	group device.Group
+}
+
+// barrier meets all ranks.
+type barrier struct{ enginegpu.Launch[barrierArgs] }
+
+func barrierSource(t target) enginegpu.Source {
+	return source("barrier", "barrier.cu", t, unsafe.Sizeof(barrierArgs{}), map[string]string{})
+}
+
+// Barrier enqueues a barrier.
+func (e *Engine) Barrier(stream *cuda.Stream) error {
+	a := e.barrier.Args
+	a.lane, a.group = e.laneOf(opBarrier, 0), e.group
+	return e.lane.Start(stream, e.barrier.Launch.Launch)
+}

@@ -1,0 +1,44 @@
+// Package gpu runs collectives between the GPUs of one memory domain: each operation is one kernel a
+// rank, or a few one after the other where an operand is larger than the slots. Package collective does
+// not use it yet.
+//
+// # Data flow
+//
+// A rank stores its data in slots in the windows of its peers, and finds theirs in its own. A vector of
+// 16 bytes in a slot says itself that it is there, so no fence, no counter and no barrier between blocks
+// is on the way (slots.cuh). Reductions add in rank order, in fp32 or wider, and round once (fold.cuh):
+// the bits are those of the host's engine, on every rank, for every grid and algorithm.
+//
+//	all_reduce_one_shot   every rank sends all to all, and reduces all
+//	all_reduce_two_shot   every rank reduces a part, and sends the result to all
+//	reduce_scatter        every rank reduces its part; a reduce is that of one rank
+//	move                  all-gather, all-to-all, broadcast, gather, scatter
+//	barrier               words alone
+//
+// # Memory
+//
+// The window of a rank has three turns of slots, all ones when empty, and a word a rank that says which
+// operation that rank has begun. A turn belongs to an operation alone: operation e has turn e mod 3, and
+// lays it out as its ranks need it. Local memory has the lane's state, a count for each block, and for
+// each turn what its operation left there.
+//
+// # Order
+//
+// These invariants hold between any two operations, of any kind, size and grid, in graphs or not:
+//
+//   - One count: every operation of the group raises the lane's epoch by one on every rank. A launch of
+//     few blocks raises the counts of those that it does not have as well.
+//   - A turn is all ones before the first word of its operation arrives. The operation clears what it
+//     has read, if that is much; else the next one does, while its own data is on the way.
+//   - No rank is two operations ahead of a peer that it sends to. Operations in which every rank hears
+//     of every other give that by themselves; those that have a root say when they begin, and whatever
+//     follows them looks at that before it sends.
+//   - A thread waits for data only when it has sent all that its peers' threads of the same number wait
+//     for. Threads of other numbers never wait for it, so grids need no more than one block at a time.
+//
+// # Floor
+//
+// A launch, one load, a store and its way to the peer, one poll, and the sum: about 0.5 + 0.6 + 0.8 us.
+// What an operation moves goes at the rate of stores to peers, 350 GB/s on a GPU of 2022, and not half
+// of that may be lost to the GPU's own memory: loopback measures how much is.
+package gpu

@@ -1,0 +1,242 @@
+package gpu
+
+import (
+	"context"
+	"errors"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/device"
+	enginegpu "github.com/weftgo/weft/engine/gpu"
+)
+
+// Options configures an [Engine]. All ranks pass the same.
+type Options struct {
+	Staging int // bytes of slots in each rank's window
+	SMs     int // that kernels may fill; 0: see [enginegpu.Want]
+	// Loopback makes the only rank of a communicator one of so many: see loopback.go. 0: it is not.
+	Loopback int
+}
+
+// Engine runs the collectives of a communicator whose ranks are on GPUs. A call is Enter, Prepare
+// where it reduces, one operation, and Finish.
+type Engine struct {
+	comm      *weft.Comm
+	programs  []*enginegpu.Program
+	room      *enginegpu.Room
+	lane      *enginegpu.Lane
+	ranks     int
+	blocks    int
+	turnBytes int
+	dependent bool // launches may begin while the one before ends
+
+	args  laneArgs // but for what is an operation's own
+	group device.Group
+
+	barrier    barrier
+	moves      [encodings]move
+	reductions [dtypes]*reductions
+}
+
+// reductions are the kernels that reduce elements of one type.
+type reductions struct {
+	oneShot       oneShot
+	twoShot       twoShot
+	reduceScatter reduceScatter
+}
+
+const dtypes = int(weft.Uint64) + 1
+
+// threads are those of a block, as many as a domain has ranks, at least. A block counts for blockCost:
+// kernels have up to 128 registers.
+const (
+	threads   = 128
+	blockCost = 2 * threads
+)
+
+const opNew = "new group"
+
+// New makes an engine. It is collective.
+func New(ctx context.Context, comm *weft.Comm, o Options) (*Engine, error) {
+	e := &Engine{comm: comm, ranks: max(comm.Size(), o.Loopback)}
+	if err := e.open(ctx, o); err != nil {
+		_, again := e.Close()
+		return nil, errors.Join(err, again)
+	}
+	return e, nil
+}
+
+func (e *Engine) open(ctx context.Context, o Options) (err error) {
+	major, _, failed := e.comm.Device().Context().Device().ComputeCapability()
+	e.dependent = major >= 9
+	e.room, err = enginegpu.Fit(ctx, e.comm, enginegpu.Want{Op: opNew, Cost: blockCost, SMs: o.SMs, Least: 1})
+	if err != nil {
+		return err
+	}
+	e.blocks = e.room.Blocks
+	if err := e.room.Take(ctx, e.blocks, e.room.String(), failed); err != nil {
+		return err
+	}
+	if err := e.loadMoves(ctx); err != nil {
+		return err
+	}
+	window, local := &enginegpu.Workspace{}, enginegpu.NewLocal(e.blocks)
+	e.turnBytes = o.Staging / turns &^ (vectorBytes - 1)
+	e.args = laneArgs{turnBytes: uint64(e.turnBytes), counts: uint32(e.blocks)}
+	e.args.slots = uint64(window.Ones(int64(turns * e.turnBytes)))
+	e.args.cleared = e.args.slots
+	e.args.heard = uint64(window.Zeros(4 * int64(e.ranks)))
+	left := local.Zeros(turns * leftBytes)
+	loop := loopback{ranks: o.Loopback}
+	loop.layOut(window, &e.args)
+	e.lane, err = enginegpu.NewLane(ctx, e.comm, enginegpu.LaneSpec{
+		Op: opNew, Owner: "group", Words: laneWords, Window: window, Local: local,
+		Moved: func(l *enginegpu.Lane) {
+			e.lane, e.group = l, l.Group(0)
+			e.args.state, e.args.left = uint64(l.Local(0)), uint64(l.Local(left))
+			loop.point(&e.group)
+		},
+	})
+	if err != nil {
+		return err
+	}
+	return loop.fill(e)
+}
+
+func (e *Engine) config() cuda.LaunchConfig {
+	return cuda.LaunchConfig{Block: cuda.Dim{X: threads}, Dependent: e.dependent}
+}
+
+// load loads kernels, a function a source, on all ranks.
+func (e *Engine) load(ctx context.Context, sources ...enginegpu.Source) ([]*cuda.Function, error) {
+	p, err := enginegpu.Load(ctx, e.comm, opNew, sources...)
+	if err != nil {
+		return nil, err
+	}
+	e.programs = append(e.programs, p)
+	all := make([]*cuda.Function, len(sources))
+	for i := range sources {
+		all[i] = p.Functions(i)[0]
+	}
+	return all, nil
+}
+
+func (e *Engine) target() target { return targetOf(e.comm.Device().Arch(), e.ranks) }
+
+func (e *Engine) loadMoves(ctx context.Context) error {
+	t := e.target()
+	sources := []enginegpu.Source{barrierSource(t)}
+	for enc := words; enc < encodings; enc++ {
+		sources = append(sources, moveSource(enc, t))
+	}
+	f, err := e.load(ctx, sources...)
+	if err != nil {
+		return err
+	}
+	e.barrier.Launch, err = enginegpu.NewLaunch(f[0], e.config(), barrierArgs{})
+	for enc := words; enc < encodings && err == nil; enc++ {
+		e.moves[enc].Launch, err = enginegpu.NewLaunch(f[enc], e.config(), moveArgs{})
+	}
+	return err
+}
+
+// Prepare loads the kernels that reduce elements of a type, unless they are loaded. It is collective.
+// A driver loads code only when no kernel runs that waits for a peer; every rank has enqueued all
+// that came before on all of them, so what runs ends. A capture cannot wait for it.
+func (e *Engine) Prepare(ctx context.Context, t weft.DType) error {
+	if e.reductions[t] != nil {
+		return nil
+	}
+	if e.lane.Capture() != 0 {
+		return weft.Unsupportedf("the kernels that reduce %v are not loaded, and a capture cannot wait for that: "+
+			"reduce %v once before it, or list the type when the group is made", t, t)
+	}
+	to := e.target()
+	f, err := e.load(ctx, oneShotSource(t, to), twoShotSource(t, to), reduceScatterSource(t, to))
+	if err != nil {
+		return err
+	}
+	r := &reductions{}
+	if r.oneShot.Launch, err = enginegpu.NewLaunch(f[0], e.config(), oneShotArgs{}); err != nil {
+		return err
+	}
+	if r.twoShot.Launch, err = enginegpu.NewLaunch(f[1], e.config(), twoShotArgs{}); err != nil {
+		return err
+	}
+	if r.reduceScatter.Launch, err = enginegpu.NewLaunch(f[2], e.config(), reduceScatterArgs{}); err != nil {
+		return err
+	}
+	e.reductions[t] = r
+	return nil
+}
+
+// Enter begins a call: see [enginegpu.Lane.Enter].
+func (e *Engine) Enter(ctx context.Context, op string, s *weft.Stream) (*cuda.Stream, error) {
+	return e.lane.Enter(ctx, op, s)
+}
+
+// Finish ends a call: it waits for the work if the caller gave no stream.
+func (e *Engine) Finish(ctx context.Context, s *weft.Stream) error { return e.lane.Finish(ctx, s) }
+
+// Close gives up what the engine has once nothing of it runs: see [enginegpu.Lane.Close].
+func (e *Engine) Close() (released bool, err error) {
+	if e.lane != nil {
+		if released, err = e.lane.Close(); !released {
+			return false, err
+		}
+	}
+	e.room.Release()
+	errs := []error{err}
+	for _, p := range e.programs {
+		errs = append(errs, p.Close())
+	}
+	return true, errors.Join(errs...)
+}
+
+// An operation that uses more than clearBehind bytes of its turn clears them itself. Less the next one
+// clears while its own data is on the way.
+const clearBehind = 64 << 10
+
+// laneOf are the lane's arguments for an operation that uses so many bytes of its turn.
+func (e *Engine) laneOf(op uint32, bytes int) laneArgs {
+	a := e.args
+	a.op = op
+	if bytes > clearBehind {
+		a.clear = 1
+	}
+	return a
+}
+
+// grid is how many blocks serve so many vectors.
+func (e *Engine) grid(vectors int) cuda.Dim {
+	return cuda.Dim{X: uint32(min(max(1, (vectors+threads-1)/threads), e.blocks))}
+}
+
+// live is how many ranks take part.
+func (e *Engine) live() int { return e.ranks - e.comm.Mask().Len() }
+
+// The numbers of operations in records.
+const (
+	opAllReduce = 1 + iota
+	opReduceScatter
+	opReduce
+	opAllGather
+	opAllToAll
+	opBroadcast
+	opGather
+	opScatter
+	opBarrier
+	ops
+)
+
+var opNames = [ops]string{
+	opAllReduce: "all-reduce", opReduceScatter: "reduce-scatter", opReduce: "reduce", opAllGather: "all-gather",
+	opAllToAll: "all-to-all", opBroadcast: "broadcast", opGather: "gather", opScatter: "scatter", opBarrier: "barrier",
+}
+
+var laneWords = &device.Words{Operation: func(op uint32) string {
+	if op < ops {
+		return opNames[op]
+	}
+	return ""
+}}

@@ -1,0 +1,71 @@
+package gpu
+
+import (
+	"embed"
+	"fmt"
+	"maps"
+	"strconv"
+	"strings"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
+	enginegpu "github.com/weftgo/weft/engine/gpu"
+)
+
+//go:embed *.cu *.cuh
+var files embed.FS
+
+// source is the kernel in a file, which has the file's name, with the size of its parameter.
+func source(name, file string, t target, parameter uintptr, defines map[string]string) enginegpu.Source {
+	headers := device.Headers()
+	for _, h := range []string{"slots.cuh", "fold.cuh"} {
+		headers[h] = text(h)
+	}
+	defines = maps.Clone(defines)
+	defines["WEFT_RANKS"] = strconv.Itoa(t.ranks)
+	if t.ranks > 0 {
+		name += fmt.Sprintf(", %d ranks", t.ranks)
+	}
+	defines["WEFT_PARAMETER_BYTES"] = strconv.Itoa(int(parameter))
+	return enginegpu.Source{Spec: kernel.Spec{
+		Name: name, Source: text(file), Headers: headers, Defines: defines,
+		Kernels: []string{"weft::collective::" + strings.TrimSuffix(file, ".cu")}, Arch: t.arch,
+	}}
+}
+
+// target is what kernels are compiled for.
+type target struct {
+	arch  string
+	ranks int // of the communicator, if there are so few that loops over them are unrolled; or 0
+}
+
+// mostUnrolled is how many ranks that may be.
+const mostUnrolled = 8
+
+func targetOf(arch string, ranks int) target {
+	if ranks > mostUnrolled {
+		ranks = 0
+	}
+	return target{arch, ranks}
+}
+
+// reducing are the defines of a kernel that reduces elements of a type.
+func reducing(t weft.DType) map[string]string {
+	defines := moving(encodingOf(t))
+	defines["WEFT_TYPE"] = strconv.Itoa(int(t))
+	return defines
+}
+
+// moving are those of a kernel that moves data by an encoding.
+func moving(e encoding) map[string]string {
+	return map[string]string{"WEFT_ENCODING": strconv.Itoa(int(e))}
+}
+
+func text(file string) string {
+	b, err := files.ReadFile(file)
+	if err != nil {
+		panic(err) // it is embedded
+	}
+	return string(b)
+}

@@ -1,0 +1,33 @@
+package gpu
+
+import (
+	"testing"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda/cudatest/budget"
+	"github.com/weftgo/weft/cuda/kernel"
+	enginegpu "github.com/weftgo/weft/engine/gpu"
+)
+
+// allSpecs are the kernels of every encoding and type.
+func allSpecs(t target) (all []kernel.Spec) {
+	sources := []enginegpu.Source{barrierSource(t)}
+	for e := words; e < encodings; e++ {
+		sources = append(sources, moveSource(e, t))
+	}
+	for d := weft.DType(1); int(d) < dtypes; d++ {
+		if _, ok := arithmetic[d]; ok {
+			sources = append(sources, oneShotSource(d, t), twoShotSource(d, t), reduceScatterSource(d, t))
+		}
+	}
+	for _, s := range sources {
+		all = append(all, s.Spec)
+	}
+	return all
+}
+
+// TestKernels compiles the kernels for four ranks, without a warning, and holds what they use of a GPU
+// to testdata/kernels.txt.
+func TestKernels(t *testing.T) {
+	budget.Test(t, func(arch string) []kernel.Spec { return allSpecs(target{arch, 4}) })
+}

@@ -1,0 +1,74 @@
+// Moves through slots: all-gather, all-to-all, broadcast, gather and scatter. They differ in who sends
+// to whom, and in where a rank's part stands in the input and in the output.
+//
+//	              senders   receivers   part of the input   part of the output
+//	all-gather    all       all         the whole           the sender's
+//	all-to-all    all       all         the receiver's      the sender's
+//	gather        all       the root    the whole           the sender's
+//	scatter       the root  all         the receiver's      the whole
+//	broadcast     the root  all         the whole           the whole
+#include "slots.cuh"
+
+namespace weft {
+
+// Go: moveArgs.
+struct Move {
+	Lane lane;
+	Operand in, out;
+	u64 part_bytes, slot_bytes;
+	u64 in_step, out_step; // from a rank's part to the next one's; 0: all have the whole
+	int sender, receiver;  // the only one, or -1
+	Group group;
+};
+
+static_assert(sizeof(Move) == WEFT_PARAMETER_BYTES + WIDER, "not the size of the host's struct");
+
+namespace collective {
+
+__global__ void __launch_bounds__(THREADS) move(const __grid_constant__ Move a) {
+	const Group &g = a.group;
+	Collective c(a.lane);
+	Part whole(a.in, 0, a.part_bytes); // where all have the same of the input
+	u32 vectors = whole.vectors();
+	bool rooted = a.sender >= 0 || a.receiver >= 0;
+	bool sends = a.sender < 0 || (u32)a.sender == g.rank, receives = a.receiver < 0 || (u32)a.receiver == g.rank;
+	uint4 first = make_uint4(0, 0, 0, 0);
+	if (a.in_step == 0 && sends && c.at < vectors) first = whole.load(c.at);
+	if (!c.begin(g, a.lane)) return;
+	Peers peers(g);
+	Live live(g, c.o.mask);
+	Wait wait(g, a.lane.state, a.lane.op, c.o.epoch);
+	RankSet to = a.receiver < 0 ? live.others : live.others & RankSet::one((u32)a.receiver);
+	RankSet from = a.sender < 0 ? live.others : live.others & RankSet::one((u32)a.sender);
+	if (!sends) to = RankSet::none();
+	if (!receives) from = RankSet::none();
+	if (rooted) say_begun(g, a.lane, c.o);
+	await_begun(g, a.lane, c, wait, to);
+	if (sends) {
+		for (u32 base = c.at & ~31u; base < vectors; base += c.step) {
+			u32 i = base + (threadIdx.x & 31);
+			uint4 v = first;
+			if (a.in_step == 0 && i != c.at && i < vectors) v = whole.load(i);
+			send_parts(
+				peers, to, slot_of(c.turn, g.rank, a.slot_bytes, i), [&](u32) { return i < vectors; },
+				[&](u32 r) { return a.in_step == 0 ? v : Part(a.in, r * a.in_step, a.part_bytes).load(i); });
+		}
+	}
+	c.clear(a.lane);
+	if (sends && receives) { // what this rank has for itself
+		Part mine(a.in, g.rank * a.in_step, a.part_bytes), out(a.out, g.rank * a.out_step, a.part_bytes);
+		for (u32 i = c.at; mine.at != out.at && i < vectors; i += c.step) {
+			out.store(i, a.in_step == 0 && i == c.at ? first : mine.load(i));
+		}
+	}
+	if (receives) {
+		for (u32 i = c.at; i < vectors; i += c.step) {
+			gather_slots(wait, a.lane, from, c.o.own + slot_of(c.turn, 0, 0, i), a.slot_bytes, [](u32) { return true; },
+						 [&](u32 r, uint4 v) { Part(a.out, r * a.out_step, a.part_bytes).store(i, v); });
+		}
+	}
+	c.end(a.lane, g.ranks * a.slot_bytes, !rooted);
+}
+
+} // namespace collective
+} // namespace weft

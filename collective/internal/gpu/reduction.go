@@ -1,0 +1,49 @@
+package gpu
+
+import (
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
+)
+
+// Reduction is what an all-reduce, a reduce-scatter or a reduce does.
+type Reduction struct {
+	Out, In  uint64 // addresses; Out is 0 where a rank has no result
+	Elements int    // of the result
+	DType    weft.DType
+	Op       weft.Op
+	// A pre-multiplied sum multiplies by Scalar, in the accumulator's type, or by what stands at
+	// ScalarAt in the GPU's memory, if that is not 0.
+	Scalar, ScalarAt uint64
+}
+
+func (r *Reduction) bytes() int { return r.Elements * r.DType.Size() }
+
+// how says what a reduction does with rows: the How of fold.cuh.
+type how struct {
+	op, _      uint32
+	scalar, at uint64
+}
+
+func (r *Reduction) how() how { return how{op: uint32(r.Op), scalar: r.Scalar, at: r.ScalarAt} }
+
+// Algorithm is a way to reduce.
+type Algorithm int
+
+// The algorithms. Auto chooses by what is the same on every rank.
+const (
+	Auto Algorithm = iota
+	OneShot
+	TwoShot
+)
+
+// AllReduce enqueues an all-reduce. Out may be In.
+func (e *Engine) AllReduce(stream *cuda.Stream, r *Reduction, a Algorithm) error {
+	// Between two ranks both algorithms move the same, and one step is one less.
+	if a == OneShot || a == Auto && (e.ranks == 2 || r.bytes() <= oneShotBytes) {
+		return e.oneShot(stream, r)
+	}
+	return e.twoShot(stream, r)
+}
+
+// oneShotBytes is up to where one step beats two, which move less.
+const oneShotBytes = 64 << 10

@@ -1,0 +1,411 @@
+// Slots: how small and middling operands travel. A rank stores its vectors of 16 bytes in slots at its
+// peers. A vector in a slot says itself that it is there, so nothing needs a fence or a counter.
+//
+//	words    of ones are "not there yet"; a word of ones that is sent becomes 0x7FFFFFFF (both are NaNs)
+//	doubles  the same with words of 64 bits, for fp64, whose halves may be ones
+//	pairs    any bytes: each 4 bytes of data travel with a word of zeros, in one access of 8 bytes
+//
+// The window has three turns of slots, used by the lane's operations in turn, all ones in the
+// beginning. An operation that ends leaves its turn as ones again, or notes how much of it is not, and
+// the next operation makes that ones.
+//
+// Invariant: a turn is ones when the first peer stores into it. A peer stores into the turn of
+// operation e in operation e+3 for the first time, or e-3. It began e+3 after it ended e+2. If e+2 was
+// full, it had a word of this rank's there, which this rank sent after its operation e+1 ended, and
+// that is the one that cleared the turn. If it was not full, the peer looks whether this rank has begun
+// e+2: Heard.
+#pragma once
+#include "flags.cuh"
+
+#ifndef WEFT_ENCODING
+#define WEFT_ENCODING 1 // 1 words, 2 doubles, 3 pairs
+#endif
+#ifndef WEFT_RANKS
+#define WEFT_RANKS 0
+#endif
+
+namespace weft {
+
+constexpr u32 RANKS = WEFT_RANKS; // of the communicator, or 0: any number
+constexpr u32 THREADS = 128;	  // of a block, at most. Go: threads
+
+// Left is what an operation leaves to the next. Go: left.
+struct Left {
+	u64 bytes; // of its turn, from the beginning on, are not ones
+	u32 full;  // every rank had a word of every other
+	u32 zero;
+};
+
+// Lane is what kernels of all collectives have. Go: lane.
+struct Lane {
+	State *state;
+	Left *left;			   // [3], by turn
+	u64 slots, turn_bytes; // in the window
+	u64 cleared;		   // in the window: where the slots are that are made ones again: slots, but for loopback
+	u64 heard;			   // in the window: [ranks] words, by rank, of the last operation that it said it began
+	u32 counts;			   // of blocks: those beyond the launch's count with it
+	u32 clear;			   // the operation clears what it has read; else the next does
+	u32 op, zero;		   // op: the operation's number, for records
+};
+
+// ---- Encodings. A vector in a slot takes SLOT_BYTES.
+
+#if WEFT_ENCODING == 1
+
+constexpr u32 SLOT_BYTES = 16;
+typedef uint4 Slot;
+
+__device__ __forceinline__ void send(char *slot, uint4 v) { store_relaxed_sys16(slot, clean(v)); }
+__device__ __forceinline__ Slot look(const char *slot) { return load_relaxed_sys16(slot); }
+__device__ __forceinline__ bool there(const Slot &s) { return full(s); }
+__device__ __forceinline__ uint4 value(const Slot &s) { return s; }
+
+#elif WEFT_ENCODING == 2
+
+constexpr u32 SLOT_BYTES = 16;
+typedef ulonglong2 Slot;
+
+__device__ __forceinline__ u64 clean64(u64 w) { return w == ~0ull ? ~0ull >> 1 : w; }
+__device__ __forceinline__ void send(char *slot, uint4 v) {
+	store_relaxed_sys_u64x2(slot, {clean64((u64)v.y << 32 | v.x), clean64((u64)v.w << 32 | v.z)});
+}
+__device__ __forceinline__ Slot look(const char *slot) { return load_relaxed_sys_u64x2(slot); }
+__device__ __forceinline__ bool there(const Slot &s) { return s.x != ~0ull && s.y != ~0ull; }
+__device__ __forceinline__ uint4 value(const Slot &s) {
+	return make_uint4((u32)s.x, (u32)(s.x >> 32), (u32)s.y, (u32)(s.y >> 32));
+}
+
+#else
+
+constexpr u32 SLOT_BYTES = 32;
+struct Slot {
+	ulonglong2 low, high;
+};
+
+__device__ __forceinline__ void send(char *slot, uint4 v) {
+	store_relaxed_sys_u64x2(slot, {v.x, v.y});
+	store_relaxed_sys_u64x2(slot + 16, {v.z, v.w});
+}
+__device__ __forceinline__ Slot look(const char *slot) {
+	return {load_relaxed_sys_u64x2(slot), load_relaxed_sys_u64x2(slot + 16)};
+}
+__device__ __forceinline__ bool there(const Slot &s) {
+	return (s.low.x >> 32 | s.low.y >> 32 | s.high.x >> 32 | s.high.y >> 32) == 0;
+}
+__device__ __forceinline__ uint4 value(const Slot &s) {
+	return make_uint4((u32)s.low.x, (u32)s.low.y, (u32)s.high.x, (u32)s.high.y);
+}
+
+#endif
+
+// await waits until a vector of peer's is in a slot that has been looked at, and gives it.
+__device__ __forceinline__ uint4 await(Wait &w, u32 peer, const char *slot, Slot s) {
+	while (!there(s) && !w.over && w.more(peer, 0, 0)) s = look(slot);
+	return value(s);
+}
+
+// empty makes a slot ones.
+__device__ __forceinline__ void empty(const Lane &l, char *slot) {
+#pragma unroll
+	for (u32 i = 0; i < SLOT_BYTES; i += 16) store16(slot + (l.cleared - l.slots) + i, empty16());
+}
+
+// ---- Operands.
+
+// Operand is memory of the caller's, of any alignment. Go: operand.
+struct Operand {
+	char *at;
+	u64 bytes;
+	u32 unit; // its address, and where its parts begin, are multiples of this: 1, 2, 4, 8 or 16
+	u32 zero;
+};
+
+template <class T> __device__ __forceinline__ void load_units(const char *p, u32 bytes, u32 *w) {
+#pragma unroll
+	for (u32 i = 0; i < 16 / sizeof(T); i++) {
+		u32 at = i * (u32)sizeof(T);
+		if (at >= bytes) continue;
+		u64 v = *(const T *)(p + at);
+		w[at / 4] |= (u32)v << at % 4 * 8;
+		if (sizeof(T) == 8) w[at / 4 + 1] = (u32)(v >> 32);
+	}
+}
+
+template <class T> __device__ __forceinline__ void store_units(char *p, u32 bytes, const u32 *w) {
+#pragma unroll
+	for (u32 i = 0; i < 16 / sizeof(T); i++) {
+		u32 at = i * (u32)sizeof(T);
+		if (at >= bytes) continue;
+		u64 v = w[at / 4] >> at % 4 * 8;
+		if (sizeof(T) == 8) v |= (u64)w[at / 4 + 1] << 32;
+		*(T *)(p + at) = (T)v;
+	}
+}
+
+// load_slowly and store_slowly move up to 16 bytes, by units that divide address and length.
+__device__ __noinline__ uint4 load_slowly(const char *p, u32 bytes, u32 unit) {
+	u32 w[4] = {0, 0, 0, 0};
+	if (unit >= 8) {
+		load_units<u64>(p, bytes, w);
+	} else if (unit == 4) {
+		load_units<u32>(p, bytes, w);
+	} else if (unit == 2) {
+		load_units<u16>(p, bytes, w);
+	} else {
+		load_units<u8>(p, bytes, w);
+	}
+	return make_uint4(w[0], w[1], w[2], w[3]);
+}
+
+__device__ __noinline__ void store_slowly(char *p, u32 bytes, u32 unit, uint4 v) {
+	u32 w[4] = {v.x, v.y, v.z, v.w};
+	if (unit >= 8) {
+		store_units<u64>(p, bytes, w);
+	} else if (unit == 4) {
+		store_units<u32>(p, bytes, w);
+	} else if (unit == 2) {
+		store_units<u16>(p, bytes, w);
+	} else {
+		store_units<u8>(p, bytes, w);
+	}
+}
+
+// Part is a part of an operand, as vectors of 16 bytes of which the last may be shorter.
+struct Part {
+	char *at;
+	u64 bytes;
+	u32 unit;
+
+	__device__ __forceinline__ Part(const Operand &o) : at(o.at), bytes(o.bytes), unit(o.unit) {}
+	__device__ __forceinline__ Part(const Operand &o, u64 from, u64 bytes) : at(o.at + from), bytes(bytes), unit(o.unit) {}
+
+	__device__ __forceinline__ u32 vectors() const { return (u32)((bytes + 15) / 16); }
+	__device__ __forceinline__ static u32 greatest_unit(u32 n) { return n & (0u - n); }
+	__device__ __forceinline__ uint4 load(u64 i) const {
+		u64 rest = bytes - i * 16;
+		if (unit == 16 && rest >= 16) return load_once(at + i * 16);
+		u32 n = rest >= 16 ? 16 : (u32)rest;
+		return load_slowly(at + i * 16, n, min(unit, greatest_unit(n)));
+	}
+	__device__ __forceinline__ void store(u64 i, uint4 v) const {
+		u64 rest = bytes - i * 16;
+		if (unit == 16 && rest >= 16) return store16(at + i * 16, v);
+		u32 n = rest >= 16 ? 16 : (u32)rest;
+		store_slowly(at + i * 16, n, min(unit, greatest_unit(n)), v);
+	}
+};
+
+// ---- The live ranks of an operation, numbered from 0 in rank order.
+struct Live {
+	RankSet set, others;
+	u32 count, own; // how many, and this rank's number among them
+	bool all;		// no rank is masked
+
+	__device__ __forceinline__ Live(const Group &g, const RankSet &mask) {
+		u32 n = RANKS != 0 ? RANKS : g.ranks;
+		set = RankSet::first_ranks(n) & ~mask;
+		others = set & ~RankSet::one(g.rank);
+		all = !nonempty(RankSet::first_ranks(n) & mask);
+		count = all ? n : set.count();
+		own = number(g.rank);
+	}
+	__device__ __forceinline__ u32 number(u32 rank) const { return all ? rank : set.before(rank); }
+};
+
+// Peers reach the windows of other ranks. Where the number of ranks is known at compile time they are
+// constants of the launch; else a warp keeps them in its registers.
+struct Peers {
+	const Group &g;
+#if WEFT_RANKS == 0
+	Windows windows;
+	__device__ __forceinline__ Peers(const Group &g) : g(g), windows(g) {}
+#else
+	__device__ __forceinline__ Peers(const Group &g) : g(g) {}
+#endif
+
+	// each calls f(rank, window) for every rank of a set. All lanes of the warp call it.
+	template <class F> __device__ __forceinline__ void each(const RankSet &set, F f) const {
+#if WEFT_RANKS == 0
+		for (Round round(set, g.rank, g.ranks); round.more();) {
+			u32 r = round.next();
+			f(r, windows.of(r));
+		}
+#else
+#pragma unroll
+		for (u32 r = 0; r < RANKS; r++) {
+			if (holds(set, r)) f(r, g.window[r]);
+		}
+#endif
+	}
+};
+
+// send_parts sends a vector to every rank of a set: load(rank) gives it, where has(rank), and it goes to
+// an offset in the rank's window. All loads are on their way before the first store. All lanes of the
+// warp call it.
+template <class H, class L> __device__ __forceinline__ void send_parts(const Peers &peers, const RankSet &to, u64 slot,
+																	   H has, L load) {
+#if WEFT_RANKS == 0
+	peers.each(to, [&](u32 r, char *there) {
+		if (has(r)) send(there + slot, load(r));
+	});
+#else
+	uint4 v[RANKS];
+#pragma unroll
+	for (u32 r = 0; r < RANKS; r++) {
+		if (holds(to, r) && has(r)) v[r] = load(r);
+	}
+	peers.each(to, [&](u32 r, char *there) {
+		if (has(r)) send(there + slot, v[r]);
+	});
+#endif
+}
+
+// Shares cuts vectors into one share for each live rank, by its number: they differ by one at most.
+struct Shares {
+	u32 each, more; // the first `more` have one more
+
+	__device__ __forceinline__ Shares(u32 vectors, const Live &live) {
+		each = RANKS != 0 && live.all ? vectors / (RANKS != 0 ? RANKS : 1) : vectors / live.count;
+		more = vectors - each * live.count;
+	}
+	__device__ __forceinline__ u32 first(u32 number) const { return number * each + min(number, more); }
+	__device__ __forceinline__ u32 size(u32 number) const { return each + (number < more ? 1 : 0); }
+	__device__ __forceinline__ u32 longest() const { return each + (more != 0 ? 1 : 0); }
+};
+
+// ---- An operation of the lane.
+
+// Collective is an operation that is under way, as a thread knows it. It is made first, so that what it
+// reads is on its way while the kernel asks for the first of its operands; begin comes next.
+struct Collective {
+	Operation o;
+	u32 at, step; // the thread's number in the launch, and how many there are
+	Left before;  // what the operation before left
+	u64 turn;	  // this operation's turn of slots, in a window
+	Left left[3];
+	Count count;
+	u32 stopped;
+
+	__device__ __forceinline__ Collective(const Lane &l) {
+		wait_for_previous();
+		count = *count_of(l.state, blockIdx.x);
+		stopped = l.state->stopped;
+		o.mask = l.state->mask();
+#pragma unroll
+		for (u32 t = 0; t < 3; t++) left[t] = l.left[t];
+		at = blockIdx.x * blockDim.x + threadIdx.x;
+		step = gridDim.x * blockDim.x;
+	}
+
+	// begin is false if the lane is stopped.
+	__device__ __forceinline__ bool begin(const Group &g, const Lane &l) {
+		o.epoch = count.epoch + 1;
+		o.turn = count.turn;
+		o.own = g.window[g.rank];
+		before = o.turn == 0 ? left[2] : o.turn == 1 ? left[0] : left[1];
+		turn = l.slots + o.turn * l.turn_bytes;
+		if (stopped != 0) refuse(g, l.op, o.epoch);
+		return stopped == 0;
+	}
+
+	// clear makes ones of what the operation before left. It comes between sending and waiting.
+	__device__ __forceinline__ void clear(const Lane &l) const {
+		char *p = o.own + l.cleared + turn_before(o.turn) * l.turn_bytes;
+		for (u64 i = (u64)at * 16; i < before.bytes; i += (u64)step * 16) store16(p + i, empty16());
+	}
+
+	// end is the last thing that all threads do. bytes are what the operation used of its turn.
+	__device__ __forceinline__ void end(const Lane &l, u64 bytes, bool full) const {
+		let_next_start();
+		__syncthreads(); // all have read the count
+		if (at == 0) l.left[o.turn] = {l.clear != 0 ? 0 : bytes, full, 0};
+		Count next = {o.epoch, o.turn == 2 ? 0 : o.turn + 1, 0};
+		for (u32 b = blockIdx.x + threadIdx.x * gridDim.x; b < l.counts; b += step) *count_of(l.state, b) = next;
+	}
+};
+
+// slot_of is where a vector of src's stands in a window, of an operation whose ranks have slot_bytes each.
+__device__ __forceinline__ u64 slot_of(u64 turn, u32 src, u64 slot_bytes, u64 vector) {
+	return turn + src * slot_bytes + vector * SLOT_BYTES;
+}
+
+// fold_slots reduces a vector of every live rank, in rank order: own of this rank's, and of the others
+// what stands in their slots. F is a Fold.
+template <class F> __device__ __forceinline__ void fold_slots(F &fold, Wait &w, const Lane &l, const Live &live,
+															  char *slots, u64 slot_bytes, uint4 own) {
+	constexpr u32 FLIGHT = RANKS != 0 ? RANKS : 4; // slots looked at together
+	const Group &g = w.group;
+	u32 ranks = RANKS != 0 ? RANKS : g.ranks;
+	bool begun = false;
+	for (u32 first = 0; first < ranks; first += FLIGHT) {
+		Slot s[FLIGHT];
+#pragma unroll
+		for (u32 j = 0; j < FLIGHT; j++) {
+			u32 r = first + j;
+			if (r < ranks && holds(live.others, r)) s[j] = look(slots + r * slot_bytes);
+		}
+#pragma unroll
+		for (u32 j = 0; j < FLIGHT; j++) {
+			u32 r = first + j;
+			if (r >= ranks || !holds(live.set, r)) continue;
+			uint4 v = own;
+			if (r != g.rank) {
+				v = await(w, r, slots + r * slot_bytes, s[j]);
+				if (l.clear != 0) empty(l, slots + r * slot_bytes);
+			}
+			if (begun) {
+				fold.take(v);
+			} else {
+				fold.start(v);
+			}
+			begun = true;
+		}
+	}
+}
+
+// gather_slots waits for a vector of every rank of a set, where wants(rank), and calls take(rank, vector)
+// for each.
+template <class W, class T> __device__ __forceinline__ void gather_slots(Wait &w, const Lane &l, const RankSet &from,
+																		 char *slots, u64 slot_bytes, W wants, T take) {
+	constexpr u32 FLIGHT = RANKS != 0 ? RANKS : 4; // slots looked at together
+	u32 ranks = RANKS != 0 ? RANKS : w.group.ranks;
+	for (u32 first = 0; first < ranks; first += FLIGHT) {
+		Slot s[FLIGHT];
+#pragma unroll
+		for (u32 j = 0; j < FLIGHT; j++) {
+			u32 r = first + j;
+			if (r < ranks && holds(from, r) && wants(r)) s[j] = look(slots + r * slot_bytes);
+		}
+#pragma unroll
+		for (u32 j = 0; j < FLIGHT; j++) {
+			u32 r = first + j;
+			if (r >= ranks || !holds(from, r) || !wants(r)) continue;
+			uint4 v = await(w, r, slots + r * slot_bytes, s[j]);
+			if (l.clear != 0) empty(l, slots + r * slot_bytes);
+			if (!w.over) take(r, v);
+		}
+	}
+}
+
+// say_begun tells every rank that this one has begun the operation. Rooted and sparse operations call
+// it, on all threads.
+__device__ __forceinline__ void say_begun(const Group &g, const Lane &l, const Operation &o) {
+	u32 r = threadIdx.x;
+	if (blockIdx.x == 0 && r < g.ranks && !holds(o.mask, r))
+		store_relaxed_sys4(g.window[r] + l.heard + g.rank * 4, (u32)o.epoch);
+}
+
+// await_begun waits until the ranks of a set have begun the operation before this one, unless that was
+// full. All lanes of the warp call it, before they send.
+__device__ __forceinline__ void await_begun(const Group &g, const Lane &l, const Collective &c, Wait &w, const RankSet &to) {
+	if (c.before.full != 0) return;
+	for (u32 r = threadIdx.x & 31; r < g.ranks; r += 32) {
+		if (!holds(to, r) || r == g.rank) continue;
+		const char *p = c.o.own + l.heard + r * 4;
+		u32 last = (u32)c.o.epoch - 1, v = load_relaxed_sys4(p);
+		while ((int)(v - last) < 0 && !w.over && w.more(r, last, v)) v = load_relaxed_sys4(p);
+	}
+	__syncwarp();
+}
+
+} // namespace weft

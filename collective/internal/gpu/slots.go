@@ -1,0 +1,79 @@
+package gpu
+
+import (
+	"math/bits"
+
+	"github.com/weftgo/weft"
+)
+
+// vectorBytes is what a thread moves at a time.
+const vectorBytes = 16
+
+// vectors is how many vectors so many bytes are, of which the last may be shorter.
+func vectors(n int) int { return (n + vectorBytes - 1) / vectorBytes }
+
+// encoding is how data travels in slots: the encodings of slots.cuh.
+type encoding int
+
+const (
+	words   encoding = 1 + iota // a word of ones is "not there yet"
+	doubles                     // the same with words of 64 bits
+	pairs                       // any bytes: each four have a word beside them
+	encodings
+)
+
+func (e encoding) String() string {
+	return [...]string{words: "words", doubles: "doubles", pairs: "pairs"}[e]
+}
+
+// encodingOf is that of the elements of a type.
+func encodingOf(t weft.DType) encoding {
+	switch t {
+	case weft.BFloat16, weft.Float16, weft.Float32, weft.Float8E4M3, weft.Float8E5M2:
+		return words
+	case weft.Float64:
+		return doubles
+	default:
+		return pairs
+	}
+}
+
+// slotSize is how many bytes of slots so many bytes of data take.
+func (e encoding) slotSize(n int) int { return vectors(n) * e.vectorSlot() }
+
+func (e encoding) vectorSlot() int {
+	if e == pairs {
+		return 2 * vectorBytes
+	}
+	return vectorBytes
+}
+
+// capacity is how many bytes of data fit into so many bytes of slots: whole vectors.
+func (e encoding) capacity(slots int) int { return slots / e.vectorSlot() * vectorBytes }
+
+// turns are those of slots, which operations use in turn.
+const turns = 3
+
+// leftBytes is the size of the Left of slots.cuh.
+const leftBytes = 16
+
+// laneArgs are what kernels of all collectives have: the Lane of slots.cuh.
+type laneArgs struct {
+	state, left       uint64
+	slots, turnBytes  uint64
+	cleared, heard    uint64
+	counts, clear, op uint32
+	_                 uint32
+}
+
+// operand is memory of the caller's: the Operand of slots.cuh.
+type operand struct {
+	at, bytes uint64
+	unit, _   uint32
+}
+
+// operandAt is an operand whose parts begin at multiples of step from its beginning.
+func operandAt(at uint64, bytes, step int) operand {
+	unit := uint32(1) << bits.TrailingZeros64(at|uint64(step)|vectorBytes)
+	return operand{at: at, bytes: uint64(bytes), unit: unit}
+}
