@@ -82,8 +82,8 @@ func (o Operations) Window(id uint64) (*Window, bool) { return o.comm.windowOf(i
 // another's.
 func (o Operations) Shelf() *engine.Shelf { return &o.comm.shelf }
 
-// Leave is the first half of [Comm.Close], for who still has memory of the communicator's in use: it
-// tells the others, and leaves all memory as it is until Close.
+// Leave tells the peers that this rank is gone. Its memory stays mapped until [Comm.Close], for
+// callers that still use memory of the communicator.
 func (o Operations) Leave() error { return o.comm.leave() }
 
 // AbortWord is this rank's abort word as kernels see it: 8 bytes of the host's memory, which the

@@ -81,7 +81,9 @@
 // HMAC-SHA256 over two fresh nonces, their ranks, the number of ranks, the job and the direction.
 // Until then a connection may say 512 bytes, the first of them within a second and all within ten
 // more; failing costs it the connection, and the job nothing. If thousands of unproven connections
-// are open, the oldest one of the address with most of them is closed. Without a secret only peers
+// are open, the oldest one of the address with most of them is closed.
+//
+// Without a secret only peers
 // on the loopback interface are accepted. Frames are versioned, limited in length, and read by one
 // fuzzed function. Connections are authenticated when they are made, and neither encrypted nor
 // signed afterwards: an attacker that can alter packets between the hosts can alter messages.

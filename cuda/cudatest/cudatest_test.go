@@ -174,7 +174,7 @@ func TestMisuse(t *testing.T) {
 			r.ok(r.streams[0].Close())
 			r.ok(r.contexts[0].Close())
 			return r.contexts[0].WrapStream(0).Synchronize()
-		}, code: cuda.ErrInvalidContext, say: "nobody holds"},
+		}, code: cuda.ErrInvalidContext, say: "which is not held"},
 		"unaligned": {do: func(r *rig) error {
 			return r.streams[0].Memset32(r.alloc(0, 64).Pointer().Add(1), 1, 1)
 		}, code: cuda.ErrInvalidValue, say: "not aligned"},

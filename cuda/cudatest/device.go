@@ -110,7 +110,7 @@ func (m *Machine) contextCalls(t *sys.Table) {
 		return m.call("cuCtxSetCurrent", func() sys.Result {
 			p := m.context(c)
 			if c != 0 && (p == nil || p.refs == 0) {
-				return m.misuse(cuda.ErrInvalidContext, "context %#x made current, which nobody holds", uintptr(c))
+				return m.misuse(cuda.ErrInvalidContext, "context %#x made current, which is not held", uintptr(c))
 			}
 			m.current[thread()] = p
 			return sys.Success

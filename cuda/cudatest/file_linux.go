@@ -65,7 +65,7 @@ func (f *file) mapAnywhere() (uintptr, error) {
 	return uintptr(p), err
 }
 
-// mapAt maps the whole file into a reserved range. Nobody may touch it yet.
+// mapAt maps the whole file into a reserved range. It must not be touched yet.
 func (f *file) mapAt(at uintptr) error {
 	_, err := unix.MmapPtr(f.fd, 0, address(at), uintptr(f.size), unix.PROT_NONE, unix.MAP_SHARED|unix.MAP_FIXED)
 	return err

@@ -209,7 +209,7 @@ func (m *Machine) in(call string, handle sys.Context) (*primary, sys.Result) {
 	if handle != 0 {
 		p = m.context(handle)
 		if p == nil || p.refs == 0 {
-			return nil, m.misuse(cuda.ErrInvalidContext, "%s in context %#x, which nobody holds", call, uintptr(handle))
+			return nil, m.misuse(cuda.ErrInvalidContext, "%s in context %#x, which is not held", call, uintptr(handle))
 		}
 		m.current[thread()] = p // which may be another thread by now: Go moves goroutines
 	}

@@ -208,8 +208,8 @@ func (l *Lane) Stream(s *weft.Stream) *cuda.Stream {
 	return l.device.Stream()
 }
 
-// Start enqueues the kernel that begins an operation. It and Receive are the only places that
-// launch kernels which meet peers.
+// Start enqueues the kernel that begins an operation. Operations of a lane launch kernels that meet
+// peers by it and by Receive only.
 func (l *Lane) Start(stream *cuda.Stream, launch *cuda.Launch) error {
 	if err := launch.Start(stream); err != nil {
 		return err

@@ -46,7 +46,7 @@ func Load(ctx context.Context, comm *weft.Comm, op string, sources ...Source) (*
 
 // ForDomain is the sources for a domain of so many ranks.
 func ForDomain(ranks int, sources ...Source) []Source {
-	if ranks <= device.WordRanks { // what a kernel is compiled for that is not told
+	if ranks <= device.WordRanks { // the domain of a kernel without the define
 		return sources
 	}
 	sources = slices.Clone(sources)

@@ -84,9 +84,9 @@ const ProductWarps, ProductDepth = 12, 2
 // MostUnits.
 const PullUnits = 2
 
-// MostPlacedBytes is the reach of the 32-bit words, in units of 16 bytes, in which ranks tell each
+// MostDirectBytes is the reach of the 32-bit words, in units of 16 bytes, in which ranks tell each
 // other where rows lie in a window.
-const MostPlacedBytes = 16 << 32
+const MostDirectBytes = 16 << 32
 
 // What a combine in slot mode sums: WEFT_FORM of slots_combine.cu.
 const (
@@ -140,7 +140,7 @@ func (s Spec) stages(ranks int) bool {
 	rows, output := mostRows(s, ranks), int64(s.OutputSize())
 	stage, slots := rows*output, 2*int64(s.MaxTokens)*int64(s.TopK)*output
 	received := int64(s.Live) * NewBlockShape(s, int(rows)).Bytes
-	return stage <= max(slots, 2*received) && stage+received <= MostPlacedBytes/2
+	return stage <= max(slots, 2*received) && stage+received <= MostDirectBytes/2
 }
 
 // PullRows is the most rows of a token that a home adds up.

@@ -50,7 +50,7 @@ func (r *Rank) FaultOf(err error) channel.Fault {
 	case filelimit.Reached(err):
 		return channel.Fault{Cause: channel.CauseFiles, Rank: r.rank}
 	case !ok:
-		// The caller's context ended: nobody is to blame but this rank.
+		// The caller's context ended: this rank alone is to blame.
 		return gaveUp
 	case errors.Is(err, channel.ErrDied), errors.Is(err, channel.ErrAborted), errors.Is(err, channel.ErrMasked):
 		return channel.Fault{}
@@ -68,7 +68,7 @@ func (r *Rank) FaultOf(err error) channel.Fault {
 }
 
 // Tell tells every rank that can be reached of a fault. A rank that was left out, and has found out
-// in this way only, tells nobody but itself.
+// in this way only, tells itself alone.
 func (r *Rank) Tell(f channel.Fault) {
 	if r.LeftOut() {
 		r.accuse(channel.CauseMasked, r.rank)

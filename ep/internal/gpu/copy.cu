@@ -34,7 +34,7 @@ struct Copy {
 	Describe described; // to the caller's memory
 	u32 zones, zone_rows;
 	const int *counts;		// [zones]: rows
-	Divisor pieces, shares; // of a row, and of the words of 32 rows' scales; of those that nobody wants 0
+	Divisor pieces, shares; // of a row, and of the words of 32 rows' scales; 0 if none are wanted
 	u32 row_bytes, scale_words;
 	const char *rows;
 	char *to_rows;

@@ -98,10 +98,9 @@ func (d *describe) weigh(stream *cuda.Stream, r *spec.Batch, weights, experts ui
 	return d.weights.launches[0].Start(stream)
 }
 
-// describeRows enqueues, where the batch was prepared, what fills in what each row is, unless it was
-// before: one launch fills in all parts. What a capture
-// enqueues is there with its replays only, and they make what they prepare, and the weights that
-// they bring, other ones each time.
+// describeRows enqueues the description of the rows, unless it is there already, on the stream of the
+// Prepare: one launch fills in all parts. A description in a capture is written by replays only, and
+// each replay may prepare another routing, or bring other weights, so it does not count as there.
 func (r *gpuRouting) describeRows() error {
 	if r.filled {
 		return nil

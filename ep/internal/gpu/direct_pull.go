@@ -45,8 +45,7 @@ type pullArgs struct {
 	group                    device.Group
 }
 
-// pullForm is what handles differ in whose combines of rows where they are are programs of their
-// own.
+// pullForm is what makes a combine that reads rows in place a program of its own.
 type pullForm struct {
 	order string // of a token's rows: the Order of direct_pull.cu
 	of    weft.DType

@@ -114,9 +114,9 @@ func (k *rowMap) layout(window, local *enginegpu.Workspace) {
 
 func (k *rowMap) prepare() error {
 	h, g := k.h, &k.h.Geometry
-	if size := h.window.Size(); size > spec.MostPlacedBytes {
+	if size := h.window.Size(); size > spec.MostDirectBytes {
 		return weft.Unsupportedf("%s: it would take %d GiB, and at most %d: lower MaxTokens or Live, or "+
-			"give a Capacity", opNew, size>>30, spec.MostPlacedBytes>>30)
+			"give a Capacity", opNew, size>>30, spec.MostDirectBytes>>30)
 	}
 	shared, err := h.device.Context().Device().Attribute(cuda.SharedMemoryPerBlockOptIn)
 	if err != nil {

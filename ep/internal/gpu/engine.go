@@ -53,7 +53,7 @@ type handle struct {
 	batches       spec.Slab[spec.Batch]
 	routing       routingLayout
 	mu            sync.Mutex
-	idle, graphed []*gpuRouting // that nobody has; the latter are written by graphs
+	idle, graphed []*gpuRouting // that no caller holds; graphs write the latter
 	all           []*gpuRouting
 }
 

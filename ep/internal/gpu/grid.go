@@ -53,7 +53,7 @@ func (w *weigher) weigh(threads int, functions ...*cuda.Function) (weight int) {
 }
 
 // fit settles how many blocks the movers have, on every rank alike, and takes room for them. Only a
-// handle that nobody can share the GPU with has as many blocks of each kernel as fit.
+// handle that is alone on its GPU has as many blocks of each kernel as fit.
 func (h *handle) fit(ctx context.Context) (err error) {
 	var w weigher
 	var all []*demand

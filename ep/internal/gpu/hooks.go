@@ -13,7 +13,7 @@ import (
 )
 
 // HookAnnounced is the set of places for received rows of which a handle's next operation would say
-// that nobody reads them.
+// that no caller reads them.
 func HookAnnounced(h spec.RowEngine) uint32 { g := h.(*handle); return g.ring.Free(g.lane.Capture()) }
 
 // HookReadable says whether others read a tensor where it is, rather than a copy.
@@ -67,7 +67,7 @@ func HookSetEpoch(h spec.RowEngine, epoch uint64) error {
 	return c.Synchronize()
 }
 
-// HookSoilRoutings fills the memory of routings that nobody has as memory may be that was just
+// HookSoilRoutings fills the memory of idle routings as memory may be that was just
 // allocated.
 func HookSoilRoutings(h spec.RowEngine) error {
 	g := h.(*handle)
@@ -88,5 +88,5 @@ func HookGrids(h spec.RowEngine) (blocks, threads [3]int) {
 	return blocks, threads
 }
 
-// HookGraphedRoutings is how many of the Routings that nobody has are written by graphs.
+// HookGraphedRoutings is how many of the idle Routings are written by graphs.
 func HookGraphedRoutings(h spec.RowEngine) int { return len(h.(*handle).graphed) }

@@ -162,9 +162,9 @@ func (h *handle) load(ctx context.Context) (err error) {
 	return nil
 }
 
-// layout lays out the handle's memory: after the lane's counts what movers share, and what is
-// theirs. The last come first, for the place of the tokens' gradients is told in 16 bytes in 32
-// bits, whatever else a window holds.
+// layout lays out the handle's memory: the lane's counts, the memory that movers share, and each
+// mover's own. The last movers come first: kernels get the offset of the tokens' gradients as 32 bits,
+// in units of 16 bytes, so that region lies at the beginning of the window.
 func (h *handle) layout() {
 	h.local = enginegpu.NewLocal(h.counts)
 	h.credits = h.local.Zeros(4 * int64(device.Domain(h.Geometry.Ranks)))

@@ -104,9 +104,9 @@ func (h *handle) newRouting() (*gpuRouting, error) {
 	return r, nil
 }
 
-// newBatch takes an idle Routing, or makes one, for a Prepare that is about to be enqueued. What a
-// graph writes is for other graphs: whose replays come when is their caller's affair, who may not
-// know of an operation that goes by a Routing of later.
+// newBatch takes an idle Routing, or makes one, for a Prepare that is about to be enqueued. A Routing
+// that a graph writes serves graphs only: a replay may come at any time, and would write it while an
+// operation outside the graph uses it.
 func (h *handle) newBatch(stream *cuda.Stream, tokens int, weighted bool) (*spec.Batch, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

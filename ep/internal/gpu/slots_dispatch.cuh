@@ -124,7 +124,7 @@ struct Extent {
 		for (u32 src = threadIdx.x & 31; src < a.group.ranks; src += 32) {
 			before = max(before, former[src]);
 			if ((b.flags & ROUTE) == 0) {
-				// beyond, nobody has written recv_rows; the rows of a rank that was left out since
+				// beyond, recv_rows is not written; the rows of a rank that was left out since
 				// are made zeros
 				most = max(most, (u32)sent(a)[src]);
 			} else if (!holds(b.mask, src)) {
