@@ -34,10 +34,12 @@ namespace weft {
 // The reductions: the numbers of weft.Op.
 enum { SUM, PROD, MIN, MAX, AVG, PREMUL };
 
-constexpr u32 ELEMENT_BYTES = WEFT_TYPE == TYPE_BF16 || WEFT_TYPE == TYPE_F16 || WEFT_TYPE == TYPE_I16 || WEFT_TYPE == TYPE_U16	  ? 2
-							  : WEFT_TYPE == TYPE_F32 || WEFT_TYPE == TYPE_I32 || WEFT_TYPE == TYPE_U32				  ? 4
-							  : WEFT_TYPE == TYPE_F64 || WEFT_TYPE == TYPE_I64 || WEFT_TYPE == TYPE_U64				  ? 8
-																										  : 1;
+constexpr u32 element_bytes(u32 type) {
+	if (type == TYPE_BF16 || type == TYPE_F16 || type == TYPE_I16 || type == TYPE_U16) return 2;
+	if (type == TYPE_F32 || type == TYPE_I32 || type == TYPE_U32) return 4;
+	return type == TYPE_F64 || type == TYPE_I64 || type == TYPE_U64 ? 8 : 1;
+}
+constexpr u32 ELEMENT_BYTES = element_bytes(WEFT_TYPE);
 constexpr u32 ELEMENTS = 16 / ELEMENT_BYTES; // of a vector
 
 // How is what a reduction needs beside the rows. Go: reduction.
@@ -204,7 +206,9 @@ __device__ __forceinline__ uint4 pack(const Accumulator *x) {
 struct Carry {
 	u64 high[ELEMENTS];
 
-	__device__ __forceinline__ static u64 extend(Accumulator x) { return WEFT_TYPE == TYPE_I64 && (long long)x < 0 ? ~0ull : 0; }
+	__device__ __forceinline__ static u64 extend(Accumulator x) {
+		return WEFT_TYPE == TYPE_I64 && (long long)x < 0 ? ~0ull : 0;
+	}
 	__device__ __forceinline__ void start(const Accumulator *x) {
 #pragma unroll
 		for (u32 i = 0; i < ELEMENTS; i++) high[i] = extend(x[i]);

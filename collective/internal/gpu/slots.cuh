@@ -397,7 +397,8 @@ __device__ __forceinline__ void say_begun(const Group &g, const Lane &l, const O
 
 // await_begun waits until the ranks of a set have begun the operation before this one, unless that was
 // full. All lanes of the warp call it, before they send.
-__device__ __forceinline__ void await_begun(const Group &g, const Lane &l, const Collective &c, Wait &w, const RankSet &to) {
+__device__ __forceinline__ void await_begun(const Group &g, const Lane &l, const Collective &c, Wait &w,
+											const RankSet &to) {
 	if (c.before.full != 0) return;
 	for (u32 r = threadIdx.x & 31; r < g.ranks; r += 32) {
 		if (!holds(to, r) || r == g.rank) continue;
