@@ -34,7 +34,7 @@ namespace weft {
 // The reductions: the numbers of weft.Op.
 enum { SUM, PROD, MIN, MAX, AVG, PREMUL };
 
-constexpr u32 element_bytes(u32 type) {
+__device__ constexpr u32 element_bytes(u32 type) {
 	if (type == TYPE_BF16 || type == TYPE_F16 || type == TYPE_I16 || type == TYPE_U16) return 2;
 	if (type == TYPE_F32 || type == TYPE_I32 || type == TYPE_U32) return 4;
 	return type == TYPE_F64 || type == TYPE_I64 || type == TYPE_U64 ? 8 : 1;
