@@ -4,25 +4,13 @@
 // A thread sends, waits for and reduces the same vectors. It sends all of them before it waits for the
 // first, so no rank waits for one that waits. In place a thread has read its input when it stores the
 // result.
-#include "fold.cuh"
-#include "slots.cuh"
+#include "all_reduce.cuh"
 
 namespace weft {
 
-// Go: oneShotArgs.
-struct OneShot {
-	Lane lane;
-	Operand in, out;
-	How how;
-	u64 slot_bytes; // of a rank, in a turn
-	Group group;
-};
-
-static_assert(sizeof(OneShot) == WEFT_PARAMETER_BYTES + WIDER, "not the size of the host's struct");
-
 namespace collective {
 
-__global__ void __launch_bounds__(THREADS) all_reduce_one_shot(const __grid_constant__ OneShot a) {
+__global__ void __launch_bounds__(THREADS) all_reduce_one_shot(const __grid_constant__ AllReduce a) {
 	const Group &g = a.group;
 	Collective c(a.lane);
 	Part in(a.in), out(a.out);

@@ -6,25 +6,17 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/device"
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
-// oneShotArgs are the OneShot of all_reduce_one_shot.cu.
-type oneShotArgs struct {
-	lane      laneArgs
-	in, out   operand
-	how       how
-	slotBytes uint64
-	group     device.Group
-}
-
 // oneShot sends every input to every rank.
-type oneShot struct{ enginegpu.Launch[oneShotArgs] }
+type oneShot struct {
+	enginegpu.Launch[allReduceArgs]
+}
 
 func oneShotSource(d weft.DType, t target) enginegpu.Source {
 	return source(fmt.Sprintf("one-shot all-reduce of %v", d), "all_reduce_one_shot.cu", t,
-		unsafe.Sizeof(oneShotArgs{}), reducing(d))
+		unsafe.Sizeof(allReduceArgs{}), reducing(d))
 }
 
 // oneShotMost is how many bytes one launch reduces at most.

@@ -4,25 +4,13 @@
 // Threads of one number serve the same vectors of every share on all ranks, so a thread waits only for
 // its likes. It sends all of a step before it waits for the first of it. A thread has read its input
 // of a share when it stores that share's result, so the operation may be in place.
-#include "fold.cuh"
-#include "slots.cuh"
+#include "all_reduce.cuh"
 
 namespace weft {
 
-// Go: twoShotArgs.
-struct TwoShot {
-	Lane lane;
-	Operand in, out;
-	How how;
-	u64 slot_bytes; // of a share, in each step's half of a turn: those of all ranks follow each other
-	Group group;
-};
-
-static_assert(sizeof(TwoShot) == WEFT_PARAMETER_BYTES + WIDER, "not the size of the host's struct");
-
 namespace collective {
 
-__global__ void __launch_bounds__(THREADS) all_reduce_two_shot(const __grid_constant__ TwoShot a) {
+__global__ void __launch_bounds__(THREADS) all_reduce_two_shot(const __grid_constant__ AllReduce a) {
 	const Group &g = a.group;
 	Collective c(a.lane);
 	Part in(a.in), out(a.out);

@@ -6,25 +6,17 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/device"
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
-// twoShotArgs are the TwoShot of all_reduce_two_shot.cu.
-type twoShotArgs struct {
-	lane      laneArgs
-	in, out   operand
-	how       how
-	slotBytes uint64
-	group     device.Group
-}
-
 // twoShot sends every rank its part of every input, and every rank's result to all.
-type twoShot struct{ enginegpu.Launch[twoShotArgs] }
+type twoShot struct {
+	enginegpu.Launch[allReduceArgs]
+}
 
 func twoShotSource(d weft.DType, t target) enginegpu.Source {
 	return source(fmt.Sprintf("two-shot all-reduce of %v", d), "all_reduce_two_shot.cu", t,
-		unsafe.Sizeof(twoShotArgs{}), reducing(d))
+		unsafe.Sizeof(allReduceArgs{}), reducing(d))
 }
 
 // twoShotMost is how many bytes one launch reduces at most if so many ranks are live.

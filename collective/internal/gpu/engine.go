@@ -157,10 +157,10 @@ func (e *Engine) Prepare(ctx context.Context, t weft.DType) error {
 		return err
 	}
 	r := &reductions{}
-	if r.oneShot.Launch, err = enginegpu.NewLaunch(f[0], e.config(), oneShotArgs{}); err != nil {
+	if r.oneShot.Launch, err = enginegpu.NewLaunch(f[0], e.config(), allReduceArgs{}); err != nil {
 		return err
 	}
-	if r.twoShot.Launch, err = enginegpu.NewLaunch(f[1], e.config(), twoShotArgs{}); err != nil {
+	if r.twoShot.Launch, err = enginegpu.NewLaunch(f[1], e.config(), allReduceArgs{}); err != nil {
 		return err
 	}
 	if r.reduceScatter.Launch, err = enginegpu.NewLaunch(f[2], e.config(), reduceScatterArgs{}); err != nil {

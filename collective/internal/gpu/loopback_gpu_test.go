@@ -84,7 +84,9 @@ func loopbackTimes(ctx context.Context, b *testing.B, comm *weft.Comm, n int) (e
 }
 
 // graphTime is what one of 150 operations in a graph takes, the shortest of several launches.
-func graphTime(ctx context.Context, e *Engine, stream *cuda.Stream, op func(*cuda.Stream) error) (took time.Duration, err error) {
+func graphTime(ctx context.Context, e *Engine, stream *cuda.Stream, op func(*cuda.Stream) error) (took time.Duration,
+	err error,
+) {
 	const operations = 150
 	graph, err := stream.Capture(func() error {
 		for range operations {

@@ -3,6 +3,7 @@ package gpu
 import (
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/device"
 )
 
 // Reduction is what an all-reduce, a reduce-scatter or a reduce does.
@@ -25,6 +26,15 @@ type how struct {
 }
 
 func (r *Reduction) how() how { return how{op: uint32(r.Op), scalar: r.Scalar, at: r.ScalarAt} }
+
+// allReduceArgs are the AllReduce of all_reduce.cuh.
+type allReduceArgs struct {
+	lane      laneArgs
+	in, out   operand
+	how       how
+	slotBytes uint64
+	group     device.Group
+}
 
 // Algorithm is a way to reduce.
 type Algorithm int
