@@ -31,8 +31,11 @@ func (d *Device) Primary() (*Context, error) {
 		d.driver.table.DevicePrimaryCtxRetain(handle, d.handle)); err != nil {
 		return nil, err
 	}
-	d.spares.open()
-	return &Context{driver: d.driver, table: d.driver.table, device: d, handle: *handle}, nil
+	c := &Context{driver: d.driver, table: d.driver.table, device: d, handle: *handle}
+	if err := d.spares.open(c); err != nil {
+		return nil, errors.Join(err, c.release())
+	}
+	return c, nil
 }
 
 // Close gives the reference back. The last Context of a device to be closed destroys the streams
@@ -42,11 +45,21 @@ func (c *Context) Close() error {
 		return nil
 	}
 	var errs []error
-	for _, s := range c.device.spares.close() {
+	streams, word := c.device.spares.close()
+	for _, s := range streams {
 		errs = append(errs, c.destroyStream(s.handle))
 	}
-	errs = append(errs, c.driver.check("cuDevicePrimaryCtxRelease", c.table.DevicePrimaryCtxRelease(c.device.handle)))
-	return errors.Join(errs...)
+	if word != 0 {
+		// A capture of another owner's refuses it. Then the word goes with the primary context.
+		if err := c.check("cuMemFree", c.table.MemFree(c.handle, word)); !errors.Is(err, ErrCaptureUnsupported) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(append(errs, c.release())...)
+}
+
+func (c *Context) release() error {
+	return c.driver.check("cuDevicePrimaryCtxRelease", c.table.DevicePrimaryCtxRelease(c.device.handle))
 }
 
 // Device is the context's device.

@@ -20,6 +20,7 @@ type spares struct {
 	mu       sync.Mutex
 	contexts int // that are open
 	streams  []spare
+	word     sys.Pointer // memory that new streams fill, while a Context is open
 }
 
 type spare struct {
@@ -44,6 +45,16 @@ func (p *spares) put(s spare) bool {
 	return true
 }
 
+// begin makes a new stream do its first work, for which the driver chooses its queue. A stream whose
+// first work were a kernel that waits for another stream's could get the queue of that very stream,
+// although others are free: on driver 580.159 four ranks that shared a GPU met so in four of ten
+// processes.
+func (p *spares) begin(c *Context, handle sys.Stream) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return c.check("cuMemsetD8Async", c.table.MemsetD8Async(c.handle, p.word, 0, wordBytes, handle))
+}
+
 // take gives a stream of these options out, if there is one.
 func (p *spares) take(o StreamOptions) (handle sys.Stream, found bool) {
 	p.mu.Lock()
@@ -57,19 +68,32 @@ func (p *spares) take(o StreamOptions) (handle sys.Stream, found bool) {
 	return handle, true
 }
 
-// open counts a Context.
-func (p *spares) open() {
+// wordBytes is the size of what new streams fill.
+const wordBytes = 4
+
+// open counts a Context. The first allocates what new streams fill: an allocation by NewStream would
+// break another thread's capture.
+func (p *spares) open(c *Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.contexts == 0 {
+		word := new(sys.Pointer)
+		if err := c.check("cuMemAlloc", c.table.MemAlloc(c.handle, word, wordBytes)); err != nil {
+			return err
+		}
+		p.word = *word
+	}
 	p.contexts++
+	return nil
 }
 
 // close gives out all that is left when the last Context closes.
-func (p *spares) close() (left []spare) {
+func (p *spares) close() (left []spare, word sys.Pointer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.contexts--; p.contexts == 0 {
 		left, p.streams = p.streams, nil
+		word, p.word = p.word, 0
 	}
-	return left
+	return left, word
 }

@@ -3,6 +3,7 @@ package cuda
 import (
 	"cmp"
 	"context"
+	"errors"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -31,7 +32,8 @@ type StreamOptions struct {
 
 // NewStream makes a stream, which the caller closes. A stream that was closed idle is reused by the
 // next one with the same options. Once a stream has been destroyed, the driver may put a new one
-// into the hardware queue of a stream in use, and the two then wait for each other.
+// into the hardware queue of a stream in use, and the two then wait for each other. A new stream is
+// given a little work at once, because the driver chooses the queue no later than that.
 func (c *Context) NewStream(o StreamOptions) (*Stream, error) {
 	const call = "cuStreamCreateWithPriority"
 	if err := c.use(call); err != nil {
@@ -48,6 +50,9 @@ func (c *Context) NewStream(o StreamOptions) (*Stream, error) {
 	err := c.check(call, c.table.StreamCreateWithPriority(c.handle, handle, flags, int32(o.Priority)))
 	if err != nil {
 		return nil, err
+	}
+	if err := c.device.spares.begin(c, *handle); err != nil {
+		return nil, errors.Join(err, c.destroyStream(*handle))
 	}
 	return &Stream{context: c, options: o, handle: *handle}, nil
 }

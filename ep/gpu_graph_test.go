@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -605,6 +606,7 @@ func TestLeftOutReplaysOnGPUs(t *testing.T) {
 				rest := routed(s, 2, []int{5, 5, 5}, func(_, _, k int) int32 { return int32(k) }).Batch(lost)
 				captured, sent, over := make(chan struct{}), make(chan struct{}), make(chan struct{})
 				ready := make(chan struct{}, ranks)
+				var captures atomic.Int32
 				members(t, m, ranks, s, time.Second, func(ctx context.Context, r *member) error {
 					round, err := whole.Round(r.e, r.Comm, r.handle)
 					if err != nil {
@@ -617,8 +619,11 @@ func TestLeftOutReplaysOnGPUs(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					if r.Rank() == lost {
+					// SetMask waits for the GPU, which a driver refuses while another rank captures there.
+					if captures.Add(1) == ranks {
 						close(captured)
+					}
+					if r.Rank() == lost {
 						for range ranks - 1 {
 							if err := await(ctx, ready); err != nil {
 								return err
