@@ -69,7 +69,7 @@ func (h *handle) weighCombine(stream *cuda.Stream, a *spec.SumArgs, flags uint32
 		a.Batch.Info.(*gpuRouting).rewrite()
 		return nil
 	}
-	return h.describe.weigh(stream, a.Batch, addressOf(a.Weights), 0)
+	return moverOf[*describe](h).weigh(stream, a.Batch, addressOf(a.Weights), 0)
 }
 
 // checkSum says what is wrong with the arguments of a combine, but for its own weights if it has
@@ -83,7 +83,7 @@ func (h *handle) OperandBuffers() (combine, gradient weft.Tensor) {
 	if h.combiner == nil {
 		return weft.Tensor{}, weft.Tensor{}
 	}
-	return h.combiner.buffer(), h.gradients.buffer()
+	return h.combiner.buffer(), moverOf[*gradients](h).buffer()
 }
 
 // sums views memory in the window as so many rows of the Output type.

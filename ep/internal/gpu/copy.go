@@ -83,7 +83,7 @@ func (c *copier) stages(l *launcher[copyArgs]) error {
 
 // args are what a copy of rows of so many bytes begins with.
 func (c *copier) args(rowBytes int) copyArgs {
-	a := copyArgs{described: c.h.describe.args(), zones: 1, rowBytes: uint32(rowBytes)}
+	a := copyArgs{described: moverOf[*describe](c.h).args(), zones: 1, rowBytes: uint32(rowBytes)}
 	switch g := &c.h.Geometry; g.Layout {
 	case spec.ExpertMajor:
 		a.zones = uint32(g.Local)
@@ -136,8 +136,9 @@ func (h *handle) Copy(ctx context.Context, s *weft.Stream, r spec.CopyArgs) erro
 		return weft.Unsupportedf("%s: the rows were received before ranks were masked, and a graph may "+
 			"outlive their memory; copy them outside of the capture", spec.OpCopy)
 	}
-	h.copier.call(&r)
-	if err := h.copier.launches[0].Start(stream); err != nil {
+	c := moverOf[*copier](h)
+	c.call(&r)
+	if err := c.launches[0].Start(stream); err != nil {
 		return err
 	}
 	return h.lane.Finish(ctx, s)

@@ -79,7 +79,7 @@ func (h *handle) Weigh(ctx context.Context, s *weft.Stream, r *spec.Batch, weigh
 	if err := whole(op, "weights", weights); err != nil {
 		return err
 	}
-	if err := h.describe.weigh(stream, r, addressOf(weights), 0); err != nil {
+	if err := moverOf[*describe](h).weigh(stream, r, addressOf(weights), 0); err != nil {
 		return err
 	}
 	return h.lane.Finish(ctx, s)
@@ -105,22 +105,22 @@ func (r *gpuRouting) describeRows() error {
 	if r.filled {
 		return nil
 	}
-	status, err := r.stream.CaptureStatus()
+	captured, err := r.capturing()
 	if err != nil {
 		return err
 	}
 	if err := r.fill(); err != nil {
 		return err
 	}
-	r.filled = status == cuda.NotCapturing && !r.replayed && !r.rewritten
-	r.graphed = r.graphed || status != cuda.NotCapturing
+	r.filled = !captured && !r.replayed && !r.rewritten
+	r.graphed = r.graphed || captured
 	return nil
 }
 
 func (r *gpuRouting) fill() error {
 	h, g := r.h, &r.h.Geometry
 	if r.rows == nil {
-		if err := r.captured(); err != nil {
+		if err := r.checkUncaptured(); err != nil {
 			return err
 		}
 		total := 0
@@ -129,12 +129,12 @@ func (r *gpuRouting) fill() error {
 			total += (size + 127) &^ 127
 			return from
 		}
-		rows, d := g.Rows(), &r.description // the most that there can be: the memory is used again
-		*d = describedRows{tokens: region(4 * rows), sources: region(4 * rows)}
+		rows, at := g.Rows(), &r.description // the most that there can be: the memory is used again
+		*at = describedRows{tokens: region(4 * rows), sources: region(4 * rows)}
 		if g.Layout.ByExpert() {
-			d.selections, d.weights = region(4*rows), region(4*rows)
+			at.selections, at.weights = region(4*rows), region(4*rows)
 		} else {
-			d.experts, d.expertWeights = region(4*rows*g.TopK), region(4*rows*g.TopK)
+			at.experts, at.expertWeights = region(4*rows*g.TopK), region(4*rows*g.TopK)
 		}
 		var err error
 		if r.rows, err = h.device.Context().Alloc(max(total, 1)); err != nil {
@@ -152,13 +152,14 @@ func (r *gpuRouting) fill() error {
 	if err := r.stream.Memset(base.Add(zeros), 0, r.rows.Size()-zeros); err != nil {
 		return err
 	}
-	a := h.describe.rows.begin()
+	d := moverOf[*describe](h)
+	a := d.rows.begin()
 	a.point(r)
 	a.tokens, a.sources = uint64(base.Add(r.description.tokens)), uint64(base.Add(r.description.sources))
 	a.selections, a.weights = uint64(base.Add(r.description.selections)), uint64(base.Add(r.description.weights))
 	a.experts = uint64(base.Add(r.description.experts))
 	a.expertWeights = uint64(base.Add(r.description.expertWeights))
-	return h.describe.rows.launches[0].Start(r.stream)
+	return d.rows.launches[0].Start(r.stream)
 }
 
 // point points a description at what r knows of its rows.

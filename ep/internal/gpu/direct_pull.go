@@ -99,7 +99,7 @@ func (k *pull) prepare() error {
 		config.Shared = c.Warps * spec.PullDepth * most * c.Chunk
 	}
 	if s.Counts == spec.DeviceCounts {
-		if err := h.copier.stages(&k.staging); err != nil {
+		if err := moverOf[*copier](h).stages(&k.staging); err != nil {
 			return err
 		}
 	}
@@ -149,7 +149,7 @@ func (k *pull) stageRows(stream *cuda.Stream, r *spec.Batch, y weft.Tensor) erro
 		return stream.Copy(to, y.Pointer(), y.Bytes())
 	}
 	a := k.staging.begin()
-	a.zoneRows, a.counts = k.h.copier.zonesOf(r, y.Elems()/k.h.Spec.Hidden)
+	a.zoneRows, a.counts = moverOf[*copier](k.h).zonesOf(r, y.Elems()/k.h.Spec.Hidden)
 	a.rows, a.toRows = addressOf(y), uint64(to)
 	return k.staging.launches[0].Start(stream)
 }

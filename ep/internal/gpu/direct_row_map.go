@@ -151,11 +151,9 @@ func (k *rowMap) route(ctx context.Context, stream *cuda.Stream, a spec.PrepareA
 func (k *rowMap) start(ctx context.Context, op string, call uint32, stream *cuda.Stream, topk, weights weft.Tensor,
 ) (*spec.Batch, error) {
 	h := k.h
-	if h.Spec.Counts == spec.HostCounts {
-		if status, err := stream.CaptureStatus(); err != nil || status != cuda.NotCapturing {
-			return nil, cmp.Or(err, weft.Unsupportedf("%s: in a capture the host cannot be told how many "+
-				"rows come; make the handle with DeviceCounts", op))
-		}
+	if h.Spec.Counts == spec.HostCounts && h.lane.Capture() != 0 {
+		return nil, weft.Unsupportedf("%s: in a capture the host cannot learn how many rows come; make the "+
+			"handle with DeviceCounts", op)
 	}
 	r, err := h.newBatch(stream, topk.Shape[0], !weights.IsZero())
 	if err != nil {
@@ -173,7 +171,7 @@ func (k *rowMap) start(ctx context.Context, op string, call uint32, stream *cuda
 		r.Release()
 		return nil, err
 	}
-	if err := cmp.Or(h.settle(ctx, r), p.overflow()); err != nil {
+	if err := cmp.Or(h.awaitCounts(ctx, r), p.overflow()); err != nil {
 		r.Release()
 		return nil, err
 	}

@@ -22,7 +22,7 @@ func (h *handle) Prepare(ctx context.Context, s *weft.Stream, a spec.PrepareArgs
 	if err != nil {
 		return nil, err
 	}
-	if err := cmp.Or(h.lane.Finish(ctx, s), h.settle(ctx, r)); err != nil {
+	if err := cmp.Or(h.lane.Finish(ctx, s), h.awaitCounts(ctx, r)); err != nil {
 		r.Release()
 		return nil, err
 	}
@@ -88,7 +88,7 @@ func (h *handle) startDispatch(ctx context.Context, s *weft.Stream, a *spec.Move
 // gives everything back if the dispatch has failed.
 func (h *handle) finishDispatch(ctx context.Context, at spec.Arrived, made bool, err error) (spec.Arrived, error) {
 	if err == nil && made {
-		err = h.settle(ctx, at.Batch)
+		err = h.awaitCounts(ctx, at.Batch)
 	}
 	if err == nil {
 		return at, nil

@@ -28,11 +28,7 @@ type handle struct {
 
 	movers     []mover
 	dispatcher dispatcher // among them
-	rowMap     *rowMap    // nil where a dispatch goes by slots
 	combiner   combiner   // nil where rows cannot be summed, as gradients are
-	gradients  *gradients
-	describe   *describe
-	copier     *copier
 
 	program *enginegpu.Program
 	room    *enginegpu.Room

@@ -143,8 +143,9 @@ func (h *handle) DispatchBackward(ctx context.Context, s *weft.Stream, a spec.Su
 		return err
 	}
 	if !a.OutScalars.IsZero() && !h.combiner.bringsScalars() {
-		h.gradients.call(&a)
-		if err := h.gradients.start(stream, call, 0, h.waits.combine); err != nil {
+		m := moverOf[*gradients](h)
+		m.call(&a)
+		if err := m.start(stream, call, 0, h.waits.combine); err != nil {
 			return err
 		}
 	}
@@ -162,14 +163,15 @@ func (h *handle) CombineBackward(ctx context.Context, s *weft.Stream, c spec.Spr
 		whole(op, "gradients of weights", c.GradWeights)); err != nil {
 		return err
 	}
+	m := moverOf[*gradients](h)
 	at, ok := h.readable(c.GradOut)
 	if !ok {
-		at = h.gradients.tokens
+		at = m.tokens
 		if err := stream.Copy(h.lane.Window().Pointer().Add(int(at)), c.GradOut.Pointer(), c.GradOut.Bytes()); err != nil {
 			return err
 		}
 	}
-	a := h.gradients.call(&spec.SumArgs{Batch: c.Batch, OutScalars: c.GradWeights})
+	a := m.call(&spec.SumArgs{Batch: c.Batch, OutScalars: c.GradWeights})
 	a.at, a.rows = uint32(at/16), addressOf(c.GradRows)
 	call, flags := uint32(tagCombineBackward), flagRowGradients|h.weighted()
 	if !c.GradWeights.IsZero() {
@@ -179,7 +181,7 @@ func (h *handle) CombineBackward(ctx context.Context, s *weft.Stream, c spec.Spr
 	if a.carriers > 0 {
 		flags |= flagBulk
 	}
-	if err := h.gradients.start(stream, call, flags, h.waits.dispatch); err != nil {
+	if err := m.start(stream, call, flags, h.waits.dispatch); err != nil {
 		return err
 	}
 	return h.lane.Finish(ctx, s)

@@ -75,7 +75,7 @@ type part struct {
 var parts = []part{
 	{slotDispatchPrograms, dispatchesBy(spec.Slots), func(h *handle) mover { return &slotDispatch{h: h} }},
 	{rowMapPrograms, dispatchesBy(spec.Direct), func(h *handle) mover { return &rowMap{h: h} }},
-	{pushPrograms, dispatchesBy(spec.Direct), func(h *handle) mover { return &push{rowMap: h.rowMap} }},
+	{pushPrograms, dispatchesBy(spec.Direct), func(h *handle) mover { return &push{rowMap: moverOf[*rowMap](h)} }},
 	{slotCombinePrograms, combinesBy(spec.Slots), func(h *handle) mover { return &slotCombine{h: h} }},
 	{pullPrograms, combinesBy(spec.Direct), func(h *handle) mover { return &pull{h: h} }},
 	{gradientPrograms, combines, func(h *handle) mover { return &gradients{h: h} }},
@@ -105,18 +105,21 @@ func (h *handle) compose() {
 		switch m := m.(type) {
 		case dispatcher:
 			h.dispatcher = m
-		case *rowMap:
-			h.rowMap = m
 		case combiner:
 			h.combiner = m
-		case *gradients:
-			h.gradients = m
-		case *describe:
-			h.describe = m
-		case *copier:
-			h.copier = m
 		}
 	}
+}
+
+// moverOf is the handle's mover of a type, which the line of that type in the list makes. There are
+// a handful of movers, so a call looks for its own instead of having a field in the handle.
+func moverOf[M mover](h *handle) (m M) {
+	for _, other := range h.movers {
+		if found, ok := other.(M); ok {
+			return found
+		}
+	}
+	return m
 }
 
 // AllKernels lists the kernels of handles and counters: see ep.Kernels.

@@ -111,25 +111,22 @@ func (h *handle) newBatch(stream *cuda.Stream, tokens int, weighted bool) (*spec
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var r *gpuRouting
-	if n := len(h.graphed); n > 0 && h.lane.Capture() != 0 {
+	captured := h.lane.Capture() != 0
+	if n := len(h.graphed); n > 0 && captured {
 		r, h.graphed = h.graphed[n-1], h.graphed[:n-1]
 	} else if n := len(h.idle); n > 0 {
 		r, h.idle = h.idle[n-1], h.idle[:n-1]
+	} else if captured {
+		return nil, weft.Unsupportedf("prepare: the memory of a Routing cannot be allocated in a " +
+			"capture; release one before, or prepare more before the capture")
 	} else {
-		status, err := stream.CaptureStatus()
-		if err != nil {
-			return nil, err
-		}
-		if status != cuda.NotCapturing {
-			return nil, weft.Unsupportedf("prepare: the memory of a Routing cannot be allocated in a " +
-				"capture; release one before, or prepare more before the capture")
-		}
+		var err error
 		if r, err = h.newRouting(); err != nil {
 			return nil, err
 		}
 	}
 	r.stream, r.tokens, r.masked = stream, tokens, h.Comm.Operations().MaskPointer()
-	r.replayed, r.counted, r.measured = h.lane.Capture() != 0, false, false
+	r.replayed, r.counted, r.measured = captured, false, false
 	r.filled, r.rewritten = false, false
 	r.rewrite()
 	b := h.batches.Take()
@@ -140,18 +137,11 @@ func (h *handle) newBatch(stream *cuda.Stream, tokens int, weighted bool) (*spec
 	return b, nil
 }
 
-// settle waits for the counts if the Spec wants them on the host.
-func (h *handle) settle(ctx context.Context, r *spec.Batch) error {
-	if h.Spec.Counts != spec.HostCounts {
+// awaitCounts waits for the counts of the batch that the present call has prepared, if the Spec wants
+// them on the host. Those of a captured call are read when the caller asks for them.
+func (h *handle) awaitCounts(ctx context.Context, r *spec.Batch) error {
+	if h.Spec.Counts != spec.HostCounts || h.lane.Capture() != 0 {
 		return nil
-	}
-	stream := r.Info.(*gpuRouting).stream
-	status, err := stream.CaptureStatus()
-	if err != nil {
-		return err
-	}
-	if status != cuda.NotCapturing {
-		return nil // they are there when they are asked for
 	}
 	return r.Info.(*gpuRouting).count(ctx)
 }
@@ -197,10 +187,17 @@ func (r *gpuRouting) tensor(at int, d weft.DType, shape ...int) weft.Tensor {
 	return weft.Tensor{Data: pointer(r.memory.Pointer().Add(at)), DType: d, Shape: shape}
 }
 
-// captured refuses what would end a capture of the stream.
-func (r *gpuRouting) captured() error {
-	status, err := r.stream.CaptureStatus()
-	if err == nil && status != cuda.NotCapturing {
+// capturing reports whether the Routing's stream captures now. A caller may ask for parts of a
+// Routing at any time; within an operation Lane.Capture has the answer.
+func (r *gpuRouting) capturing() (bool, error) {
+	capture, err := r.stream.CaptureID()
+	return capture != 0, err
+}
+
+// checkUncaptured refuses what would end a capture of the stream.
+func (r *gpuRouting) checkUncaptured() error {
+	captured, err := r.capturing()
+	if err == nil && captured {
 		err = weft.Unsupportedf("a capture cannot wait for counts, nor allocate")
 	}
 	return err
@@ -212,7 +209,7 @@ func (r *gpuRouting) count(ctx context.Context) error {
 		return nil
 	}
 	h := r.h
-	if err := r.captured(); err != nil {
+	if err := r.checkUncaptured(); err != nil {
 		return err
 	}
 	if err := h.Comm.Wait(ctx, weft.StreamOf(r.stream)); err != nil {

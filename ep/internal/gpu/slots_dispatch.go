@@ -176,7 +176,7 @@ func (d *slotDispatch) recall(stream *cuda.Stream, m *spec.MoveArgs) error {
 	if err := h.checkDispatch(r.Tokens, m); err != nil {
 		return err
 	}
-	return h.describe.weigh(stream, r, 0, r.Info.(*gpuRouting).at(h.routing.experts))
+	return moverOf[*describe](h).weigh(stream, r, 0, r.Info.(*gpuRouting).at(h.routing.experts))
 }
 
 // start enqueues a dispatch of rows, of a call that has begun.
