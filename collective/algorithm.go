@@ -73,7 +73,7 @@ type call struct {
 
 	staging, sharing pace // of copies and of reductions that others read
 
-	inputs, outputs []host.OperandRef // by place among the live ranks, once they have been exchanged
+	inputs, outputs []host.OperandRef // by index among the live ranks, once they have been exchanged
 }
 
 // open publishes the round that opens the operation, with data of this rank in it, and waits for
@@ -155,15 +155,15 @@ func (c *call) output(i, n int) ([]byte, error) {
 // close is the round after which a caller may change what peers have read in place.
 func (c *call) close(ctx context.Context) error { return c.Await(ctx, c.name, c.Publish()) }
 
-// chunk is the number of input bytes that a pipelined algorithm handles in one round: at most
-// limit, and what a round can carry.
-func (c *call) chunk(limit int) int {
+// step is the number of input bytes that a pipelined algorithm stages at a time: at most limit, and
+// what a round can carry.
+func (c *call) step(limit int) int {
 	n := min(limit, c.Slot)
 	return max(n&^63, 64)
 }
 
-// part is the share of the i-th live rank of n bytes: they are cut at cache lines.
-func (c *call) part(i, n int) (from, to int) {
+// chunk is the share of the i-th live rank of n bytes: they are cut at cache lines.
+func (c *call) chunk(i, n int) (from, to int) {
 	size := (n + c.Ranks - 1) / c.Ranks
 	size = (size + 63) &^ 63
 	return min(i*size, n), min((i+1)*size, n)

@@ -2,14 +2,14 @@ package collective
 
 import "context"
 
-// allGatherPipeline is allGatherEager by chunks: while the others copy one out of this rank's ring,
+// allGatherPipeline is allGatherEager by steps: while the others copy one out of this rank's ring,
 // it stages the next.
 var allGatherPipeline = Algorithm{
 	Name:       "all-gather/pipeline",
 	Collective: AllGather,
 	Supports:   func(Request) bool { return true },
 	run: func(ctx context.Context, c *call) error {
-		size := c.chunk(tuning.CopyChunk)
+		size := c.step(tuning.CopyStep)
 		stage := func(at int) {
 			n := min(size, c.Bytes-at)
 			c.stage(c.Fill(n), c.in[at:at+n])

@@ -2,15 +2,15 @@ package collective
 
 import "context"
 
-// allReducePipeline is allReduceEager by chunks: a rank stages a chunk in its ring, and while the
-// others read it stages the next. Its traffic on each rank is two passes over its input to stage
+// allReducePipeline is allReduceEager by steps: a rank stages a step in its ring, and the next
+// one while the others read. Its traffic on each rank is two passes over its input to stage
 // it, and ranks+1 to reduce.
 var allReducePipeline = Algorithm{
 	Name:       "all-reduce/pipeline",
 	Collective: AllReduce,
 	Supports:   func(Request) bool { return true },
 	run: func(ctx context.Context, c *call) error {
-		size := c.chunk(tuning.ReduceChunk)
+		size := c.step(tuning.ReduceStep)
 		stage := func(at int) {
 			n := min(size, c.Bytes-at)
 			c.stage(c.Fill(n), c.in[at:at+n])
@@ -31,7 +31,7 @@ var allReducePipeline = Algorithm{
 			for i, r := range c.Live {
 				c.rows[i] = c.Payload(r, round, n)
 			}
-			// This rank's own part is read from where it came: in place it is overwritten only now.
+			// This rank reads its own rows from its input, which an operation in place overwrites only now.
 			c.rows[c.Self] = c.in[at : at+n]
 			c.reduce(c.out[at:at+n], c.rows[:c.Ranks], c.stream)
 		}

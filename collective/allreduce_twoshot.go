@@ -2,20 +2,20 @@ package collective
 
 import "context"
 
-// allReduceTwoShot reduces every element once: each rank reduces its part of a chunk, and the
-// others copy it. A chunk takes two rounds, the inputs' and the results'; the inputs of the next
-// chunk are staged between them. Its traffic on each rank is about five passes, however many ranks.
+// allReduceTwoShot reduces every element once: each rank reduces its chunk of a step, and the
+// others copy it. A step takes two rounds, the inputs' and the results'; the inputs of the next
+// step are staged between them. Its traffic on each rank is about five passes, however many ranks.
 var allReduceTwoShot = Algorithm{
 	Name:       "all-reduce/two-shot",
 	Collective: AllReduce,
 	Supports:   func(Request) bool { return true },
 	run: func(ctx context.Context, c *call) error {
-		size := c.chunk(tuning.TwoShotChunk)
-		// stage publishes what the others need of a chunk: all but this rank's part.
+		size := c.step(tuning.TwoShotStep)
+		// stage publishes what the others need of a step: all but this rank's chunk.
 		stage := func(at int) {
 			in := c.in[at:min(at+size, c.Bytes)]
 			out := c.Fill(len(in))
-			from, to := c.part(c.Self, len(in))
+			from, to := c.chunk(c.Self, len(in))
 			c.stage(out[:from], in[:from])
 			c.stage(out[to:], in[to:])
 			c.Publish()
@@ -29,7 +29,7 @@ var allReduceTwoShot = Algorithm{
 			if err := c.Await(ctx, c.name, inputs); err != nil {
 				return err
 			}
-			from, to := c.part(c.Self, n)
+			from, to := c.chunk(c.Self, n)
 			for i, r := range c.Live {
 				c.rows[i] = c.Payload(r, inputs, n)[from:to]
 			}
@@ -44,7 +44,7 @@ var allReduceTwoShot = Algorithm{
 			}
 			for k := range c.Live {
 				i := (c.Self + k) % c.Ranks // not all from the same rank at once
-				from, to := c.part(i, n)
+				from, to := c.chunk(i, n)
 				c.copy(c.out[at+from:at+to], c.Payload(c.Live[i], results, n)[from:to])
 			}
 		}

@@ -2,13 +2,13 @@ package collective
 
 import "context"
 
-// allReduceWindow reduces every element once, in place: each rank reads its part of every
+// allReduceWindow reduces every element once, in place: each rank reads its chunk of every
 // rank's input in its window and writes the result to its own output, from where the others copy
-// it. Chunk by chunk, so that the results are still in a cache. Nothing is staged: the traffic on each
-// rank is two passes to read and one to write its part of the whole, and two to fetch the rest.
+// it. It goes step by step, so that the results are still in a cache. Nothing is staged: the traffic
+// on each rank is two passes to read and one to write its chunks, and two to fetch the others'.
 //
-// In place it needs no care: of a rank's input the part of rank r is read by rank r only, before it
-// publishes its result, and overwritten by that.
+// In place it needs no care: only rank r reads the chunk of rank r in other ranks' inputs, before it
+// publishes the result, and that overwrites the chunk.
 var allReduceWindow = Algorithm{
 	Name:       "all-reduce/window",
 	Collective: AllReduce,
@@ -24,10 +24,10 @@ var allReduceWindow = Algorithm{
 				return err
 			}
 		}
-		size := max(tuning.WindowPart*c.Ranks, 64)
+		size := max(tuning.WindowChunk*c.Ranks, 64)
 		reduce := func(at int) {
 			n := min(size, c.Bytes-at)
-			from, to := c.part(c.Self, n)
+			from, to := c.chunk(c.Self, n)
 			for i := range ins {
 				c.rows[i] = ins[i][at+from : at+to]
 			}
@@ -48,7 +48,7 @@ var allReduceWindow = Algorithm{
 			n := min(size, c.Bytes-at)
 			for k := 1; k < c.Ranks; k++ {
 				i := (c.Self + k) % c.Ranks
-				from, to := c.part(i, n)
+				from, to := c.chunk(i, n)
 				c.copy(c.out[at+from:at+to], outs[i][at+from:at+to])
 			}
 		}

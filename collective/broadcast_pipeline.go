@@ -2,7 +2,7 @@ package collective
 
 import "context"
 
-// broadcastPipeline stages the root's data chunk by chunk. The others publish every round too: it
+// broadcastPipeline stages the root's data step by step. The others publish every round too: it
 // tells the root what they have read.
 var broadcastPipeline = Algorithm{
 	Name:       "broadcast/pipeline",
@@ -10,7 +10,7 @@ var broadcastPipeline = Algorithm{
 	Supports:   func(Request) bool { return true },
 	run: func(ctx context.Context, c *call) error {
 		root := c.Root == c.Comm.Rank()
-		size := c.chunk(tuning.CopyChunk)
+		size := c.step(tuning.CopyStep)
 		stage := func(at int) {
 			if root {
 				n := min(size, c.Bytes-at)

@@ -719,7 +719,7 @@ func TestChoice(t *testing.T) {
 					}
 					a := eager(&q, nil)
 					if a == nil {
-						a = settled(&q, nil)
+						a = afterExchange(&q, nil)
 					}
 					if a.Collective != kind || !a.Supports(q) {
 						t.Errorf("%v is chosen for %+v", a.Name, q)

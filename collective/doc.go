@@ -16,7 +16,7 @@
 //
 // Small operands are the payload of the round that opens an operation (the eager algorithms). Before
 // large ones ranks use it to tell each other where their operands are. Peers read those in windows
-// where they lie; others are staged in the ring chunk by chunk.
+// where they lie; others are staged in the ring step by step.
 //
 // # Failure
 //
@@ -29,7 +29,7 @@
 // back before it is written again.
 //
 // The floor of a large one is its passes over S bytes. A staged all-reduce makes two to stage and
-// n+1 to reduce on each of n ranks; beyond two ranks each reduces its part only, which makes five
+// n+1 to reduce on each of n ranks; beyond two ranks each reduces its chunk only, which makes five
 // however many there are. One of them reads what another core has just written, which is the
 // slowest: it goes at the speed at which lines pass between cores. Operands in windows need 2 + 1/n
 // + 2(n-1)/n passes, and no staging.

@@ -277,7 +277,7 @@ func (g *Group) run(ctx context.Context, c *call, err error) error {
 		if err := c.exchangeOperands(ctx); err != nil {
 			return err
 		}
-		a = settled(&c.Request, g.forced)
+		a = afterExchange(&c.Request, g.forced)
 	}
 	if err := a.run(ctx, c); err != nil {
 		return err

@@ -5,11 +5,11 @@ const bounceBytes = 16 << 10
 
 // sizes are in bytes.
 type sizes struct {
-	ReduceChunk  int // of a pipelined reduction
-	TwoShotChunk int
-	CopyChunk    int // of a pipelined copy
-	WindowPart   int // one rank's share of a round of the window reduction
-	Stream       int // outputs from this size on bypass the caches
+	ReduceStep  int // of a pipelined reduction
+	TwoShotStep int
+	CopyStep    int // of a pipelined copy
+	WindowChunk int // of a rank in a step of the window reduction
+	Stream      int // outputs from this size on bypass the caches
 
 	// Writes to memory that others read go past the caches where they are slower than this, in
 	// bytes per microsecond.
@@ -19,13 +19,13 @@ type sizes struct {
 
 // tuning is the same on all ranks by being compiled into them.
 var tuning = sizes{
-	ReduceChunk:  64 << 10,
-	TwoShotChunk: 512 << 10,
-	CopyChunk:    64 << 10,
-	WindowPart:   64 << 10,
-	Stream:       8 << 20,
-	Staging:      8_000,
-	Sharing:      5_000,
+	ReduceStep:  64 << 10,
+	TwoShotStep: 512 << 10,
+	CopyStep:    64 << 10,
+	WindowChunk: 64 << 10,
+	Stream:      8 << 20,
+	Staging:     8_000,
+	Sharing:     5_000,
 }
 
 // A preference chooses an algorithm for requests of at most so many bytes on at most so many ranks,
@@ -64,7 +64,7 @@ var preferences = [collectives][]preference{
 }
 
 // eager chooses an algorithm that sends its data at once, or none: then ranks first tell each other
-// where their operands are. Like settled it depends on nothing but the request and on what was
+// where their operands are. Like afterExchange it depends on nothing but the request and on what was
 // forced when the group was made, so all ranks choose the same.
 func eager(q *Request, forced []*Algorithm) *Algorithm {
 	for _, a := range forced {
@@ -85,8 +85,8 @@ func eager(q *Request, forced []*Algorithm) *Algorithm {
 	return nil
 }
 
-// settled chooses an algorithm once every rank knows which operands lie in windows.
-func settled(q *Request, forced []*Algorithm) *Algorithm {
+// afterExchange chooses an algorithm once every rank knows which operands lie in windows.
+func afterExchange(q *Request, forced []*Algorithm) *Algorithm {
 	for _, a := range forced {
 		if a.Collective == q.Collective && !a.eager && a.Supports(*q) {
 			return a
