@@ -291,7 +291,7 @@ func goweft_ep_dispatch(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_di
 			if d.by, err = e.routing(d.routing); err != nil {
 				return err
 			}
-			d.weighs = v.weights != nil
+			d.withWeights = v.weights != nil
 		}
 		if err := e.selections(v.topk, v.weights); err != nil {
 			return err

@@ -28,8 +28,8 @@ var routings = handle.NewTable[routing](handle.Routing)
 
 func (r *routing) owner() *comm { return r.ep.comm }
 
-// reweighed says that the weights of the tensors are outdated.
-func (r *routing) reweighed() {
+// gotWeights says that the weights of the tensors are outdated.
+func (r *routing) gotWeights() {
 	r.parts[C.WEFT_ROW_WEIGHTS], r.parts[C.WEFT_ROW_SELECTION_WEIGHTS] = weft.Tensor{}, weft.Tensor{}
 	r.weights.Unpin()
 }
@@ -228,10 +228,10 @@ func goweft_received_release(id C.uint64_t) C.int {
 
 // dispatch is one on its way.
 type dispatch struct {
-	ep      *epHandle
-	routing uint64   // the routing of the dispatch; 0: it makes one
-	by      *routing // the same
-	weighs  bool     // it brings the routing weights
+	ep          *epHandle
+	routing     uint64   // the routing of the dispatch; 0: it makes one
+	by          *routing // the same
+	withWeights bool     // it brings the routing weights
 }
 
 // args are the caller's arguments.
@@ -270,8 +270,8 @@ func (d *dispatch) deliver(got *ep.Received, out *C.weft_ep_dispatch_result, dat
 		return err
 	}
 	by := d.routing
-	if d.weighs {
-		d.by.reweighed()
+	if d.withWeights {
+		d.by.gotWeights()
 	}
 	if by == 0 {
 		if by, err = routings.Add(&routing{ep: d.ep, routing: got.Routing}, &d.ep.ops); err != nil {

@@ -14,11 +14,11 @@ import (
 type Buffers struct {
 	all   []buffer
 	last  uint32 // the generation that was given last
-	place atomic.Pointer[place]
+	where atomic.Pointer[location]
 }
 
-// place is where buffers are.
-type place struct {
+// location is the addresses of buffers.
+type location struct {
 	size  uintptr   // of a buffer
 	all   uintptr   // of all of them
 	bases []uintptr // the addresses of the buffers; and former addresses whose content may still be held
@@ -37,20 +37,20 @@ const (
 	NoGeneration = ^uint32(0)
 )
 
-// NewBuffers makes the books of n buffers. [Buffers.Place] says where they are.
+// NewBuffers makes the books of n buffers. [Buffers.Locate] gives them addresses.
 func NewBuffers(n int) *Buffers {
 	b := &Buffers{all: make([]buffer, n)}
-	b.place.Store(&place{})
+	b.where.Store(&location{})
 	return b
 }
 
 // Len is the number of buffers.
 func (b *Buffers) Len() int { return len(b.all) }
 
-// Place says how large each buffer is, in bytes, and where they begin, one behind the other.
+// Locate says how large each buffer is, in bytes, and where they begin, one behind the other.
 // Further bases are former ones, of which some buffers may still be held.
-func (b *Buffers) Place(size, base uintptr, before ...uintptr) {
-	b.place.Store(&place{size: size, all: size * uintptr(len(b.all)), bases: append([]uintptr{base}, before...)})
+func (b *Buffers) Locate(size, base uintptr, before ...uintptr) {
+	b.where.Store(&location{size: size, all: size * uintptr(len(b.all)), bases: append([]uintptr{base}, before...)})
 }
 
 // Take takes the first free buffer, because that memory is most likely in a cache.
@@ -120,7 +120,7 @@ const (
 // Check compares the content of memory, of so many bytes, with a batch and, unless that is 0, a
 // generation.
 func (b *Buffers) Check(from, bytes uintptr, batch uint64, generation uint32) Content {
-	at, found := b.place.Load(), None
+	at, found := b.where.Load(), None
 	for _, base := range at.bases {
 		first, end := at.overlap(base, from, bytes)
 		for i := first; i < end; i++ {
@@ -141,7 +141,7 @@ func (b *Buffers) Check(from, bytes uintptr, batch uint64, generation uint32) Co
 
 // hold is Check for memory of another owner: every batch is foreign.
 func (b *Buffers) hold(from, bytes uintptr) Content {
-	at, found := b.place.Load(), None
+	at, found := b.where.Load(), None
 	for _, base := range at.bases {
 		first, end := at.overlap(base, from, bytes)
 		for i := first; i < end; i++ {
@@ -154,14 +154,14 @@ func (b *Buffers) hold(from, bytes uintptr) Content {
 	return found
 }
 
-// overlap is which of the buffers from a base on have a part in memory: the first, and the one
-// behind the last.
-func (p *place) overlap(base, from, bytes uintptr) (first, end uintptr) {
+// overlap is which of the buffers from a base on overlap memory: the first, and the one behind the
+// last.
+func (l *location) overlap(base, from, bytes uintptr) (first, end uintptr) {
 	to := from + bytes
-	if to <= base || from >= base+p.all || bytes == 0 {
+	if to <= base || from >= base+l.all || bytes == 0 {
 		return 0, 0
 	}
-	return (max(from, base) - base) / p.size, (min(to, base+p.all) - base + p.size - 1) / p.size
+	return (max(from, base) - base) / l.size, (min(to, base+l.all) - base + l.size - 1) / l.size
 }
 
 // Shelf has the buffers of several owners, so that each knows memory of the others'. It may be used

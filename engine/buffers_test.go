@@ -28,7 +28,7 @@ func TestBuffersAreTakenOnce(t *testing.T) {
 func TestBuffersKnowWhatTheyHold(t *testing.T) {
 	const size, base, before = 100, 1000, 5000
 	b := NewBuffers(2)
-	b.Place(size, base, before)
+	b.Locate(size, base, before)
 	if !b.TakeAt(1) {
 		t.Fatal("not free")
 	}
@@ -77,8 +77,8 @@ func TestBuffersKnowWhatTheyHold(t *testing.T) {
 func TestShelfKnowsBuffersOfOthers(t *testing.T) {
 	var s Shelf
 	own, other := NewBuffers(1), NewBuffers(2)
-	own.Place(100, 1000)
-	other.Place(100, 5000)
+	own.Locate(100, 1000)
+	other.Locate(100, 5000)
 	if got := s.Check(own, 5000, 1); got != None {
 		t.Errorf("an empty shelf: %d", got)
 	}

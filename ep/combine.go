@@ -16,7 +16,7 @@ type CombineArgs struct {
 	// Out and each of Bias (none, one or two) are [tokens, hidden] of that type.
 	Out  weft.Tensor
 	Bias []weft.Tensor
-	// Weights, fp32 [tokens, top-k], replace the Routing's weights at home first, as [Handle.Weigh]
+	// Weights, fp32 [tokens, top-k], replace the Routing's weights at home first, as [Handle.SetWeights]
 	// does. On GPUs that costs a kernel, unless homes read rows in place (see
 	// [Handle.CombineBuffer]). They are borrowed as long as the rows.
 	Weights weft.Tensor
@@ -61,7 +61,7 @@ func (h *Handle) checkOwnWeights(c *CombineArgs) error {
 	if c.Weights.IsZero() {
 		return nil
 	}
-	return h.checkWeigh(spec.OpCombine, c.Routing, c.Weights)
+	return h.checkWeights(spec.OpCombine, c.Routing, c.Weights)
 }
 
 func (c *CombineArgs) sum() spec.SumArgs {

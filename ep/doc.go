@@ -12,7 +12,7 @@
 //
 // For training, DispatchBackward and CombineBackward are the same two moves with roles exchanged. A
 // Routing serves any number of moves. A Dispatch that brings weights replaces the Routing's weights
-// everywhere; [Handle.Weigh] replaces them at home only. Inference uses a routing once: there a
+// everywhere; [Handle.SetWeights] replaces them at home only. Inference uses a routing once: there a
 // Dispatch takes the selections in place of a Routing, and prepares on the way. Dispatch and
 // Combine also exist as two phases: send now, receive later.
 //

@@ -36,8 +36,7 @@ func SetCombineRanks(ranks int) (undo func()) {
 // TableVersion is that of the tables that handles heed.
 const TableVersion = tableVersion
 
-// Announced is the set of places for received rows of which a handle's next operation would say
-// that nobody reads them.
+// Announced is the set of receive buffers that a handle's next operation would announce as free.
 func Announced(h *Handle) uint32 { return gpu.HookAnnounced(h.engine) }
 
 // Readable says whether others read a tensor where it is, rather than a copy.
@@ -47,8 +46,7 @@ func Readable(h *Handle, t weft.Tensor) bool { return gpu.HookReadable(h.engine,
 // dispatches first, and behind it that of calls that do everything at once.
 func ProgramsOf(s spec.Spec, ranks int) []string { return gpu.HookProgramsOf(s, ranks) }
 
-// Leaders counts the rows that the tokens of a routing, which a prepare gave places, go as: one for
-// each token and rank.
+// Leaders counts the rows that the tokens of a routing in direct mode go as: one for each token and rank.
 func Leaders(r *Routing, topk int) (n int, err error) { return gpu.HookLeaders(r.batch, topk) }
 
 // SetEpoch has a handle on GPUs count its operations from an epoch on, before the first.

@@ -46,7 +46,7 @@ func TestCombineBufferOnGPUs(t *testing.T) {
 						return err
 					}
 					for i := range 3 {
-						if err := round.Place(buffer); err != nil {
+						if err := round.RowsAt(buffer); err != nil {
 							return err
 						}
 						if err := r.exchange(ctx, round); err != nil {

@@ -49,7 +49,7 @@ func TestGradientsOnGPUs(t *testing.T) {
 							buffer.Shape[1] != s.Hidden || !ep.Readable(r.handle, buffer) {
 							return fmt.Errorf("a buffer of %v", buffer)
 						}
-						if err := round.PlaceGradients(buffer); err != nil {
+						if err := round.GradientsAt(buffer); err != nil {
 							return err
 						}
 						if err := back(); err != nil {

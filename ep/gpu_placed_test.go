@@ -12,10 +12,10 @@ import (
 	"github.com/weftgo/weft/internal/eptest"
 )
 
-// TestCountedPlacesOnGPUs has batches that a prepare counts in one piece, in several pieces of a
+// TestRowMapOnGPUs has batches that a prepare counts in one piece, in several pieces of a
 // block's tokens, and in several pieces of the experts, with as many tokens on every rank and with
 // very different ones.
-func TestCountedPlacesOnGPUs(t *testing.T) {
+func TestRowMapOnGPUs(t *testing.T) {
 	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		for _, shape := range []struct{ ranks, experts, topk, tokens, blocks int }{
 			{2, 64, 8, 200, 3},

@@ -78,9 +78,9 @@ func drawTuning(rng *rand.Rand, s ep.Spec) (t ep.Tuning) {
 	t.Dispatch, t.Combine = drawSlots(rng), drawSlots(rng)
 	switch s.Layout {
 	case ep.ExpertPacked:
-		t.Dispatch = drawPlaces(rng, s.Quantize != weft.InvalidDType)
+		t.Dispatch = drawDirect(rng, s.Quantize != weft.InvalidDType)
 	case ep.TokenMajor:
-		t.Dispatch, t.Combine = drawPlaces(rng, s.Quantize != weft.InvalidDType), drawPlaces(rng, false)
+		t.Dispatch, t.Combine = drawDirect(rng, s.Quantize != weft.InvalidDType), drawDirect(rng, false)
 	default: // rows go through slots, of which a dispatch has units
 		t.Dispatch.Units = drawn(rng, 0, 1, 2)
 	}
@@ -96,9 +96,9 @@ func drawSlots(rng *rand.Rand) ep.KernelTuning {
 	}
 }
 
-// drawPlaces draws the same for rows that have places. Those that are quantised on the way never go
+// drawDirect draws the same for rows that have places. Those that are quantised on the way never go
 // by bulk copies.
-func drawPlaces(rng *rand.Rand, quantised bool) ep.KernelTuning {
+func drawDirect(rng *rand.Rand, quantised bool) ep.KernelTuning {
 	k := ep.KernelTuning{Blocks: drawn(rng, 0, 1, 2, 7), Threads: drawn(rng, 0, 64, 96, 512)}
 	if quantised {
 		return k

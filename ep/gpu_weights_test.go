@@ -27,8 +27,8 @@ type weightedRound struct {
 	routing *ep.Routing
 }
 
-// weigh makes the numbers at the operand's place those of the turn.
-func (w *weightedRound) weigh(turn int) error {
+// setWeights makes the numbers at the operand's place those of the turn.
+func (w *weightedRound) setWeights(turn int) error {
 	var raw []byte
 	for range w.weights.Elems() {
 		raw = binary.LittleEndian.AppendUint32(raw, math.Float32bits(weightOf(w.r.Rank(), turn)))
@@ -45,7 +45,7 @@ func newWeightedRound(ctx context.Context, r *member, b *eptest.Batch) (*weighte
 	}
 	w := &weightedRound{Round: round, r: r}
 	w.topk, w.weights, w.in, _ = round.Operands()
-	if err := w.weigh(0); err != nil {
+	if err := w.setWeights(0); err != nil {
 		return nil, err
 	}
 	if w.routing, err = r.handle.Prepare(ctx, r.stream, w.topk, w.weights); err != nil {
@@ -134,7 +134,7 @@ func TestWeightsInGraphsOnGPUs(t *testing.T) {
 						return err
 					}
 					for turn := range m.times(3, 200) {
-						if err := errors.Join(r.rest(ctx), w.weigh(turn+1), eptest.Meet(r.Comm),
+						if err := errors.Join(r.rest(ctx), w.setWeights(turn+1), eptest.Meet(r.Comm),
 							g.Launch(r.stream.CUDA()), r.rest(ctx)); err != nil {
 							return err
 						}
@@ -176,7 +176,7 @@ func TestWeightsAfterMaskOnGPUs(t *testing.T) {
 					if r.Rank() == 0 {
 						defer close(over)
 					}
-					if err := errors.Join(r.SetMask(ctx, late), w.weigh(1)); err != nil {
+					if err := errors.Join(r.SetMask(ctx, late), w.setWeights(1)); err != nil {
 						return err
 					}
 					err = w.dispatch(ctx)
@@ -201,9 +201,9 @@ func TestWeightsAfterMaskOnGPUs(t *testing.T) {
 	})
 }
 
-// TestWeighCombineOnGPUs: sums by weights that come with the combine are those of a dispatch that
+// TestCombineWeightsOnGPUs: sums by weights that come with the combine are those of a dispatch that
 // brought them, and so are those of the combine after it.
-func TestWeighCombineOnGPUs(t *testing.T) {
+func TestCombineWeightsOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		for _, way := range []struct {
 			name  string

@@ -171,8 +171,8 @@ func TestFullPool(t *testing.T) {
 	}
 }
 
-// TestOperandPlaces compares operands in windows, which move without a copy, with operands outside.
-func TestOperandPlaces(t *testing.T) {
+// TestOperandsInWindows compares operands in windows, which move without a copy, with operands outside.
+func TestOperandsInWindows(t *testing.T) {
 	const ranks = 4
 	group := join(t, ranks)
 	engine := eptest.NewHost()

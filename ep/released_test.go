@@ -208,12 +208,12 @@ func (l *lender) refused(ctx context.Context, r *ep.Routing, rows weft.Tensor, w
 		}
 	}
 	if s.Weighting == ep.Weighted && s.Reduction == ep.Exact {
-		calls["weigh and combine"] = func() error {
+		calls["combine with weights"] = func() error {
 			return l.handle.Combine(ctx, l.stream, ep.CombineArgs{Routing: r, Weights: weights, Rows: rows, Out: out})
 		}
 	}
 	for _, name := range []string{
-		"combine", "send combine", "weigh and combine", "dispatch backward",
+		"combine", "send combine", "combine with weights", "dispatch backward",
 		"combine backward", "combine backward to them",
 	} {
 		call := calls[name]

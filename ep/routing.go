@@ -54,7 +54,7 @@ func (r *Routing) Release() {
 // rank's tokens selects: int32 or int64 [tokens, top-k], -1 for none. A token selects an expert at
 // most once: the host engine checks that, GPUs do not (see Engines in the package's documentation).
 // weights are fp32 [tokens, top-k]. They may be absent if the Spec's weighting is plain, or if a
-// Dispatch or [Handle.Weigh] brings them later. The caller may change both once Prepare has returned
+// Dispatch or [Handle.SetWeights] brings them later. The caller may change both once Prepare has returned
 // or, with a stream, by later work in that stream.
 func (h *Handle) Prepare(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor) (*Routing, error) {
 	b, err := h.engine.Prepare(ctx, s, spec.PrepareArgs{TopK: topk, Weights: weights})
@@ -64,27 +64,27 @@ func (h *Handle) Prepare(ctx context.Context, s *weft.Stream, topk, weights weft
 	return h.routing(b), nil
 }
 
-// Weigh replaces the weights of this rank's tokens in a Routing: fp32 [tokens, top-k]. Later
+// SetWeights replaces the weights of this rank's tokens in a Routing: fp32 [tokens, top-k]. Later
 // Combines sum by them. It is local and sends nothing: [Routing.RowWeights] at the receivers keeps
 // the old weights. CombineBackward, which weights rows there, is therefore refused until a Dispatch
-// brings weights. Weigh is for the exact weighted reduction, which uses weights at home only; for
+// brings weights. SetWeights is for the exact weighted reduction, which uses weights at home only; for
 // others use the Weights of a Dispatch.
 //
 // On GPUs it enqueues one small kernel; use the stream of the later combine. With a nil stream it
-// runs in the communicator's own stream, and Weigh returns when it is done.
-func (h *Handle) Weigh(ctx context.Context, s *weft.Stream, r *Routing, weights weft.Tensor) error {
-	if err := h.checkWeigh(spec.OpWeigh, r, weights); err != nil {
+// runs in the communicator's own stream, and SetWeights returns when it is done.
+func (h *Handle) SetWeights(ctx context.Context, s *weft.Stream, r *Routing, weights weft.Tensor) error {
+	if err := h.checkWeights(spec.OpSetWeights, r, weights); err != nil {
 		return err
 	}
-	if err := h.engine.Weigh(ctx, s, r.batch, weights); err != nil {
+	if err := h.engine.SetWeights(ctx, s, r.batch, weights); err != nil {
 		return err
 	}
 	r.batch.Weights = spec.WeightsAtHome
 	return nil
 }
 
-// checkWeigh refuses weights that do not fit a Routing.
-func (h *Handle) checkWeigh(op string, r *Routing, weights weft.Tensor) error {
+// checkWeights refuses weights that do not fit a Routing.
+func (h *Handle) checkWeights(op string, r *Routing, weights weft.Tensor) error {
 	b := h.base
 	if b.Closed {
 		return fmt.Errorf("%s: handle %w", op, weft.ErrClosed)

@@ -151,8 +151,8 @@ func pulled(s ep.Spec) ep.Spec {
 	return s
 }
 
-// TestTunedPlacesOnGPUs is TestTunedOnGPUs for rows that go to their places.
-func TestTunedPlacesOnGPUs(t *testing.T) {
+// TestTunedDirectOnGPUs is TestTunedOnGPUs for rows that go to their places.
+func TestTunedDirectOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
 		packed := sized(exactRows, ranks)

@@ -31,8 +31,8 @@ func (a *MoveArgs) Check(of *Base, op string) error {
 	}
 }
 
-// Weighs reports whether weights travel with the rows of an existing batch.
-func (a *MoveArgs) Weighs() bool { return !a.Prepares() && !a.Weights.IsZero() }
+// BringsWeights reports whether weights travel with the rows of an existing batch.
+func (a *MoveArgs) BringsWeights() bool { return !a.Prepares() && !a.Weights.IsZero() }
 
 // MostBiases is the most biases that a combine adds.
 const MostBiases = 2
@@ -67,8 +67,8 @@ type CopyArgs struct {
 // Zone is the number of rows that a zone of the received tensor has room for.
 func (a *CopyArgs) Zone() int { return a.Data.Shape[len(a.Data.Shape)-2] }
 
-// Places is the number of rows that all zones have room for.
-func (a *CopyArgs) Places() int {
+// Capacity is the number of rows that all zones have room for.
+func (a *CopyArgs) Capacity() int {
 	b := a.Batch.Base
 	if b.Spec.Layout == ExpertMajor {
 		return b.Geometry.Local * a.Zone()

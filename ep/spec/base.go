@@ -42,8 +42,8 @@ type Info interface {
 	Traffic() Traffic
 	Rows() int
 	Received() int
-	// Told is the number of rows that have arrived, if the host knows it without a wait; else 0.
-	Told() int
+	// RowsKnown is the number of rows that have arrived, as far as the host knows it without a wait: or 0.
+	RowsKnown() int
 	Demand() int
 	// Tensor returns a part of the routing metadata.
 	Tensor(part Part) weft.Tensor
@@ -114,7 +114,7 @@ func (b *Batch) CheckWeighted(op string, least WeightState) error {
 	case b.Base.Spec.Weighting != Weighted || b.Weights >= least:
 		return nil
 	case b.Weights == WeightsAtHome:
-		return weft.Invalidf("%s: the routing got its weights from Weigh, which sends them to no other rank; "+
+		return weft.Invalidf("%s: the routing got its weights from SetWeights, which sends them to no other rank; "+
 			"dispatch with Weights", op)
 	default:
 		return weft.Invalidf("%s: the routing has no weights; give them to Prepare, or to a Dispatch", op)
@@ -124,7 +124,7 @@ func (b *Batch) CheckWeighted(op string, least WeightState) error {
 // Fewest is the least number of rows of a tensor from which an operation reads the batch's rows.
 func (b *Batch) Fewest() int {
 	if s := &b.Base.Spec; s.Layout.Packed() && s.Counts == DeviceCounts {
-		return b.Info.Told()
+		return b.Info.RowsKnown()
 	}
 	return b.Info.Rows()
 }

@@ -35,7 +35,7 @@ func (h *Base) CheckRouting(op string, topk, weights weft.Tensor) error {
 // CheckRows checks the rows of a dispatch.
 func (h *Base) CheckRows(op string, tokens int, x *MoveArgs) error {
 	s := &h.Spec
-	if x.Weighs() {
+	if x.BringsWeights() {
 		if err := CheckTensor(op, "weights", x.Weights, weft.Float32, tokens, s.TopK); err != nil {
 			return err
 		}

@@ -75,7 +75,7 @@ func (p *output) check(packed bool) error {
 // outputs lists the given tensors. It refuses those that the layout does not have.
 func (h *Base) outputs(r *CopyArgs) (outputs []output, err error) {
 	g, s := &h.Geometry, &h.Spec
-	rows, to := r.Places(), &r.To
+	rows, to := r.Capacity(), &r.To
 	add := func(what string, t weft.Tensor, d weft.DType, tall int, shape ...int) {
 		if !t.IsZero() {
 			outputs = append(outputs, output{what, t, d, shape, tall})

@@ -41,8 +41,8 @@ type RowEngine interface {
 	SendCombine(ctx context.Context, s *weft.Stream, a SumArgs) (*weft.Work, error)
 	DispatchBackward(ctx context.Context, s *weft.Stream, a SumArgs) error
 	CombineBackward(ctx context.Context, s *weft.Stream, a SpreadArgs) error
-	// Weigh and Copy are given arguments that are as they should be.
-	Weigh(ctx context.Context, s *weft.Stream, b *Batch, weights weft.Tensor) error
+	// SetWeights and Copy are given arguments that are as they should be.
+	SetWeights(ctx context.Context, s *weft.Stream, b *Batch, weights weft.Tensor) error
 	Copy(ctx context.Context, s *weft.Stream, a CopyArgs) error
 	// CountWaits is given tensors that are as they should be.
 	CountWaits(dispatch, combine weft.Tensor)

@@ -8,5 +8,5 @@ const (
 	OpCombine          = "combine"
 	OpDispatchBackward = "dispatch backward"
 	OpCombineBackward  = "combine backward"
-	OpWeigh            = "weigh"
+	OpSetWeights       = "set weights"
 )

@@ -39,7 +39,7 @@ type DeviceTokenCounts struct {
 // once in NodeTokens. It refuses what no [Spec] has, such as more than 1,024 ranks or 32 selections
 // a token. An ep.TokenCounter does the same on a GPU.
 func CountRouting(topk weft.Tensor, experts, ranks, ranksPerNode int) (*TokenCounts, error) {
-	if err := cmp.Or(CheckPlaces(experts, ranks, ranksPerNode, weft.MaxRanks), CheckCounted(topk)); err != nil {
+	if err := cmp.Or(CheckExperts(experts, ranks, ranksPerNode, weft.MaxRanks), CheckCounted(topk)); err != nil {
 		return nil, err
 	}
 	tokens, k := topk.Shape[0], topk.Shape[1]
@@ -79,9 +79,9 @@ func CountRouting(topk weft.Tensor, experts, ranks, ranksPerNode int) (*TokenCou
 	return c, nil
 }
 
-// CheckPlaces checks experts that so many ranks have in equal shares; most is the largest number of
+// CheckExperts checks experts that so many ranks have in equal shares; most is the largest number of
 // ranks.
-func CheckPlaces(experts, ranks, ranksPerNode, most int) error {
+func CheckExperts(experts, ranks, ranksPerNode, most int) error {
 	if ranks < 1 || ranks > most || experts < 1 || experts > MaxExperts {
 		return weft.Invalidf("%s: %d experts on %d ranks: want at most %d on %d", OpCount, experts, ranks,
 			MaxExperts, most)

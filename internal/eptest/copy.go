@@ -10,17 +10,17 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// said is what the Routing says of each row, and of how many there are.
-type said struct {
+// metadata is what a Routing has of its rows, as the reference computes it.
+type metadata struct {
 	tokens, sources, selections []byte // [rows]
 	weights                     []byte // the same
 	experts, selectionWeights   []byte // [rows, k]
 	counts, ranges, sourceCount []byte
 }
 
-// said computes it, with so many rows more, in memory that held fill where there are no rows, if it
+// metadata computes it, with so many rows more, in memory that held fill where there are no rows, if it
 // is not nil.
-func (r *runner) said(more int, fill *byte) (s said) {
+func (r *runner) metadata(more int, fill *byte) (s metadata) {
 	a, k := &r.p.at[r.comm.Rank()], r.spec.TopK
 	n := len(a.rows) + more
 	source, rank, selection, weight := make([]int32, n), make([]int32, n), make([]int32, n), make([]float32, n)
@@ -50,7 +50,7 @@ func (r *runner) said(more int, fill *byte) (s said) {
 			}
 		}
 	}
-	s = said{
+	s = metadata{
 		tokens: intBytes(source), sources: intBytes(rank), selections: intBytes(selection),
 		weights: singleBytes(weight), experts: intBytes(experts), selectionWeights: singleBytes(weights),
 		counts: intBytes(a.counts), sourceCount: intBytes(a.sources),
@@ -157,7 +157,7 @@ func (r *runner) wantCopies(to *ep.Copies, i int) []wanted {
 	b.spec.ScaleOrder = to.ScaleOrder
 	p.at = slices.Clone(p.at)
 	p.at[me].rows = append(slices.Clone(p.at[me].rows), make([]row, r.moreRows())...)
-	want, s := b.received(&p, me, r.wire[i], poison), r.said(r.moreRows(), &fill)
+	want, s := b.received(&p, me, r.wire[i], poison), r.metadata(r.moreRows(), &fill)
 	weights := s.weights
 	if !r.byExpert() {
 		weights = s.selectionWeights

@@ -87,7 +87,7 @@ func (b *batch) wire(x rows) rows {
 
 // received is what stands in rank d's memory after a dispatch of the given wire rows, in memory
 // that held fill before.
-func (b *batch) received(p *placement, d int, wire []rows, fill byte) rows {
+func (b *batch) received(p *prepared, d int, wire []rows, fill byte) rows {
 	a := &p.at[d]
 	n, m := b.rowBytes(), b.scaleBytes()
 	out := rows{data: filled(len(a.rows)*n, fill), scales: filled(len(a.rows)*m, fill)}
@@ -118,7 +118,7 @@ func (b *batch) received(p *placement, d int, wire []rows, fill byte) rows {
 }
 
 // combine sums at rank src what the experts made: y are all ranks' rows, bias are src's own.
-func (b *batch) combine(p *placement, src int, y [][]byte, bias [][]byte, weighted bool) []byte {
+func (b *batch) combine(p *prepared, src int, y [][]byte, bias [][]byte, weighted bool) []byte {
 	d, n := b.output(), b.spec.Hidden
 	size := b.outputBytes()
 	out := make([]byte, b.tokens(src)*size)
@@ -132,7 +132,7 @@ func (b *batch) combine(p *placement, src int, y [][]byte, bias [][]byte, weight
 					acc += v
 				}
 			}
-			at := func(pl place) float32 { return number(d, y[pl.rank][pl.row*size:], i) }
+			at := func(dest rowAddress) float32 { return number(d, y[dest.rank][dest.row*size:], i) }
 			home := p.home[src][t*b.spec.TopK : (t+1)*b.spec.TopK]
 			weights := b.weights[src][t*b.spec.TopK:]
 			add := func(acc float32, k int) float32 {
@@ -143,8 +143,8 @@ func (b *batch) combine(p *placement, src int, y [][]byte, bias [][]byte, weight
 			}
 			switch {
 			case b.byExpert() && b.spec.Reduction == ep.Exact:
-				for k, pl := range home {
-					if pl.ok {
+				for k, dest := range home {
+					if dest.ok {
 						acc = add(acc, k)
 					}
 				}
@@ -152,12 +152,12 @@ func (b *batch) combine(p *placement, src int, y [][]byte, bias [][]byte, weight
 				for _, rank := range b.order(home) {
 					var sum float32
 					any := false
-					for k, pl := range home {
-						if !pl.ok || pl.rank != rank {
+					for k, dest := range home {
+						if !dest.ok || dest.rank != rank {
 							continue
 						}
 						if !b.byExpert() {
-							sum, any = at(pl), true // one row for all of them
+							sum, any = at(dest), true // one row for all of them
 							continue
 						}
 						sum, any = add(sum, k), true
@@ -174,15 +174,15 @@ func (b *batch) combine(p *placement, src int, y [][]byte, bias [][]byte, weight
 }
 
 // order is that in which the sums of a token's ranks are added.
-func (b *batch) order(home []place) []int {
+func (b *batch) order(home []rowAddress) []int {
 	last := make([]int, b.ranks)
 	ranks := make([]int, b.ranks)
 	for rank := range ranks {
 		ranks[rank] = rank
 	}
-	for k, pl := range home {
-		if pl.ok && b.spec.Reduction == ep.PartialBySelection {
-			last[pl.rank] = k
+	for k, dest := range home {
+		if dest.ok && b.spec.Reduction == ep.PartialBySelection {
+			last[dest.rank] = k
 		}
 	}
 	slices.SortStableFunc(ranks, func(a, b int) int { return last[a] - last[b] })
@@ -196,22 +196,22 @@ func rounded(d weft.DType, x float32) float32 {
 }
 
 // scalarsHome takes one number per row (or per row and selection) back to rank src's selections.
-func (b *batch) scalarsHome(p *placement, src int, scalars [][]float32) []float32 {
+func (b *batch) scalarsHome(p *prepared, src int, scalars [][]float32) []float32 {
 	out := make([]float32, len(p.home[src]))
-	for i, pl := range p.home[src] {
+	for i, dest := range p.home[src] {
 		switch {
-		case !pl.ok:
+		case !dest.ok:
 		case b.byExpert():
-			out[i] = scalars[pl.rank][pl.row]
+			out[i] = scalars[dest.rank][dest.row]
 		default:
-			out[i] = scalars[pl.rank][pl.row*b.spec.TopK+i%b.spec.TopK]
+			out[i] = scalars[dest.rank][dest.row*b.spec.TopK+i%b.spec.TopK]
 		}
 	}
 	return out
 }
 
 // spread is the backward of combine at rank d: every row gets its token's gradient, weighted.
-func (b *batch) spread(p *placement, d int, grad [][]byte, fill byte) []byte {
+func (b *batch) spread(p *prepared, d int, grad [][]byte, fill byte) []byte {
 	size := b.outputBytes()
 	a := &p.at[d]
 	out := filled(len(a.rows)*size, fill)
@@ -237,15 +237,15 @@ func (b *batch) spread(p *placement, d int, grad [][]byte, fill byte) []byte {
 
 // dots are the gradients of rank src's weights: the products of its tokens' gradients with the
 // experts' rows.
-func (b *batch) dots(p *placement, src int, grad, y [][]byte) []float32 {
+func (b *batch) dots(p *prepared, src int, grad, y [][]byte) []float32 {
 	size := b.outputBytes()
 	out := make([]float32, len(p.home[src]))
-	for i, pl := range p.home[src] {
-		if !pl.ok {
+	for i, dest := range p.home[src] {
+		if !dest.ok {
 			continue
 		}
 		var lane [64]float32
-		g, v := grad[src][i/b.spec.TopK*size:], y[pl.rank][pl.row*size:]
+		g, v := grad[src][i/b.spec.TopK*size:], y[dest.rank][dest.row*size:]
 		for j := range b.spec.Hidden {
 			lane[j%64] = fma(number(b.output(), g, j), number(b.output(), v, j), lane[j%64])
 		}

@@ -266,14 +266,14 @@ func (r *Round) Blank() error {
 	return nil
 }
 
-// Place puts the rows that combine takes into other memory, from which it takes them from now on.
-func (r *Round) Place(to weft.Tensor) error {
+// RowsAt puts the rows that combine takes into other memory, where it reads them from now on.
+func (r *Round) RowsAt(to weft.Tensor) error {
 	r.y.Data, r.direct = to.Data, false
 	return r.r.engine.Upload(r.r.comm, to.Data, r.r.trial.y[r.r.comm.Rank()])
 }
 
-// PlaceGradients is Place for the gradients of the output.
-func (r *Round) PlaceGradients(to weft.Tensor) error {
+// GradientsAt is RowsAt for the gradients of the output.
+func (r *Round) GradientsAt(to weft.Tensor) error {
 	r.back.out.Data = to.Data
 	return r.r.engine.Upload(r.r.comm, to.Data, r.r.trial.gradOut[r.r.comm.Rank()])
 }

@@ -129,7 +129,7 @@ func (r *runner) operations(ctx context.Context) error {
 		}
 	}
 	first.Release()
-	if err := r.weighAtHome(ctx); err != nil {
+	if err := r.combineOwnWeights(ctx); err != nil {
 		return fmt.Errorf("weights at home: %w", err)
 	}
 	// The same routing again, with other rows, and maybe other weights, into memory that holds
@@ -159,8 +159,8 @@ func (r *runner) operations(ctx context.Context) error {
 	return nil
 }
 
-// weighAtHome combines by weights of which no other rank has been told, where sums go by such.
-func (r *runner) weighAtHome(ctx context.Context) error {
+// combineOwnWeights combines by weights of which no other rank has been told, where sums go by such.
+func (r *runner) combineOwnWeights(ctx context.Context) error {
 	if !r.lacks || !r.combines() || r.spec.Weighting != ep.Weighted || r.spec.Reduction != ep.Exact || r.Seed%2 == 1 {
 		return nil
 	}
@@ -168,7 +168,7 @@ func (r *runner) weighAtHome(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := r.handle.Weigh(ctx, r.engine.Stream(r.comm), r.routing, weights); err != nil {
+	if err := r.handle.SetWeights(ctx, r.engine.Stream(r.comm), r.routing, weights); err != nil {
 		return err
 	}
 	if err := r.spoil(weights); err != nil {
@@ -382,7 +382,7 @@ func (r *runner) describe() error {
 	}
 	r.traffic()
 
-	said, k := r.said(0, nil), r.spec.TopK
+	want, k := r.metadata(0, nil), r.spec.TopK
 	local := r.local()
 	type view struct {
 		what  string
@@ -398,14 +398,14 @@ func (r *runner) describe() error {
 		{"padded counts", rt.PaddedCounts(), weft.Int32, []int{local}, intBytes(a.padded)},
 		{"expert offsets", rt.ExpertOffsets(), weft.Int32, []int{local}, intBytes(a.offsets)},
 		{"source counts", rt.SourceCounts(), weft.Int32, []int{r.Ranks}, intBytes(a.sources)},
-		{"source tokens", rt.SourceTokens(), weft.Int32, []int{len(a.rows)}, said.tokens},
-		{"source ranks", rt.SourceRanks(), weft.Int32, []int{len(a.rows)}, said.sources},
+		{"source tokens", rt.SourceTokens(), weft.Int32, []int{len(a.rows)}, want.tokens},
+		{"source ranks", rt.SourceRanks(), weft.Int32, []int{len(a.rows)}, want.sources},
 	}
 	if r.byExpert() {
 		views = append(views,
-			view{"ranges", rt.Ranges(), weft.Int64, []int{local, r.Ranks}, said.ranges},
-			view{"source selections", rt.SourceSelections(), weft.Int32, []int{len(a.rows)}, said.selections},
-			view{"row weights", rt.RowWeights(), weft.Float32, []int{len(a.rows)}, said.weights})
+			view{"ranges", rt.Ranges(), weft.Int64, []int{local, r.Ranks}, want.ranges},
+			view{"source selections", rt.SourceSelections(), weft.Int32, []int{len(a.rows)}, want.selections},
+			view{"row weights", rt.RowWeights(), weft.Float32, []int{len(a.rows)}, want.weights})
 		if e, w := rt.RowSelections(); !e.IsZero() || !w.IsZero() {
 			r.report("row selections of rows by expert: %v, %v", e, w)
 		}
@@ -415,8 +415,8 @@ func (r *runner) describe() error {
 		}
 		e, w := rt.RowSelections()
 		views = append(views,
-			view{"row experts", e, weft.Int32, []int{len(a.rows), k}, said.experts},
-			view{"row selection weights", w, weft.Float32, []int{len(a.rows), k}, said.selectionWeights})
+			view{"row experts", e, weft.Int32, []int{len(a.rows), k}, want.experts},
+			view{"row selection weights", w, weft.Float32, []int{len(a.rows), k}, want.selectionWeights})
 	}
 	for _, v := range views {
 		if err := r.sameTensor(v.what, v.got, v.d, v.shape, v.want); err != nil {
@@ -444,17 +444,17 @@ func (r *runner) traffic() {
 			if r.TopK[me][t*k+j] >= 0 {
 				want.Selections++
 			}
-			pl := r.p.home[me][t*k+j]
-			if !pl.ok {
+			dest := r.p.home[me][t*k+j]
+			if !dest.ok {
 				continue
 			}
-			if !visited[pl.rank] {
+			if !visited[dest.rank] {
 				want.Visits++
-				if pl.rank != me {
+				if dest.rank != me {
 					want.RemoteRows++
 				}
 			}
-			visited[pl.rank] = true
+			visited[dest.rank] = true
 		}
 	}
 	if got := r.routing.Traffic(); got != want {

@@ -9,7 +9,7 @@ import (
 type trial struct {
 	Case
 	batch
-	p *placement
+	p *prepared
 
 	x       [2][]rows // by rank: what is dispatched, first and second time
 	wire    [2][]rows // the same as receivers see it
@@ -38,7 +38,7 @@ func newTrial(c Case, masked ...int) *trial {
 			}
 		}
 	}
-	t.p = t.place()
+	t.p = t.prepare()
 	for i, stream := range []int{streamRows0, streamRows1} {
 		t.x[i], t.wire[i] = make([]rows, n), make([]rows, n)
 		for r := range n {

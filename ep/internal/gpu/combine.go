@@ -52,15 +52,15 @@ func (h *handle) startCombine(ctx context.Context, s *weft.Stream, a *spec.SumAr
 		return err
 	}
 	if !a.Weights.IsZero() {
-		if err := h.weighCombine(stream, a, flags); err != nil {
+		if err := h.setCombineWeights(stream, a, flags); err != nil {
 			return err
 		}
 	}
 	return h.combiner.send(stream, tagCombine, *a, flags)
 }
 
-// weighCombine gives the batch a combine's own weights, unless its kernel does.
-func (h *handle) weighCombine(stream *cuda.Stream, a *spec.SumArgs, flags uint32) error {
+// setCombineWeights gives the batch a combine's own weights, unless its kernel does.
+func (h *handle) setCombineWeights(stream *cuda.Stream, a *spec.SumArgs, flags uint32) error {
 	if err := whole(spec.OpCombine, "weights", a.Weights); err != nil {
 		return err
 	}
@@ -69,7 +69,7 @@ func (h *handle) weighCombine(stream *cuda.Stream, a *spec.SumArgs, flags uint32
 		a.Batch.Info.(*gpuRouting).rewrite()
 		return nil
 	}
-	return moverOf[*describe](h).weigh(stream, a.Batch, addressOf(a.Weights), 0)
+	return moverOf[*describe](h).setWeights(stream, a.Batch, addressOf(a.Weights), 0)
 }
 
 // checkSum says what is wrong with the arguments of a combine, but for its own weights if it has

@@ -75,7 +75,7 @@ struct Zones {
 		return (from + z) * a.zone_rows + i - (z == 0 ? 0 : before);
 	}
 
-	// each is row, of a row of each lane's own, with the first place of its zone.
+	// each is row, of a row of each lane's own, with the first row of its zone.
 	__device__ __forceinline__ u32 each(const Copy &a, u32 i, u32 &first) const {
 		u32 z = 0;
 #pragma unroll
@@ -129,7 +129,7 @@ __device__ __forceinline__ Word word_of(const Copy &a, u32 row, u32 first, u32 s
 __device__ __forceinline__ void copy_scales(const Copy &a, const Zones &z, u32 item) {
 	u32 share, lane = threadIdx.x & 31, i = 32 * a.shares.quotient(item, share) + lane, first,
 			   row = z.each(a, i, first), v[SHARE];
-	if (i >= z.total || (a.gaps != 0 && !came(a.described, row))) row = NONE;
+	if (i >= z.total || (a.gaps != 0 && !has_row(a.described, row))) row = NONE;
 #pragma unroll
 	for (u32 j = 0; j < SHARE; j++) {
 		Word w = word_of(a, row, first, share, j);

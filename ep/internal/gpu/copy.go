@@ -100,10 +100,9 @@ func (c *copier) config(rowBytes, sms int, dependent bool) cuda.LaunchConfig {
 	return c.h.config(grid{moving: blocks, threads: copyThreads}, dependent)
 }
 
-// zonesOf is how many of so many places a zone has, and where on the GPU it stands how many rows
-// each has.
-func (c *copier) zonesOf(r *spec.Batch, places int) (rows uint32, counts uint64) {
-	rows = uint32(places) / c.fixed.zones
+// zonesOf is how many of so many rows a zone has room for, and the address of how many rows each has.
+func (c *copier) zonesOf(r *spec.Batch, capacity int) (rows uint32, counts uint64) {
+	rows = uint32(capacity) / c.fixed.zones
 	p := r.Info.(*gpuRouting)
 	switch g := &c.h.Geometry; g.Layout {
 	case spec.ExpertMajor:
@@ -147,7 +146,7 @@ func (h *handle) Copy(ctx context.Context, s *weft.Stream, r spec.CopyArgs) erro
 // call begins a copy of what was received to where it is to be.
 func (c *copier) call(r *spec.CopyArgs) {
 	h, g, p, a, to := c.h, &c.h.Geometry, r.Batch.Info.(*gpuRouting), c.begin(), &r.To
-	a.zoneRows, a.counts = c.zonesOf(r.Batch, r.Places())
+	a.zoneRows, a.counts = c.zonesOf(r.Batch, r.Capacity())
 	if !to.Data.IsZero() {
 		a.pieces = device.NewDivisor(spec.CeilDiv(h.Spec.RowSize(), copyPiece))
 		a.rows, a.toRows = addressOf(r.Data), addressOf(to.Data)

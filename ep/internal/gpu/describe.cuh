@@ -19,8 +19,8 @@ struct Describe {
 	float *expert_weights; // [rows][top-k]
 };
 
-// came says whether a token has a row here that is not by expert.
-__device__ __forceinline__ bool came(const Describe &a, u32 slot) {
+// has_row says whether a token has a row here that is not by expert.
+__device__ __forceinline__ bool has_row(const Describe &a, u32 slot) {
 	bool any = false;
 	for (u32 k = 0; k < a.shape.topk; k++) any |= a.recv_rows[(u64)slot * a.shape.topk + k].target != 0;
 	return any;
@@ -34,7 +34,7 @@ __device__ __forceinline__ void describe(const Describe &a) {
 		u32 slot = (u32)(i / a.shape.topk), source = slot / a.shape.capacity, token = slot % a.shape.capacity;
 		if (token >= (u32)a.sent[source]) continue;
 		Pair p = a.recv_rows[i];
-		if (p.target == 0 && (a.by_expert != 0 || !came(a, slot))) continue;
+		if (p.target == 0 && (a.by_expert != 0 || !has_row(a, slot))) continue;
 		u32 row = a.by_expert != 0 ? p.target - 1 : a.recv_tokens != nullptr ? a.recv_tokens[slot] - 1 : slot;
 		// Selections of one token by rank say the same here.
 		if (a.tokens != nullptr) a.tokens[row] = (int)token;

@@ -17,7 +17,7 @@ import (
 type describe struct {
 	apart
 	rows    launcher[describeArgs]
-	weights launcher[weighArgs]
+	weights launcher[setWeightsArgs]
 
 	h *handle
 }
@@ -28,7 +28,7 @@ func (d *describe) load(p *programs) {
 
 func (d *describe) prepare() error {
 	config := cuda.LaunchConfig{Grid: cuda.Dim{X: 64}, Block: cuda.Dim{X: 256}}
-	return cmp.Or(d.rows.layOut(config, d.args()), d.weights.layOut(config, weighArgs{}))
+	return cmp.Or(d.rows.layOut(config, d.args()), d.weights.layOut(config, setWeightsArgs{}))
 }
 
 // args are what a description begins with.
@@ -51,9 +51,9 @@ type describeArgs struct {
 	experts, expertWeights uint64
 }
 
-// weighArgs are the arguments of what gives a Routing weights, or tells its experts: the Weigh of
+// setWeightsArgs are the arguments of what gives a Routing weights, or tells its experts: the SetWeights of
 // describe.cu.
-type weighArgs struct {
+type setWeightsArgs struct {
 	home    uint64
 	n, _    uint32
 	weights uint64
@@ -61,17 +61,17 @@ type weighArgs struct {
 }
 
 func describeKernel(arch string) kernel.Spec {
-	s := kernelSpec("describe", "describe.cu", arch, []string{"weft::ep::describe", "weft::ep::weigh"}, "describe.cuh")
+	s := kernelSpec("describe", "describe.cu", arch, []string{"weft::ep::describe", "weft::ep::set_weights"}, "describe.cuh")
 	s.Defines["WEFT_DESCRIBE_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(describeArgs{})))
-	s.Defines["WEFT_WEIGH_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(weighArgs{})))
+	s.Defines["WEFT_SET_WEIGHTS_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(setWeightsArgs{})))
 	return s
 }
 
 // describedRows are where the description of rows stands in its memory.
 type describedRows struct{ tokens, sources, selections, weights, experts, expertWeights int }
 
-func (h *handle) Weigh(ctx context.Context, s *weft.Stream, r *spec.Batch, weights weft.Tensor) error {
-	const op = spec.OpWeigh
+func (h *handle) SetWeights(ctx context.Context, s *weft.Stream, r *spec.Batch, weights weft.Tensor) error {
+	const op = spec.OpSetWeights
 	stream := h.lane.Stream(s)
 	if err := h.lane.EnterLocal(op, stream); err != nil {
 		return err
@@ -79,20 +79,20 @@ func (h *handle) Weigh(ctx context.Context, s *weft.Stream, r *spec.Batch, weigh
 	if err := whole(op, "weights", weights); err != nil {
 		return err
 	}
-	if err := moverOf[*describe](h).weigh(stream, r, addressOf(weights), 0); err != nil {
+	if err := moverOf[*describe](h).setWeights(stream, r, addressOf(weights), 0); err != nil {
 		return err
 	}
 	return h.lane.Finish(ctx, s)
 }
 
-// weigh enqueues what gives a Routing weights at home, or reads its experts into memory.
-func (d *describe) weigh(stream *cuda.Stream, r *spec.Batch, weights, experts uint64) error {
+// setWeights enqueues what gives a Routing weights at home, or reads its experts into memory.
+func (d *describe) setWeights(stream *cuda.Stream, r *spec.Batch, weights, experts uint64) error {
 	if r.Tokens == 0 {
 		return nil
 	}
 	p := r.Info.(*gpuRouting)
 	p.rewrite()
-	*d.weights.args = weighArgs{
+	*d.weights.args = setWeightsArgs{
 		home: p.at(d.h.routing.home), n: uint32(r.Tokens * d.h.Geometry.TopK), weights: weights, ids: experts,
 	}
 	return d.weights.launches[0].Start(stream)

@@ -13,7 +13,7 @@
 //	marks     for each lane, marks.cuh
 //	blocks    received rows, scales behind them
 //
-// Place and push are one lane, pull is another.
+// Row map and push are one lane, pull is another.
 //
 // Invariant: a block marks only after it has read all openings, and ends only after all marks. So marks
 // need one turn. Totals, records and befores, which a block may read after its mark, need two.
@@ -45,7 +45,7 @@ __device__ __forceinline__ void count_and_empty(const Group &g, const Operation 
 // described.
 struct Described {
 	int *counts, *offsets; // [local]: rows of an expert, and its first
-	int *came, *tokens;	   // [ranks]: tokens of the source that come here, and all that it has
+	int *from_source, *tokens; // [ranks]: tokens of the source that come here, and all that it has
 	int *rows;			   // that are received, pads included
 	u32 *routing;		   // the number of the Prepare that the routing is of
 	int *demand, *padded;  // [local]: selections of an expert, and rows with pads
@@ -55,8 +55,8 @@ struct Described {
 	__device__ __forceinline__ Described(int *at, u32 local, u32 ranks) {
 		counts = at;
 		offsets = counts + local;
-		came = offsets + local;
-		tokens = came + ranks;
+		from_source = offsets + local;
+		tokens = from_source + ranks;
 		rows = tokens + ranks;
 		routing = (u32 *)rows + 1;
 		demand = rows + 2;

@@ -30,7 +30,7 @@ struct Pull {
 	u32 carriers, depth, most;
 	u32 call;
 	const Pair *home;
-	const u32 *places;
+	const u32 *dest_rows;
 	int *described;
 	char *out;
 	const char *bias[2];
@@ -44,13 +44,13 @@ constexpr u32 ROWS = 4, UNITS = 2; // rows that a lane has in flight, and units 
 
 // Selected is a selection of a token for each lane.
 struct Selected {
-	u32 place;
+	u32 dest;
 	Pair pair;
 
-	__device__ __forceinline__ Selected(const Pull &a, u32 t, u32 lane) : place(0), pair{0, 0} {
+	__device__ __forceinline__ Selected(const Pull &a, u32 t, u32 lane) : dest(0), pair{0, 0} {
 		if (lane >= a.shape.topk) return;
 		u64 i = (u64)t * a.shape.topk + lane;
-		place = a.places[i];
+		dest = a.dest_rows[i];
 		pair = a.home[i];
 	}
 };
@@ -69,8 +69,8 @@ template <Order ORDER> struct TokenRow {
 	__device__ __forceinline__ TokenRow() {}
 
 	__device__ __forceinline__ TokenRow(const Pull &a, const Operation &o, const Selected &s, u32 lane)
-		: rank(0), row((s.place & ~LEADER) - 1), weight(1) {
-		here = ORDER == RANKS ? (s.place & LEADER) != 0 : s.place != 0;
+		: rank(0), row((s.dest & ~LEADER) - 1), weight(1) {
+		here = ORDER == RANKS ? (s.dest & LEADER) != 0 : s.dest != 0;
 		if (here) rank = rank_of(a.shape, (s.pair.target & 0xFFFF) - 1);
 		// the last one of its rank
 		if constexpr (ORDER == SELECTIONS)
@@ -207,7 +207,7 @@ template <Order ORDER> struct Fetcher {
 		next = Selected(a, at.t + 1, at.t + 1 < share.to ? lane : 32);
 	}
 
-	// fetch gives how many rows come. What they weigh comes with them.
+	// fetch gives how many rows come. Their weights come with them.
 	__device__ __forceinline__ u32 fetch(const Pull &a, char *stage, u64 *arrived, float *weights, u32 lane) const {
 		u32 bytes = at.bytes(a);
 		if (lane == 0) barrier_expect(arrived, token_row.count * bytes);
@@ -219,7 +219,7 @@ template <Order ORDER> struct Fetcher {
 };
 
 // take_rows adds to the sums of some units those of N rows. A lane's 16 bytes of the first unit of
-// the first row are at `at`, what the rows weigh, if they do, is at `weights`.
+// the first row are at `at`, the weights of the rows, if they have some, at `weights`.
 template <u32 N, u32 U, Order ORDER>
 __device__ __forceinline__ void take_rows(Sum *sum, u64 at, u32 chunk, u64 weights) {
 	float by[ROWS] = {1, 1, 1, 1};

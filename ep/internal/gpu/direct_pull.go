@@ -29,20 +29,20 @@ type pull struct {
 
 // pullArgs are the arguments of a combine: the Pull of direct_pull.cu.
 type pullArgs struct {
-	shape                    shape
-	state                    uint64
-	openings, marks          uint64
-	first, flags, tokens, at uint32
-	pieces                   device.Divisor
-	rowBytes, biases, chunk  uint32
-	chunks                   device.Divisor
-	carriers, depth, most    uint32
-	call                     uint32
-	home, places, described  uint64
-	out                      uint64
-	bias                     [2]uint64
-	scalars                  scalarArgs
-	group                    device.Group
+	shape                     shape
+	state                     uint64
+	openings, marks           uint64
+	first, flags, tokens, at  uint32
+	pieces                    device.Divisor
+	rowBytes, biases, chunk   uint32
+	chunks                    device.Divisor
+	carriers, depth, most     uint32
+	call                      uint32
+	home, destRows, described uint64
+	out                       uint64
+	bias                      [2]uint64
+	scalars                   scalarArgs
+	group                     device.Group
 }
 
 // pullForm is what makes a combine that reads rows in place a program of its own.
@@ -127,7 +127,7 @@ func (k *pull) send(stream *cuda.Stream, call uint32, s spec.SumArgs, flags uint
 		}
 	}
 	a := k.begin()
-	a.home, a.places, a.described = p.at(h.routing.home), p.at(h.routing.places), p.at(h.routing.described)
+	a.home, a.destRows, a.described = p.at(h.routing.home), p.at(h.routing.destRows), p.at(h.routing.described)
 	a.call, a.out, a.tokens, a.biases = call, addressOf(s.Out), uint32(s.Batch.Tokens), uint32(s.Biases)
 	a.at, a.flags = uint32(at/16), flags|k.bulk
 	for i, b := range s.Bias[:s.Biases] {

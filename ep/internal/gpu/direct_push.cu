@@ -32,7 +32,7 @@ struct Push {
 	const char *x;
 	const u32 *scales;
 	Pair *home;
-	const u32 *places;
+	const u32 *dest_rows;
 	Pair *recv_rows;
 	const u32 *recv_tokens;
 	int *described;
@@ -106,24 +106,24 @@ __device__ __forceinline__ void store(const Push &a, const Target &to, u32 row, 
 	}
 }
 
-// Places is where a token goes: a selection a lane.
-struct Places {
-	u32 place, rank;
+// Destinations are where a token goes: a selection a lane.
+struct Destinations {
+	u32 dest, rank;
 
-	__device__ __forceinline__ Places(const Push &a, u32 t, u32 lane) : place(0), rank(0) {
+	__device__ __forceinline__ Destinations(const Push &a, u32 t, u32 lane) : dest(0), rank(0) {
 		if (lane >= a.shape.topk) return;
 		u64 i = (u64)t * a.shape.topk + lane;
-		place = a.places[i];
-		if (place != 0) rank = rank_of(a.shape, (a.home[i].target & 0xFFFF) - 1);
+		dest = a.dest_rows[i];
+		if (dest != 0) rank = rank_of(a.shape, (a.home[i].target & 0xFFFF) - 1);
 	}
 
 	// leads says whether the lane's selection is the first of the token at its rank.
-	__device__ __forceinline__ bool leads() const { return (place & LEADER) != 0; }
+	__device__ __forceinline__ bool leads() const { return (dest & LEADER) != 0; }
 
 	// next gives the rank, and the row there, of the first lane in todo. All lanes call it.
 	__device__ __forceinline__ u32 next(u32 todo, u32 &row) const {
 		u32 leader = __ffs((int)todo) - 1;
-		row = (__shfl_sync(0xFFFFFFFFu, place, leader) & ~LEADER) - 1;
+		row = (__shfl_sync(0xFFFFFFFFu, dest, leader) & ~LEADER) - 1;
 		return __shfl_sync(0xFFFFFFFFu, rank, leader);
 	}
 };
@@ -132,11 +132,11 @@ struct Places {
 // expert for it.
 __device__ __forceinline__ void send_piece(const Push &a, const Operation &o, const Target *targets, u32 t, u32 pc,
 										   u32 lane) {
-	Places places(a, t, lane);
+	Destinations to(a, t, lane);
 	RowPiece p;
 	fetch(a, t, pc, lane, p);
-	for (u32 todo = __ballot_sync(0xFFFFFFFFu, places.leads()); todo != 0; todo &= todo - 1) {
-		u32 row, r = places.next(todo, row);
+	for (u32 todo = __ballot_sync(0xFFFFFFFFu, to.leads()); todo != 0; todo &= todo - 1) {
+		u32 row, r = to.next(todo, row);
 		if (holds(o.mask, r)) continue;
 		const Target &to = targets[r];
 		store(a, to, row, pc, lane, p.v);
@@ -162,7 +162,7 @@ __device__ __forceinline__ void send_bulk(const Push &a, const Operation &o, con
 	for (u32 i = warp; i < n; i += a.carriers) {
 		u32 c, t = share.from + a.chunks.quotient(i, c), from = c * a.chunk, bytes = min(a.chunk, a.row_bytes - from);
 		carrier.fetch(a.x + (u64)t * a.row_bytes + from, bytes);
-		Places p(a, t, lane);
+		Destinations p(a, t, lane);
 		u32 first = __ballot_sync(0xFFFFFFFFu, p.leads());
 		for (u32 todo = c == 0 ? first : 0; todo != 0; todo &= todo - 1) {
 			u32 row, r = p.next(todo, row);
@@ -282,9 +282,9 @@ __device__ __forceinline__ u64 weight_at(const Push &a, const Operation &o, u32 
 		   sizeof(u32);
 }
 
-// tell_weights gives the share's selections other weights, and tells the ranks where their rows
+// send_weights gives the share's selections other weights, and tells the ranks where their rows
 // are. All threads of the block call it.
-__device__ __forceinline__ void tell_weights(const Push &a, const Operation &o, Share share) {
+__device__ __forceinline__ void send_weights(const Push &a, const Operation &o, Share share) {
 	for (u32 i = share.from * a.shape.topk + threadIdx.x; i < share.to * a.shape.topk; i += blockDim.x) {
 		u32 e = a.home[i].target & 0xFFFF, weight = bits(a.weights[i]);
 		a.home[i].weight = weight;
@@ -326,7 +326,7 @@ template <bool WEIGHTS> __device__ __forceinline__ void push(const Push &a) {
 		}
 		if (__syncthreads_or(w.over) != 0) return;
 		Share share(a.tokens);
-		if (WEIGHTS) tell_weights(a, o, share);
+		if (WEIGHTS) send_weights(a, o, share);
 		u32 n = bulk ? 0 : (share.to - share.from) * a.pieces.by;
 		for (u32 i = warp; i < n; i += warps) {
 			u32 pc, t = share.from + a.pieces.quotient(i, pc);

@@ -13,8 +13,8 @@ import (
 	"github.com/weftgo/weft/ep/spec"
 )
 
-// push dispatches rows straight to their places: the kernel of direct_push.cu. It goes by what a row
-// map has prepared.
+// push stores rows straight at their final rows: the kernel of direct_push.cu. A row map
+// has prepared what it goes by.
 type push struct {
 	launcher[pushArgs] // the second is of calls that bring weights
 	*rowMap            // prepares
@@ -23,34 +23,34 @@ type push struct {
 
 // pushArgs are the arguments of a dispatch: the Push of direct_push.cu.
 type pushArgs struct {
-	shape                              shape
-	state                              uint64
-	openings, marks, blocks            uint64
-	blockBytes, scalesAt               uint64
-	flags, tokens, call, block         uint32
-	pieces                             device.Divisor
-	rowBytes, scaleWords, pieceWords   uint32
-	zone, rows, hidden, align, chunk   uint32
-	chunks                             device.Divisor
-	carriers                           uint32
-	_                                  uint32
-	x, scales                          uint64
-	home, places, recvRows, recvTokens uint64
-	described                          uint64
-	records, weights                   uint64
-	group                              device.Group
+	shape                                shape
+	state                                uint64
+	openings, marks, blocks              uint64
+	blockBytes, scalesAt                 uint64
+	flags, tokens, call, block           uint32
+	pieces                               device.Divisor
+	rowBytes, scaleWords, pieceWords     uint32
+	zone, rows, hidden, align, chunk     uint32
+	chunks                               device.Divisor
+	carriers                             uint32
+	_                                    uint32
+	x, scales                            uint64
+	home, destRows, recvRows, recvTokens uint64
+	described                            uint64
+	records, weights                     uint64
+	group                                device.Group
 }
 
-// pushKernel is that of a dispatch of rows whose places are known, and of one that gives the
-// routing other weights as well.
-func pushKernel(quantize weft.DType, weighs bool, arch string) kernel.Spec {
+// pushKernel is that of a dispatch of rows whose final rows are known, and of one that also gives the
+// routing other weights.
+func pushKernel(quantize weft.DType, withWeights bool, arch string) kernel.Spec {
 	name := "push"
-	if weighs {
+	if withWeights {
 		name += " with weights"
 	}
 	s := kernelSpec(name+quantising(quantize), "direct_push.cu", arch,
 		[]string{directDispatch}, "direct.cuh", "quantize.cuh")
-	s.Defines["WEFT_WEIGHTS"] = strconv.FormatBool(weighs)
+	s.Defines["WEFT_WEIGHTS"] = strconv.FormatBool(withWeights)
 	s.Defines["WEFT_QUANTIZE"] = strconv.Itoa(typeNumber(quantize))
 	s.Defines["WEFT_PUSH_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(pushArgs{})))
 	return s
@@ -76,7 +76,7 @@ func (k *push) layout(window, _ *enginegpu.Workspace) {
 
 func (k *push) addRouting(l *routingLayout) {
 	g := &k.h.Geometry
-	l.places = l.region(g.Tokens * g.TopK * 4)
+	l.destRows = l.region(g.Tokens * g.TopK * 4)
 	l.recvTokens = l.region(g.Ranks * g.Tokens * 4)
 	l.overflows = true
 }
@@ -127,7 +127,7 @@ func (k *push) move(ctx context.Context, stream *cuda.Stream, m spec.MoveArgs, h
 	} else {
 		tokens = r.Tokens
 	}
-	if m.Weighs() {
+	if m.BringsWeights() {
 		call = tagWeightDispatch
 	}
 	if err := h.checkDispatch(tokens, &m); err != nil {
@@ -144,15 +144,15 @@ func (k *push) move(ctx context.Context, stream *cuda.Stream, m spec.MoveArgs, h
 		}
 	}
 	k.call(r, &m, buffer).call = call
-	if err := h.lane.Start(stream, k.doing(half, m.Weighs())); err != nil {
+	if err := h.lane.Start(stream, k.doing(half, m.BringsWeights())); err != nil {
 		h.Put(buffer)
 		if m.Prepares() {
 			r.Release()
 		}
 		return spec.Arrived{}, err
 	}
-	if m.Weighs() {
-		reweighed(r, stream)
+	if m.BringsWeights() {
+		gotWeights(r, stream)
 	}
 	shape := h.received.block
 	shape.Rows = r.Info.Rows()
@@ -162,27 +162,27 @@ func (k *push) move(ctx context.Context, stream *cuda.Stream, m spec.MoveArgs, h
 // call begins a dispatch of rows to a buffer that was taken for them.
 func (k *push) call(r *spec.Batch, m *spec.MoveArgs, buffer int) *pushArgs {
 	a, p, l := k.begin(), r.Info.(*gpuRouting), &k.h.routing
-	a.home, a.places, a.recvRows = p.at(l.home), p.at(l.places), p.at(l.recvRows)
+	a.home, a.destRows, a.recvRows = p.at(l.home), p.at(l.destRows), p.at(l.recvRows)
 	a.recvTokens, a.described = p.at(l.recvTokens), p.at(l.described)
 	a.tokens, a.block = uint32(r.Tokens), uint32(buffer)
 	a.x, a.scales = addressOf(m.Data), addressOf(m.Scales)
-	if m.Weighs() {
+	if m.BringsWeights() {
 		a.weights = addressOf(m.Weights)
 	}
 	return a
 }
 
 // receiving implements [dispatcher]. What only receives tells no rank which call it is.
-func (k *push) receiving(_, weighs bool) *cuda.Launch {
+func (k *push) receiving(_, withWeights bool) *cuda.Launch {
 	k.args.call = 0
-	return k.doing(flagReceive, weighs)
+	return k.doing(flagReceive, withWeights)
 }
 
 // doing is the launch that does so much of the call.
-func (k *push) doing(half uint32, weighs bool) *cuda.Launch {
+func (k *push) doing(half uint32, withWeights bool) *cuda.Launch {
 	a := k.args
 	a.flags = a.flags&^(flagSend|flagReceive) | half
-	if weighs {
+	if withWeights {
 		return k.launches[1]
 	}
 	return k.launches[0]

@@ -26,7 +26,7 @@ struct RowMap {
 	const void *ids;	   // [tokens][top-k]
 	const float *weights;
 	Pair *home;		  // [capacity][top-k]: expert + 1 if it has a row, expert + 1 << 16 in any case; weight
-	u32 *places;	  // [capacity][top-k]: row + 1, LEADER
+	u32 *dest_rows;	  // [capacity][top-k]: row + 1, LEADER
 	Pair *recv_rows;  // [ranks][capacity][top-k]: row + 1, or by rank local expert + 1; 0: none
 	u32 *recv_tokens; // [ranks][capacity], by rank: row + 1
 	int *described;
@@ -189,8 +189,8 @@ struct Map {
 	}
 };
 
-// ---- What ranks tell each other has places for every other operation: what this one tells may
-// come while a rank still keeps what the one before told.
+// ---- What ranks send each other has two buffers, which operations take in turn: a peer may send for
+// this operation while a rank still reads what came for the one before.
 
 __device__ __forceinline__ u64 records_at(const RowMap &a, const Operation &o) {
 	return a.records + (o.epoch & 1) * a.group.ranks * a.shape.capacity * a.shape.topk * sizeof(Pair);
@@ -205,13 +205,13 @@ __device__ __forceinline__ u64 before_at(const RowMap &a, const Operation &o, u3
 	return a.befores + ((((u32)(o.epoch & 1) * a.group.ranks + src) * a.blocks + blockIdx.x) * width + le) * 8;
 }
 
-// tell_number tells a rank, with the operation's number.
-__device__ __forceinline__ void tell_number(const RowMap &a, const Operation &o, u32 rank, u64 at, u32 n) {
+// send_number sends a rank a number, with the epoch.
+__device__ __forceinline__ void send_number(const RowMap &a, const Operation &o, u32 rank, u64 at, u32 n) {
 	if (!holds(o.mask, rank)) store_relaxed_sys_u64(a.group.window[rank] + at, o.epoch << 32 | n);
 }
 
-// poll_number is for a number that was not there. It is a function of its own because there are
-// many places that wait for one, and of those that have to almost none.
+// poll_number is for a number that was not there. It is a function of its own because many
+// callers may wait for one, and almost none has to.
 __device__ __noinline__ u64 poll_number(const Group &g, State *s, u64 epoch, u32 peer, const char *p) {
 	Wait w(g, s, OP_PREPARE, epoch);
 	u64 v = load_relaxed_sys_u64(p);
@@ -228,8 +228,8 @@ __device__ __forceinline__ u32 checked(const RowMap &a, const Operation &o, Wait
 	return (u32)v;
 }
 
-// told is a number that src tells; those of a rank that is left out are 0.
-__device__ __forceinline__ u32 told(const RowMap &a, const Operation &o, Wait &w, u32 src, u64 at) {
+// awaited is a number that src sends; those of a masked rank are 0.
+__device__ __forceinline__ u32 awaited(const RowMap &a, const Operation &o, Wait &w, u32 src, u64 at) {
 	return holds(o.mask, src) ? 0 : checked(a, o, w, src, o.own + at, load_relaxed_sys_u64(o.own + at));
 }
 
@@ -676,11 +676,11 @@ __device__ __forceinline__ void add_before(const RowMap &a, const Operation &o, 
 		if (here && rank == BY_RANKS && lane == 0) {
 			u32 i = rank ? column - a.shape.experts : column, r = rank ? i : rank_of(a.shape, i);
 			bases.own[i] = before;
-			tell_number(a, o, r, before_at(a, o, a.group.rank, rank ? 0 : i - r * a.shape.local), before);
+			send_number(a, o, r, before_at(a, o, a.group.rank, rank ? 0 : i - r * a.shape.local), before);
 		}
 #pragma unroll 1
 		for (u32 i = lane; here && last && i < a.group.ranks; i += lanes)
-			tell_number(a, o, next_rank(a.group, i), total_at(a, o, a.group.rank, column), before + (u32)mine);
+			send_number(a, o, next_rank(a.group, i), total_at(a, o, a.group.rank, column), before + (u32)mine);
 	}
 }
 
@@ -821,7 +821,7 @@ __device__ __forceinline__ void base(const RowMap &a, const Operation &o, Wait &
 	// by threads that have nothing else to wait for
 	for (u32 src = blockDim.x - 1 - threadIdx.x; blockIdx.x == 0 && src < a.group.ranks; src += blockDim.x) {
 		d.tokens[src] = (int)sources.tokens[src];
-		d.came[src] = (int)told(a, o, w, src, total_at(a, o, src, a.shape.experts + a.group.rank));
+		d.from_source[src] = (int)awaited(a, o, w, src, total_at(a, o, src, a.shape.experts + a.group.rank));
 	}
 	if (blockIdx.x == 0 && threadIdx.x == 0) *d.routing = (u32)o.epoch;
 	if constexpr (BY_RANKS)
@@ -841,7 +841,7 @@ __device__ __forceinline__ void keep_own(const RowMap &a, const Own &own, const 
 										 u32 first, u32 n) {
 	u32 from = own.share.from + t;
 	own.each(a, q, from, min(from + m.tile(), own.share.to), [&](const Choices &c) {
-		u32 rank[QUAD], place[QUAD];
+		u32 rank[QUAD], dest[QUAD];
 		bool now[QUAD], kept[QUAD]; // now: what is numbered by one of these buckets
 		uint2 home[QUAD];
 #pragma unroll
@@ -851,21 +851,21 @@ __device__ __forceinline__ void keep_own(const RowMap &a, const Own &own, const 
 			now[j] = j < c.n && (EVEN || bucket < n);
 			u32 row = m.number(now[j], bucket, c.t - from);
 			kept[j] = now[j] && c.e[j] != 0 && row < limit(a, c.e[j] - 1 - rank[j] * a.shape.local);
-			place[j] = kept[j] ? row + 1 : 0;
+			dest[j] = kept[j] ? row + 1 : 0;
 			home[j] = make_uint2((kept[j] ? c.e[j] : 0) | c.e[j] << 16, c.weight[j]);
 		}
 		if (m.all()) {
 			u32 first_ones = leaders(a, q, kept, rank);
 #pragma unroll
-			for (u32 j = 0; j < QUAD; j++) place[j] |= (first_ones >> j & 1) != 0 ? LEADER : 0;
-			store_words(q.vectors(), a.places + c.i, c.n, place);
+			for (u32 j = 0; j < QUAD; j++) dest[j] |= (first_ones >> j & 1) != 0 ? LEADER : 0;
+			store_words(q.vectors(), a.dest_rows + c.i, c.n, dest);
 			store_pairs(q.vectors(), (uint2 *)a.home + c.i, c.n, home);
 			return;
 		}
 #pragma unroll
 		for (u32 j = 0; j < QUAD; j++) {
 			if (!now[j]) continue;
-			a.places[c.i + j] = place[j];
+			a.dest_rows[c.i + j] = dest[j];
 			((uint2 *)a.home)[c.i + j] = home[j];
 		}
 	});
@@ -878,11 +878,11 @@ __device__ __forceinline__ void keep_leaders(const RowMap &a, const Own &own) {
 		u32 rank[QUAD];
 		bool kept[QUAD];
 #pragma unroll
-		for (u32 j = 0; j < QUAD; j++) rank[j] = c.rank(a, j), kept[j] = j < c.n && a.places[c.i + j] != 0;
+		for (u32 j = 0; j < QUAD; j++) rank[j] = c.rank(a, j), kept[j] = j < c.n && a.dest_rows[c.i + j] != 0;
 		u32 first_ones = leaders(a, own.q, kept, rank);
 #pragma unroll
 		for (u32 j = 0; j < QUAD; j++) {
-			if ((first_ones >> j & 1) != 0) a.places[c.i + j] |= LEADER;
+			if ((first_ones >> j & 1) != 0) a.dest_rows[c.i + j] |= LEADER;
 		}
 	});
 }
@@ -995,7 +995,7 @@ __device__ __forceinline__ void clear_rest(const RowMap &a, const Sources &sourc
 __device__ __forceinline__ void announce_words(const RowMap &a, const Operation &o) {
 	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
 		announce(a.group, o.mask, a.openings, o.turn, r, a.call, 0, 0);
-		tell_number(a, o, r, total_at(a, o, a.group.rank, columns(a)), a.tokens);
+		send_number(a, o, r, total_at(a, o, a.group.rank, columns(a)), a.tokens);
 	}
 }
 
@@ -1032,7 +1032,7 @@ __device__ __forceinline__ void map_rows(const RowMap &a) {
 		Map theirs(at + map_bytes(a.map_entries), a.map_entries, sources.most(a), incoming(a));
 		theirs.count([&](u32 t, u32 first, u32 n) { add_arrived(a, o, own.q, sources, theirs, t, first, n); },
 					 [](u32, u32) {});
-		base(a, o, w, sources, bases); // what it awaits was told while this block counted what came
+		base(a, o, w, sources, bases); // what it awaits was sent while this block counted what came
 		if (__syncthreads_or(w.over) != 0) return;
 		keep(a, o, own, sources, mine, theirs, bases);
 		clear_rest(a, sources);

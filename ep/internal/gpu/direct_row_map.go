@@ -17,17 +17,17 @@ import (
 
 // rowMapArgs are the arguments of a prepare: the RowMap of direct_row_map.cu.
 type rowMapArgs struct {
-	shape                              shape
-	state                              uint64
-	openings, totals, records          uint64
-	befores, marks                     uint64
-	flags, tokens, call, rows, align   uint32
-	blocks, mapEntries, _              uint32
-	ids, weights                       uint64
-	home, places, recvRows, recvTokens uint64
-	described, ranges                  uint64
-	counts, bases                      uint64
-	group                              device.Group
+	shape                                shape
+	state                                uint64
+	openings, totals, records            uint64
+	befores, marks                       uint64
+	flags, tokens, call, rows, align     uint32
+	blocks, mapEntries, _                uint32
+	ids, weights                         uint64
+	home, destRows, recvRows, recvTokens uint64
+	described, ranges                    uint64
+	counts, bases                        uint64
+	group                                device.Group
 }
 
 // rowMapForm is what handles differ in whose prepares are programs of their own.
@@ -77,7 +77,7 @@ func mapping(g *spec.Geometry, blocks int) int {
 	return min(blocks, max(mapBlocks, spec.CeilDiv(g.Tokens, mapTokens)))
 }
 
-// rowMap gives every row its final place: the kernel of direct_row_map.cu. It prepares.
+// rowMap computes the final row of every selection: the kernel of direct_row_map.cu. It prepares.
 type rowMap struct {
 	launcher[rowMapArgs]
 	h *handle
@@ -103,7 +103,7 @@ func (k *rowMap) layout(window, local *enginegpu.Workspace) {
 	k.openings = window.Ones(3 * ranks * device.OpeningBytes)
 	k.marks = window.Zeros(ranks * blocks * 4)
 	k.records = window.Raw(2 * ranks * int64(g.Tokens) * int64(g.TopK) * int64(pairBytes))
-	columns := 1 // that a rank is told of, of what the blocks before one have
+	columns := 1 // of the counts that a rank gets of the blocks before one
 	if g.Layout.ByExpert() {
 		columns = g.Local
 	}
@@ -160,7 +160,7 @@ func (k *rowMap) start(ctx context.Context, op string, call uint32, stream *cuda
 		return nil, err
 	}
 	a, p, l := k.begin(), r.Info.(*gpuRouting), &h.routing
-	a.home, a.places = p.at(l.home), p.at(l.places)
+	a.home, a.destRows = p.at(l.home), p.at(l.destRows)
 	a.recvRows, a.recvTokens = p.at(l.recvRows), p.at(l.recvTokens)
 	a.described, a.ranges = p.at(l.described), p.at(l.ranges)
 	a.ids, a.weights, a.tokens, a.call = addressOf(topk), addressOf(weights), uint32(r.Tokens), call

@@ -42,23 +42,23 @@ func (h *handle) SendDispatch(ctx context.Context, s *weft.Stream, a spec.MoveAr
 	if err != nil {
 		return nil, err
 	}
-	return &sent{h.lane.Sent(spec.OpDispatch, s), h, at, a.Prepares(), a.Weighs()}, nil
+	return &sent{h.lane.Sent(spec.OpDispatch, s), h, at, a.Prepares(), a.BringsWeights()}, nil
 }
 
 // sent is the second half of a dispatch.
 type sent struct {
 	enginegpu.Half
-	h      *handle
-	at     spec.Arrived
-	made   bool // the batch was prepared with it
-	weighs bool // weights come with the rows
+	h           *handle
+	at          spec.Arrived
+	made        bool // the batch was prepared with it
+	withWeights bool // weights come with the rows
 }
 
 // Receive enqueues what waits for the rows.
 func (p *sent) Receive(ctx context.Context) (spec.Arrived, error) {
 	stream, err := p.Resume()
 	if err == nil {
-		err = p.h.lane.Receive(stream, p.h.dispatcher.receiving(p.made, p.weighs))
+		err = p.h.lane.Receive(stream, p.h.dispatcher.receiving(p.made, p.withWeights))
 	}
 	if err == nil {
 		err = p.Finish(ctx)

@@ -8,7 +8,7 @@
 //
 //   - slots (slots_dispatch, slots_combine): rows leave before anything is counted, to a slot whose
 //     address follows from source and token. The receiver finds their row on arrival.
-//   - direct (direct_row_map, direct_push, direct_pull): a row map gives every row its final place.
+//   - direct (direct_row_map, direct_push, direct_pull): a row map computes the final row of every selection.
 //     Dispatch stores it there, and the token's home reads it from there.
 //
 // The other kernels serve both: gradients moves gradients, describe says what each row is, copy

@@ -222,7 +222,7 @@ func (h *handle) moved(l *enginegpu.Lane) {
 			before = append(before, uintptr(w.Pointer().Add(int(h.received.at))))
 		}
 	}
-	h.Buffers.Place(uintptr(h.received.block.Bytes), uintptr(h.bufferOf(0)), before...)
+	h.Buffers.Locate(uintptr(h.received.block.Bytes), uintptr(h.bufferOf(0)), before...)
 	h.point()
 }
 

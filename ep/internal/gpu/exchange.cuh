@@ -54,7 +54,7 @@ __device__ __forceinline__ u32 call_tag(u32 call, u32 prepared) { return call | 
 struct Batch {
 	RankSet mask;
 	u64 epoch;		 // operations before this one
-	u32 turn, place; // place is where rows are: the turn, or one of two where a word a block is their flag
+	u32 turn, buffer; // buffer has the rows: the turn, or one of two where a word a block is their flag
 	u32 blocks;		 // that move rows
 	u32 flags;
 	bool few; // of dispatch: tokens

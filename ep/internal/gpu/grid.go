@@ -19,7 +19,7 @@ type grid struct {
 
 func (g grid) blocks() int { return g.moving + g.notify }
 
-// A demand is the grid that a kernel asks for, which fit settles. Until then moving is how many
+// A demand is the grid that a kernel asks for. Until fit has sized it, moving is how many
 // blocks would have something to do.
 type demand struct {
 	grid
@@ -29,7 +29,7 @@ type demand struct {
 	widens    bool             // blocks may have more threads, so that fewer have as many warps
 	most      int              // threads of a block that fills what room the others have taken, or 0
 
-	weight int // how many threads of an SM a block takes
+	cost int // how many threads of an SM a block takes
 }
 
 // operation is what a grid is of.
@@ -42,71 +42,71 @@ const (
 	operations
 )
 
-// weigher says how much of an SM a block takes: enginegpu.Cost. Its error is that of the first
-// question that the driver did not answer.
-type weigher struct{ err error }
+// costs are those of blocks: enginegpu.Cost. The error is that of the first question that the driver
+// did not answer.
+type costs struct{ err error }
 
-func (w *weigher) weigh(threads int, functions ...*cuda.Function) (weight int) {
-	weight, err := enginegpu.Cost(threads, functions...)
-	w.err = cmp.Or(w.err, err)
-	return max(weight, threads)
+func (c *costs) of(threads int, functions ...*cuda.Function) (cost int) {
+	cost, err := enginegpu.Cost(threads, functions...)
+	c.err = cmp.Or(c.err, err)
+	return max(cost, threads)
 }
 
-// fit settles how many blocks the movers have, on every rank alike, and takes room for them. Only a
+// fit sizes the movers' grids, on every rank alike, and takes room for them. Only a
 // handle that is alone on its GPU has as many blocks of each kernel as fit.
 func (h *handle) fit(ctx context.Context) (err error) {
-	var w weigher
+	var c costs
 	var all []*demand
-	weight, least := 0, 1 // of the heaviest block; blocks that an operation needs
+	cost, least := 0, 1 // of the dearest block; blocks that an operation needs
 	for _, m := range h.movers {
 		d := m.want()
 		if d == nil {
 			continue
 		}
 		all = append(all, d)
-		if d.weight = occupancy.SMThreads; d.whole {
+		if d.cost = occupancy.SMThreads; d.whole {
 			h.whole = true
 		} else {
-			d.weight = w.weigh(d.threads, d.functions...)
+			d.cost = c.of(d.threads, d.functions...)
 		}
-		if weight = max(weight, d.weight); d.notify > 0 {
+		if cost = max(cost, d.cost); d.notify > 0 {
 			least = 2
 		}
 	}
 	h.room, err = enginegpu.Fit(ctx, h.Comm, enginegpu.Want{
-		Op: opNew, Cost: weight, SMs: h.Spec.SMs, SerialGroup: h.Spec.SerialGroup, Least: least,
+		Op: opNew, Cost: cost, SMs: h.Spec.SMs, SerialGroup: h.Spec.SerialGroup, Least: least,
 	})
 	if err != nil {
 		return err
 	}
-	weight = occupancy.SMThreads / h.room.PerSM
+	cost = occupancy.SMThreads / h.room.PerSM
 	reserved, text := 0, ""
 	for _, d := range all {
 		if d.most > 0 {
-			d.fill(&w, reserved, weight)
+			d.fill(&c, reserved, cost)
 		} else {
-			d.settle(&w, h.room, h.device.SMs(), weight)
+			d.size(&c, h.room, h.device.SMs(), cost)
 		}
-		// a handle that is alone may have more blocks than room, of lighter ones
+		// a handle that is alone may have more blocks than room, of cheaper ones
 		reserved = max(reserved, min(d.blocks(), h.room.Blocks))
 		d.first = h.counts
 		h.counts += d.blocks()
 		h.grids[d.of] = d.grid
 		text += fmt.Sprintf("%d and %d blocks of %d threads; ", d.moving, d.notify, d.threads)
 	}
-	return h.room.Take(ctx, reserved, text, w.err)
+	return h.room.Take(ctx, reserved, text, c.err)
 }
 
-// settle gives blocks that have something to do room.
-func (d *demand) settle(w *weigher, room *enginegpu.Room, sms, weight int) {
+// size gives the grid as many blocks as have something to do and find room.
+func (d *demand) size(c *costs, room *enginegpu.Room, sms, cost int) {
 	if d.widens && !room.Alone {
-		for d.moving > room.Blocks && d.threads <= 256 && w.weigh(2*d.threads, d.functions...) <= weight {
+		for d.moving > room.Blocks && d.threads <= 256 && c.of(2*d.threads, d.functions...) <= cost {
 			d.threads, d.moving = 2*d.threads, spec.CeilDiv(d.moving, 2)
 		}
 	}
 	most := room.Blocks
 	if room.Alone {
-		most = sms * (occupancy.SMThreads / d.weight)
+		most = sms * (occupancy.SMThreads / d.cost)
 	}
 	if most > sms {
 		most -= most % sms // so that all SMs have the same to do
@@ -118,9 +118,9 @@ func (d *demand) settle(w *weigher, room *enginegpu.Room, sms, weight int) {
 }
 
 // fill takes the blocks that the other kernels have, with as many threads as fit.
-func (d *demand) fill(w *weigher, blocks, weight int) {
+func (d *demand) fill(c *costs, blocks, cost int) {
 	d.moving = blocks
-	for wide := 2 * d.threads; wide <= d.most && w.weigh(wide, d.functions...) <= weight; wide *= 2 {
+	for wide := 2 * d.threads; wide <= d.most && c.of(wide, d.functions...) <= cost; wide *= 2 {
 		d.threads = wide
 	}
 }

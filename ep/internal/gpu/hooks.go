@@ -12,8 +12,7 @@ import (
 	"github.com/weftgo/weft/device"
 )
 
-// HookAnnounced is the set of places for received rows of which a handle's next operation would say
-// that no caller reads them.
+// HookAnnounced is the set of receive buffers that a handle's next operation would announce as free.
 func HookAnnounced(h spec.RowEngine) uint32 { g := h.(*handle); return g.ring.Free(g.lane.Capture()) }
 
 // HookReadable says whether others read a tensor where it is, rather than a copy.
@@ -33,14 +32,13 @@ func HookProgramsOf(s spec.Spec, ranks int) (all []string) {
 	return all
 }
 
-// HookLeaders counts the rows that the tokens of a routing, which a prepare gave places, go as: one for
-// each token and rank.
+// HookLeaders counts the rows that the tokens of a routing in direct mode go as: one for each token and rank.
 func HookLeaders(r *spec.Batch, topk int) (n int, err error) {
 	p := r.Info.(*gpuRouting)
-	places := make([]byte, r.Tokens*topk*4)
-	err = p.h.device.Context().Download(places, p.memory.Pointer().Add(p.h.routing.places))
-	for i := 0; i < len(places); i += 4 {
-		n += int(binary.LittleEndian.Uint32(places[i:]) >> 31) // LEADER of direct.cuh
+	rows := make([]byte, r.Tokens*topk*4)
+	err = p.h.device.Context().Download(rows, p.memory.Pointer().Add(p.h.routing.destRows))
+	for i := 0; i < len(rows); i += 4 {
+		n += int(binary.LittleEndian.Uint32(rows[i:]) >> 31) // LEADER of direct.cuh
 	}
 	return n, err
 }

@@ -156,7 +156,7 @@ func arguedPrograms(arch string) []argued {
 			layout.Constants(map[string]int{"FLIGHT * UNIT": copyPiece, "SHARE": copyShare})},
 		{describeKernel(arch), layout.Of("Describe", reflect.TypeFor[describeArgs](),
 			map[string]string{"expertWeights": "expert_weights"}) +
-			layout.Of("Weigh", reflect.TypeFor[weighArgs](), nil)},
+			layout.Of("SetWeights", reflect.TypeFor[setWeightsArgs](), nil)},
 	}
 }
 

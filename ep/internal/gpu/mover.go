@@ -21,7 +21,7 @@ type mover interface {
 	want() *demand
 	// layout adds regions to the window, which peers reach, and to this GPU's own memory.
 	layout(window, local *enginegpu.Workspace)
-	// prepare lays out the launches: functions, grids and regions are settled.
+	// prepare lays out the launches: functions, grids and regions are known.
 	prepare() error
 	// point points the arguments at the lane's memory, which is another one after some masks.
 	point()
@@ -45,7 +45,7 @@ type dispatcher interface {
 	move(ctx context.Context, stream *cuda.Stream, a spec.MoveArgs, half uint32) (spec.Arrived, error)
 	// receiving is the launch that receives what was sent last: of a batch that was prepared with
 	// it, or that it gives weights.
-	receiving(made, weighs bool) *cuda.Launch
+	receiving(made, withWeights bool) *cuda.Launch
 }
 
 // A combiner is the mover that brings rows home and sums them there.

@@ -38,7 +38,7 @@ type gpuRouting struct {
 // overflows, fill in the first five.
 type described struct {
 	counts, offsets      []int32 // [local]
-	came, tokens         []int32 // [ranks]
+	fromSource, tokens   []int32 // [ranks]
 	rows                 []int32 // [1]
 	routing              []int32 // [1]: of which Prepare it is, for kernels that compare
 	demand, padded       []int32 // [local]
@@ -53,7 +53,7 @@ func (d *described) read(h *handle, raw []byte) {
 	}
 	local, ranks := h.Geometry.Local, h.Geometry.Ranks
 	d.counts, d.offsets = spec.Carve(&words, local), spec.Carve(&words, local)
-	d.came, d.tokens, d.rows = spec.Carve(&words, ranks), spec.Carve(&words, ranks), spec.Carve(&words, 1)
+	d.fromSource, d.tokens, d.rows = spec.Carve(&words, ranks), spec.Carve(&words, ranks), spec.Carve(&words, 1)
 	d.routing = spec.Carve(&words, 1)
 	if !h.routing.overflows {
 		return
@@ -66,9 +66,9 @@ func (d *described) read(h *handle, raw []byte) {
 type routingLayout struct {
 	home, recvRows, described, ranges int
 	// of the dispatcher's choice
-	places, recvTokens int
-	experts            int
-	overflows          bool // rows may overflow: what is described has all its parts
+	destRows, recvTokens int
+	experts              int
+	overflows            bool // rows may overflow: what is described has all its parts
 
 	words int // that are described
 	total int
@@ -146,9 +146,9 @@ func (h *handle) awaitCounts(ctx context.Context, r *spec.Batch) error {
 	return r.Info.(*gpuRouting).count(ctx)
 }
 
-// reweighed says that a dispatch brings a batch weights, in a stream behind which those who ask for
+// gotWeights says that a dispatch brings a batch weights, in a stream behind which those who ask for
 // them are to come.
-func reweighed(b *spec.Batch, stream *cuda.Stream) {
+func gotWeights(b *spec.Batch, stream *cuda.Stream) {
 	p := b.Info.(*gpuRouting)
 	b.Weights, p.stream, p.filled, p.rewritten = spec.WeightsEverywhere, stream, false, p.rewritten ||
 		p.h.lane.Capture() != 0
@@ -283,8 +283,8 @@ func (r *gpuRouting) Received() int {
 	return int(r.described.rows[0])
 }
 
-// Told implements [Info].
-func (r *gpuRouting) Told() int {
+// RowsKnown implements [Info].
+func (r *gpuRouting) RowsKnown() int {
 	if !r.counted || r.replayed {
 		return 0
 	}

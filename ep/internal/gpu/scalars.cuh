@@ -14,8 +14,8 @@ struct Scalars {
 	const float *rows;		// what goes home: one a row, or top-k a row that is not a selection's; or none
 	float *home;			// [tokens][top-k]: what has come home; or none
 
-	// offset is where the number of this rank's selection i stands, by every other operation in the
-	// same place.
+	// offset is where the number of this rank's selection i stands, in one of two
+	// buffers in turn.
 	__device__ __forceinline__ u64 offset(const Shape &s, const Operation &o, u32 i) const {
 		return at + ((u32)(o.epoch & 1) * s.capacity * s.topk + i) * 4;
 	}

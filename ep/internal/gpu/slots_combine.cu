@@ -44,7 +44,7 @@ struct Combine {
 	// turn, how many tokens there were
 	u64 *filled;		  // filled_slots
 	u32 *credits;		  // [ranks]: the blocks that the rank had free in the last operation
-	const float *weights; // exact: [tokens][top-k]: what this rank's selections weigh from now on; or none
+	const float *weights; // exact: [tokens][top-k]: new weights of this rank's selections, or none
 	Group group;
 };
 
@@ -153,7 +153,7 @@ __device__ __forceinline__ void send_piece(const Combine &a, const Batch &b, con
 		if (i >= a.group.ranks - 1 || todo == 0) continue;
 		u32 src = next_rank(a.group, i);
 		if (holds(b.mask, src)) continue;
-		char *home = windows.of(src) + a.home + b.place * a.turn_bytes + at;
+		char *home = windows.of(src) + a.home + b.buffer * a.turn_bytes + at;
 		if constexpr (EXACT) {
 			constexpr u32 ROWS = 4; // in flight
 			while (todo != 0) {
@@ -255,7 +255,7 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void sum_piece(const
 	u32 expert = h.routed.target & 0xFFFF, rank = expert != 0 ? rank_of(a.shape, expert - 1) : 0;
 	// a row of this rank's may have found no room, in a routing that is none
 	bool takes = expert != 0 && !holds(b.mask, rank) && (rank != me || h.own.target != 0);
-	const char *home = b.own + a.home + b.place * a.turn_bytes + at;
+	const char *home = b.own + a.home + b.buffer * a.turn_bytes + at;
 	u32 lanes = 0;					 // exact: of selections that are awaited
 	RankSet ranks = RankSet::none(); // else: that are awaited
 	uint4 v[GROUP];
@@ -423,7 +423,7 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 	}
 	if (!open_batch(a, b, count, stopped)) return;
 	let_next_start(); // once the notify block does
-	b.place = VALUE ? b.turn : (u32)(b.epoch & 1);
+	b.buffer = VALUE ? b.turn : (u32)(b.epoch & 1);
 	Wait w(a.group, a.state, OP_COMBINE, b.epoch + 1);
 
 	// The handle may be made for far more tokens than anybody has. What is beyond this rank's own

@@ -84,7 +84,7 @@ template <bool VALUE> __device__ __forceinline__ bool stays(const Batch &b) {
 	return VALUE && (!BY_EXPERT || (WEFT_QUANTIZE == 0 && (b.flags & (SEND | RECEIVE)) == (SEND | RECEIVE)));
 }
 
-// is_direct says whether senders store rows in their final place.
+// is_direct says whether senders store rows at their final rows.
 template <bool VALUE> __device__ __forceinline__ bool is_direct(const Batch &b) {
 	return !VALUE && !BY_EXPERT && (b.flags & IN_PLACE) != 0;
 }
@@ -98,7 +98,7 @@ send_piece(const Dispatch &a, const Batch &b, const Windows &windows, u32 lane, 
 	if (pc == 0 && records)
 		send_record(a, b, windows, t, e, f.weight, BY_EXPERT ? index_of(a, b, t, e, lane) : 0, lane);
 	u32 row = a.group.rank * a.shape.capacity + t;
-	u64 slot = direct ? a.direct + (u64)row * a.row_bytes : a.rows + b.place * a.turn_bytes + (u64)row * a.slot_bytes;
+	u64 slot = direct ? a.direct + (u64)row * a.row_bytes : a.rows + b.buffer * a.turn_bytes + (u64)row * a.slot_bytes;
 	u64 beside = direct ? a.direct_scales : slot + a.row_bytes;
 	if (move) {
 #if WEFT_QUANTIZE
@@ -486,7 +486,7 @@ __device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b,
 	bool move = (b.flags & MOVE) != 0, route = (b.flags & ROUTE) != 0;
 	SlotPiece<UNITS> p;
 	p.src = src, p.t = item.t, p.pc = item.pc, p.slot = src * a.shape.capacity + item.t;
-	p.row = b.own + a.rows + b.place * a.turn_bytes + (u64)p.slot * a.slot_bytes;
+	p.row = b.own + a.rows + b.buffer * a.turn_bytes + (u64)p.slot * a.slot_bytes;
 	p.tail = min(a.row_bytes, (p.pc + 1) * UNITS * UNIT) - 16;
 	p.absent = holds(b.mask, src);
 	bool own = stays<VALUE>(b) && src == a.group.rank;
@@ -690,7 +690,7 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Disp
 	}
 	if (!open_batch(a, b, count, stopped)) return;
 	let_next_start(); // once the notify block does
-	b.place = VALUE ? b.turn : (u32)(b.epoch & 1);
+	b.buffer = VALUE ? b.turn : (u32)(b.epoch & 1);
 	Wait w(a.group, a.state, move ? OP_DISPATCH : OP_PREPARE, b.epoch + 1);
 
 	bool records = send && (b.flags & ROUTE) != 0 && !b.few;

@@ -138,7 +138,7 @@ func (d *slotDispatch) move(_ context.Context, stream *cuda.Stream, m spec.MoveA
 			r.Release()
 		}
 		return at, err
-	case m.Weighs():
+	case m.BringsWeights():
 		if err := d.recall(stream, &m); err != nil {
 			return spec.Arrived{}, err
 		}
@@ -146,7 +146,7 @@ func (d *slotDispatch) move(_ context.Context, stream *cuda.Stream, m spec.MoveA
 		a.ids, a.weights = m.Batch.Info.(*gpuRouting).at(d.h.routing.experts), addressOf(m.Weights)
 		at, err := d.start(stream, m.Batch, &m, half|flagMove|flagRoute)
 		if err == nil {
-			reweighed(m.Batch, stream)
+			gotWeights(m.Batch, stream)
 		}
 		return at, err
 	default:
@@ -157,9 +157,9 @@ func (d *slotDispatch) move(_ context.Context, stream *cuda.Stream, m spec.MoveA
 
 // receiving implements [dispatcher]. The rows are still there that were sent. What routes them has
 // been read, and may have changed.
-func (d *slotDispatch) receiving(made, weighs bool) *cuda.Launch {
+func (d *slotDispatch) receiving(made, withWeights bool) *cuda.Launch {
 	d.args.ids, d.args.weights = 0, 0
-	if made || weighs {
+	if made || withWeights {
 		return d.doing(flagReceive | flagMove | flagRoute)
 	}
 	return d.doing(flagReceive | flagMove)
@@ -170,13 +170,13 @@ func (d *slotDispatch) receiving(made, weighs bool) *cuda.Launch {
 func (d *slotDispatch) recall(stream *cuda.Stream, m *spec.MoveArgs) error {
 	h, r := d.h, m.Batch
 	if h.Comm.Mask() != *r.Masked {
-		return weft.Unsupportedf("%s: ranks were masked since the routing was prepared, whose rows would "+
-			"have other places if it were told anew; prepare again, or leave the weights out", spec.OpDispatch)
+		return weft.Unsupportedf("%s: ranks were masked since the routing was prepared, and its rows would "+
+			"move if it were sent again; prepare again, or leave the weights out", spec.OpDispatch)
 	}
 	if err := h.checkDispatch(r.Tokens, m); err != nil {
 		return err
 	}
-	return moverOf[*describe](h).weigh(stream, r, 0, r.Info.(*gpuRouting).at(h.routing.experts))
+	return moverOf[*describe](h).setWeights(stream, r, 0, r.Info.(*gpuRouting).at(h.routing.experts))
 }
 
 // start enqueues a dispatch of rows, of a call that has begun.

@@ -60,7 +60,7 @@ func NewTokenCounter(ctx context.Context, comm *weft.Comm, experts, ranks, ranks
 	if comm.Device() == nil {
 		return nil, weft.Unsupportedf("%s: the communicator is bound to no GPU; count on the host with CountRouting", op)
 	}
-	if err := spec.CheckPlaces(experts, ranks, ranksPerNode, device.MaxRanks); err != nil {
+	if err := spec.CheckExperts(experts, ranks, ranksPerNode, device.MaxRanks); err != nil {
 		return nil, err
 	}
 	c := &TokenCounter{comm: comm, experts: experts, ranks: ranks, perNode: ranksPerNode}

@@ -41,7 +41,7 @@ const (
 	tagDispatchWeightBackward = 6
 	tagCombineBackward        = 7
 	tagCombineWeightBackward  = 8
-	tagWeightDispatch         = 9 // with weights for a Routing that is there, of rows that have places
+	tagWeightDispatch         = 9 // with weights for an existing Routing, in direct mode
 )
 
 // mismatchText says what a peer does that this rank does not, of the tags of their calls.

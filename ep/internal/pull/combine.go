@@ -188,7 +188,7 @@ func (c *gather) receive(ctx context.Context) error {
 		return err
 	}
 	if !c.Weights.IsZero() { // all ranks take part
-		c.r.weigh(c.Weights)
+		c.r.setWeights(c.Weights)
 	}
 	if err := c.home(); err != nil {
 		return err

@@ -16,14 +16,14 @@ import (
 
 // hostDispatch is a dispatch that the host engine has sent.
 type hostDispatch struct {
-	h        *host
-	r        *hostRouting
-	op       string
-	offset   int    // of the memory for what arrives
-	round    uint64 // that opened it
-	borrowed bool
-	prepared bool // the batch was made for it
-	weighs   bool // weights come with the rows
+	h           *host
+	r           *hostRouting
+	op          string
+	offset      int    // of the memory for what arrives
+	round       uint64 // that opened it
+	borrowed    bool
+	prepared    bool // the batch was made for it
+	withWeights bool // weights come with the rows
 }
 
 func (h *host) Dispatch(ctx context.Context, s *weft.Stream, a spec.MoveArgs) (spec.Arrived, error) {
@@ -75,7 +75,7 @@ func (h *host) sendRows(ctx context.Context, op string, s *weft.Stream, r *spec.
 	if own == nil {
 		offset, own = h.block()
 	}
-	if own == nil && a.Weighs() {
+	if own == nil && a.BringsWeights() {
 		own = h.offerWeights(round, h.routingOf(r), a.Weights)
 		if own != nil {
 			h.pool.put(offset)
@@ -90,10 +90,10 @@ func (h *host) sendRows(ctx context.Context, op string, s *weft.Stream, r *spec.
 		return hostDispatch{}, err
 	}
 	h.rounds.PutOperands(data, scales)
-	h.sent.op, h.sent.round = op, h.rounds.Open(uint64(newCall(callDispatch, r, a.Weighs())))
+	h.sent.op, h.sent.round = op, h.rounds.Open(uint64(newCall(callDispatch, r, a.BringsWeights())))
 	return hostDispatch{
 		h: h, r: h.routingOf(r), op: op, offset: offset, round: round, borrowed: borrowed,
-		weighs: a.Weighs(),
+		withWeights: a.BringsWeights(),
 	}, nil
 }
 
@@ -277,7 +277,7 @@ func (h *host) receiveRows(ctx context.Context, d *hostDispatch) (a spec.Arrived
 		return a, err
 	}
 	bad := -1
-	if d.weighs {
+	if d.withWeights {
 		bad = h.takeWeights(r, d.round)
 	}
 	if err := h.leave(d.op); err != nil {
@@ -295,7 +295,7 @@ func (h *host) receiveRows(ctx context.Context, d *hostDispatch) (a spec.Arrived
 	}, nil
 }
 
-// mover pulls rows from their sources into the places that a Routing gives them.
+// mover pulls rows from their sources to the rows that a Routing gives them.
 type mover struct {
 	h                    *host
 	r                    *hostRouting

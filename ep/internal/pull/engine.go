@@ -125,7 +125,7 @@ func (h *host) allocate(ctx context.Context) error {
 		return err
 	}
 	h.pool = &pool{window: w, size: int(size.Block), buffers: h.Buffers}
-	h.Buffers.Place(uintptr(size.Block), uintptr(unsafe.Pointer(unsafe.SliceData(w.Bytes()))))
+	h.Buffers.Locate(uintptr(size.Block), uintptr(unsafe.Pointer(unsafe.SliceData(w.Bytes()))))
 	if w, err = alloc(int(size.Stage)); err != nil {
 		return err
 	}

@@ -181,19 +181,19 @@ func (h *host) newBatch(own *metadata, topk, weights weft.Tensor) (*hostRouting,
 	return r, h.readTokens(r)
 }
 
-func (h *host) Weigh(_ context.Context, s *weft.Stream, r *spec.Batch, weights weft.Tensor) error {
-	const op = spec.OpWeigh
+func (h *host) SetWeights(_ context.Context, s *weft.Stream, r *spec.Batch, weights weft.Tensor) error {
+	const op = spec.OpSetWeights
 	if h.pending() {
 		return weft.Invalidf("%s: the handle's %s has been sent and not received; receive it first", op, h.sent.op)
 	}
 	if err := onHost(op, s); err != nil {
 		return err
 	}
-	h.routingOf(r).weigh(weights)
+	h.routingOf(r).setWeights(weights)
 	return nil
 }
 
-func (r *hostRouting) weigh(weights weft.Tensor) {
+func (r *hostRouting) setWeights(weights weft.Tensor) {
 	r.weights = append(r.weights[:0], weft.SliceOf[float32](weights)...)
 	r.batch.Weights = spec.WeightsAtHome
 }

@@ -105,7 +105,7 @@ func (r *hostRouting) Rows() int {
 
 func (r *hostRouting) Received() int { return r.kept }
 
-func (r *hostRouting) Told() int { return r.kept }
+func (r *hostRouting) RowsKnown() int { return r.kept }
 
 func (r *hostRouting) Demand() int { return r.total }
 

@@ -58,8 +58,8 @@ const (
 	tokenRow
 )
 
-// place is where a selection went.
-type place struct {
+// rowAddress is the row of a rank that a selection went to.
+type rowAddress struct {
 	rank, row int
 	ok        bool
 }
@@ -74,17 +74,17 @@ type arrivals struct {
 	ranges           [][]int64 // [local expert][source]: begin<<32 | count
 }
 
-// placement is the outcome of Prepare on all ranks.
-type placement struct {
-	at   []arrivals // by rank
-	home [][]place  // by rank: [tokens, k]
+// prepared is the outcome of Prepare on all ranks.
+type prepared struct {
+	at   []arrivals     // by rank
+	home [][]rowAddress // by rank: [tokens, k]
 }
 
-// place puts every row where it belongs, rank by rank, by walking through all tokens in order.
-func (b *batch) place() *placement {
-	p := &placement{at: make([]arrivals, b.ranks), home: make([][]place, b.ranks)}
+// prepare puts every row where it belongs, rank by rank, by walking through all tokens in order.
+func (b *batch) prepare() *prepared {
+	p := &prepared{at: make([]arrivals, b.ranks), home: make([][]rowAddress, b.ranks)}
 	for src := range b.ranks {
-		p.home[src] = make([]place, len(b.topk[src]))
+		p.home[src] = make([]rowAddress, len(b.topk[src]))
 	}
 	for d := range b.ranks {
 		if b.masked[d] {
@@ -103,9 +103,9 @@ func (b *batch) place() *placement {
 			}
 		}
 		if b.byExpert() {
-			b.placeByExpert(p, d)
+			b.prepareByExpert(p, d)
 		} else {
-			b.placeByRank(p, d)
+			b.prepareByRank(p, d)
 		}
 	}
 	return p
@@ -113,7 +113,7 @@ func (b *batch) place() *placement {
 
 // overflow is the error with which Prepare refuses more rows than there is room for: about the
 // first rank, for [ep.ExpertMajor] its first expert.
-func (b *batch) overflow(p *placement) *ep.OverflowError {
+func (b *batch) overflow(p *prepared) *ep.OverflowError {
 	if b.spec.Overflow != ep.OverflowRefuse {
 		return nil
 	}
@@ -139,7 +139,7 @@ func (b *batch) selected(src, token int) []int32 {
 	return b.topk[src][token*k : (token+1)*k]
 }
 
-func (b *batch) placeByExpert(p *placement, d int) {
+func (b *batch) prepareByExpert(p *prepared, d int) {
 	a := &p.at[d]
 	capacity, align := b.capacity(), max(b.spec.Alignment, 1)
 	tall := capacity
@@ -170,7 +170,7 @@ func (b *batch) placeByExpert(p *placement, d int) {
 					wanted++
 					if next < limit {
 						a.rows[next] = row{kind: tokenRow, src: src, token: t, k: k}
-						p.home[src][t*b.spec.TopK+k] = place{rank: d, row: next, ok: true}
+						p.home[src][t*b.spec.TopK+k] = rowAddress{rank: d, row: next, ok: true}
 						kept++
 						here++
 					}
@@ -206,7 +206,7 @@ func (b *batch) placeByExpert(p *placement, d int) {
 	}
 }
 
-func (b *batch) placeByRank(p *placement, d int) {
+func (b *batch) prepareByRank(p *prepared, d int) {
 	a := &p.at[d]
 	capacity := b.capacity()
 	a.rows = make([]row, capacity)
@@ -240,7 +240,7 @@ func (b *batch) placeByRank(p *placement, d int) {
 					c[le]++
 				}
 				if next < capacity {
-					p.home[src][t*b.spec.TopK+k] = place{rank: d, row: next, ok: true}
+					p.home[src][t*b.spec.TopK+k] = rowAddress{rank: d, row: next, ok: true}
 				}
 			}
 			if !here {
