@@ -19,6 +19,7 @@ var (
 	headings  = regexp.MustCompile(`(?m)^#+ (.*)$`)
 	mentioned = regexp.MustCompile(`docs/[\w./-]+\.md`)
 	dropped   = regexp.MustCompile(`[^\p{L}\p{N}\s_-]`)
+	comments  = regexp.MustCompile(`(?m)(?:^[ \t]*(?://|\*|#) \S.*\n)+`)
 )
 
 // sources calls read with every file of the source tree whose name ends in one of the suffixes.
@@ -94,7 +95,7 @@ func TestDocsLinks(t *testing.T) {
 }
 
 // TestDocsProse holds lines and paragraphs of prose to a length that can be read: 120 columns and
-// 120 words. Tables and code may be wider.
+// 120 words. Tables and code may be wider. The linters hold the lines of comments.
 func TestDocsProse(t *testing.T) {
 	const columns, words = 120, 120
 	sources(t, func(path, text string) {
@@ -113,6 +114,13 @@ func TestDocsProse(t *testing.T) {
 			}
 		}
 	}, ".md")
+	sources(t, func(path, text string) {
+		for _, paragraph := range comments.FindAllString(text, -1) {
+			if n := len(strings.Fields(paragraph)) - strings.Count(paragraph, "\n"); n > words {
+				t.Errorf("%s: a paragraph of %d words: %.60q...", path, n, paragraph)
+			}
+		}
+	}, ".go", ".c", ".cc", ".h", ".cu", ".cuh", ".py", ".sh")
 }
 
 // TestGoGuide runs the program of the guide for Go as it stands there, as one rank.

@@ -14,7 +14,8 @@ const storeProgram = `
 import sys
 from datetime import timedelta
 from torch.distributed import TCPStore
-store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30), use_libuv=sys.argv[1] == "libuv")
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False,
+                 timeout=timedelta(seconds=30), use_libuv=sys.argv[1] == "libuv")
 print("port", store.port, flush=True)
 sys.stdin.readline()
 print("key", store.get("later").decode(), store.add("counter", 1), flush=True)

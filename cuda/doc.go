@@ -11,7 +11,8 @@
 //	data, err := context.Alloc(4 * n)
 //	module, err := context.LoadModule(cubin)
 //	scale, err := module.Function("scale")
-//	launch, err := scale.Prepare(cuda.LaunchConfig{Grid: cuda.Dim{X: blocks}, Block: cuda.Dim{X: 256}}, data.Pointer(), int32(n), float32(2))
+//	config := cuda.LaunchConfig{Grid: cuda.Dim{X: blocks}, Block: cuda.Dim{X: 256}}
+//	launch, err := scale.Prepare(config, data.Pointer(), int32(n), float32(2))
 //	factor, err := cuda.Arg[float32](launch, 2)
 //	for step := range steps {
 //		*factor = float32(step)

@@ -22,11 +22,14 @@ import (
 const (
 	fakeWeft = `#!/bin/sh
 case "$*" in
-'doctor --json') [ -e "$STATE/gpu" ] && echo '{"gpus":[{"arch":"sm_90a"}],"compiler":{"path":"/a/compiler"}}' || echo '{"gpus":[]}' ;;
+'doctor --json') [ -e "$STATE/gpu" ] && echo '{"gpus":[{"arch":"sm_90a"}],"compiler":{"path":"/a/compiler"}}' ||
+	echo '{"gpus":[]}' ;;
 'bench ep --help') echo --device ;;
 'bench overlap'*) echo overlapped ;;
 'bench start'*) case $* in *--no-cold*) echo warm ;; *) echo cold ;; esac ;;
-'bench ep'*) if [ -e "$STATE/endless" ]; then echo $$ >"$STATE/pid.new"; mv "$STATE/pid.new" "$STATE/pid"; exec sleep 600; fi; echo "measured: $*" ;;
+'bench ep'*)
+	if [ -e "$STATE/endless" ]; then echo $$ >"$STATE/pid.new"; mv "$STATE/pid.new" "$STATE/pid"; exec sleep 600; fi
+	echo "measured: $*" ;;
 'bench link'*) if [ -e "$STATE/broken" ]; then exit 1; fi ;;
 esac
 `
@@ -37,7 +40,8 @@ if [ -e "$STATE/endless" ]; then trap '' INT; echo $$ >"$STATE/pid.new"; mv "$ST
 	fakePython = `#!/bin/sh
 case $1 in
 -c) [ ! -e "$STATE/bare" ] ;;
-*) printf '%s, the package in %s, the library in %s, with %s\n' "${*#-m}" "$PYTHONPATH" "$WEFT_LIBRARY" "$([ "$WEFT_REQUIRE_GPU" = 1 ] && echo 'a GPU')" ;;
+*) printf '%s, the package in %s, the library in %s, with %s\n' "${*#-m}" "$PYTHONPATH" "$WEFT_LIBRARY" \
+	"$([ "$WEFT_REQUIRE_GPU" = 1 ] && echo 'a GPU')" ;;
 esac
 `
 	fakeNCCL = `#!/bin/sh

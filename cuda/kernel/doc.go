@@ -3,8 +3,8 @@
 //
 //	cache := kernel.New(kernel.Options{})
 //	cubins, err := cache.LoadAll(ctx, []kernel.Spec{
-//		{Name: "dispatch", Source: dispatch, Headers: headers, Defines: defines, Kernels: []string{"layer::dispatch"}, Arch: "sm_90a"},
-//		{Name: "combine", Source: combine, Headers: headers, Defines: defines, Kernels: []string{"layer::combine"}, Arch: "sm_90a"},
+//		{Name: "dispatch", Source: dispatch, Kernels: []string{"layer::dispatch"}, Arch: "sm_90a"},
+//		{Name: "combine", Source: combine, Headers: headers, Kernels: []string{"layer::combine"}, Arch: "sm_90a"},
 //	})
 //	module, err := context.LoadModule(cubins[0].Image())
 //	function, err := module.Function(cubins[0].Symbol("layer::dispatch"))
@@ -32,11 +32,13 @@
 //
 // A GPU will run a cubin, so a cache trusts only files that no other user can have written. A
 // directory must belong to this user or to root, and neither its group nor others may write in it;
-// the same holds for each entry, and neither may be a symbolic link. This is asked whenever an
-// entry is read, of the open file and not of its name. An entry names its content and its key, has
-// the symbols of its kernels, and ends with a SHA-256 of all the rest. One that fails any of this
-// is refused: it is logged, compiled anew, and replaced if it lies in the user's cache. On Windows,
-// where files have no such owner, only the checksum is left.
+// the same holds for each entry, and neither may be a symbolic link. The cache checks the open file,
+// not its name, whenever it reads an entry.
+//
+// An entry names its content and its key, has the symbols of its kernels, and ends with a SHA-256 of
+// all the rest. The cache refuses an entry that fails any of this: it logs the reason, compiles the
+// kernel anew, and replaces the entry if it lies in the user's cache. On Windows, where files have
+// no such owner, only the checksum is checked.
 //
 // The cache is a help and not a need. If it cannot be written (there is no home, the file system is
 // read-only, the disk is full, the directory is not trusted), this is logged once, and kernels are

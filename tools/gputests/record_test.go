@@ -28,7 +28,8 @@ func write(t *testing.T, record string) (dir, logs string) {
 	return dir, logs
 }
 
-const older = `{"date":"2026-11-22","gpus":"2 x H200","driver":"570","cuda":"12.8","part":"link","result":"passed"}` + "\n"
+const older = `{"date":"2026-11-22","gpus":"2 x H200","driver":"570","cuda":"12.8",` +
+	`"part":"link","result":"passed"}` + "\n"
 
 // A run is appended once, without what it skipped, and stands before older ones on the page.
 func TestAdd(t *testing.T) {

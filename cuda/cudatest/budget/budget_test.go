@@ -18,7 +18,8 @@ const told = `ptxas info    : 20 bytes gmem, 40 bytes cmem[4]
 ptxas info    : Compiling entry function 'flag' for 'sm_80'
 ptxas info    : Function properties for flag
 ptxas         .     80 bytes stack frame, 68 bytes spill stores, 28 bytes spill loads
-ptxas info    : Used 64 registers, used 1 barriers, 80 bytes cumulative stack size, 16388 bytes smem, 1120 bytes cmem[0], 8 bytes cmem[2]
+ptxas info    : Used 64 registers, used 1 barriers, 80 bytes cumulative stack size, 16388 bytes smem, ` +
+	`1120 bytes cmem[0], 8 bytes cmem[2]
 ptxas info    : Compile time = 1876.995 ms
 ptxas info    : Function properties for _ZN4weft4Wait4lookEjyy
 ptxas         .     8 bytes stack frame, 0 bytes spill stores, 4 bytes spill loads

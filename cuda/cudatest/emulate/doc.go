@@ -11,7 +11,7 @@
 // # How it works
 //
 // [Compiler] preprocesses a spec against a prelude with the built-in names of CUDA C++, and against
-// its own ptx.cuh in the place of package device's, whose assembly becomes C++. Of the result,
+// its own ptx.cuh instead of package device's, whose assembly becomes C++. Of the result,
 // kernels are listed (those that are extern "C" and in no namespace, and those that the spec's
 // Kernels name), and shared memory becomes memory of the block that runs. The shared library that
 // is made of it, with the scheduler in it, is the image. A launch runs to its end where it is
@@ -39,20 +39,29 @@
 // With [Options].Seed blocks and threads run in an order that the seed decides. One launch by
 // itself then runs the same way each time.
 //
-// # What is found out
+// # What fails
 //
-// A launch fails, and with it the context, as on a GPU, if a function of ptx.cuh or an atomic
-// accesses what the device cannot reach or what is not aligned; if a plain access has no memory; if
-// the threads of a block wait at different barriers, or the lanes of one mask in different
-// collectives; if a lane is not in its own mask; if no thread of a block can go on; if bulk stores
-// or loads are not waited for; if a thread's stack runs over; if it takes longer than
-// [Options].Limit. [cudatest.Machine.Check] then says which block and thread it was. A kernel with
-// more than 48 KiB of static shared memory does not compile, and a launch with more threads than
-// its bounds does not start.
+// A launch fails, and with it the context, as on a GPU, if
+//
+//   - a function of ptx.cuh or an atomic accesses memory that the device cannot reach, or an
+//     unaligned address;
+//   - a plain access has no memory;
+//   - the threads of a block wait at different barriers, or the lanes of one mask in different
+//     collectives;
+//   - a lane is not in its own mask;
+//   - no thread of a block can go on;
+//   - a kernel does not wait for its bulk stores or loads;
+//   - a thread's stack overflows;
+//   - the launch takes longer than [Options].Limit.
+//
+// [cudatest.Machine.Check] then names the block and the thread. A kernel with more than 48 KiB of
+// static shared memory does not compile, and a launch with more threads than its bounds does not
+// start.
 //
 // # What it is not
 //
-// Plain loads and stores of memory that the process has are not checked, whoever's they are. Float
+// Plain loads and stores are not checked as long as the process has the memory, even if it belongs to
+// something else. Float
 // operators, other than the functions, are not contracted, and their NaNs are the host's. There are
 // no clusters, textures or surfaces and no approximate functions, NaNs of fp64 are the host's,
 // and variables in device memory are the process's, not a module's. __activemask is the caller

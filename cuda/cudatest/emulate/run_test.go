@@ -142,7 +142,8 @@ extern "C" __global__ void k(u32 *out) {
 	o[17] = __match_any_sync(all, lane % 5);
 	// Two halves, each on its own.
 	o[18] = lane < 16 ? __reduce_add_sync(0x0000FFFF, lane) : __reduce_max_sync(0xFFFF0000, lane);
-	o[19] = __popc(__ballot_sync(all, 1)) + (u32)__shfl_sync(all, (u64)v << 32, 1) + (u32)(__shfl_sync(all, (u64)v << 32, 1) >> 32);
+	o[19] = __popc(__ballot_sync(all, 1)) + (u32)__shfl_sync(all, (u64)v << 32, 1) +
+		(u32)(__shfl_sync(all, (u64)v << 32, 1) >> 32);
 	o[20] = __float_as_uint(__shfl_sync(all, (float)lane, 9));
 	if (lane >= 10) return;
 	__syncwarp(); // those who have gone do not count
@@ -202,10 +203,12 @@ func TestBits(t *testing.T) {
 	const per = 14
 	out := run(t, emulate.Options{}, 1, 256, 256*per, `
 extern "C" __global__ void k(u32 *out) {
-	u32 v = threadIdx.x == 0 ? 0 : 0x9E3779B9u * threadIdx.x >> threadIdx.x % 32, w = v * 0x85EBCA6Bu, *o = out + threadIdx.x * 14;
+	u32 v = threadIdx.x == 0 ? 0 : 0x9E3779B9u * threadIdx.x >> threadIdx.x % 32;
+	u32 w = v * 0x85EBCA6Bu, *o = out + threadIdx.x * 14;
 	u64 d = (u64)w << 32 | v;
 	o[0] = v, o[1] = w;
-	o[2] = __popc(v), o[3] = __popcll(d), o[4] = __ffs(v), o[5] = __ffsll(d), o[6] = __clz(v), o[7] = __brev(v), o[8] = __umulhi(v, w);
+	o[2] = __popc(v), o[3] = __popcll(d), o[4] = __ffs(v), o[5] = __ffsll(d), o[6] = __clz(v);
+	o[7] = __brev(v), o[8] = __umulhi(v, w);
 	o[9] = __byte_perm(v, w, 0x7240), o[10] = __funnelshift_l(v, w, 5), o[11] = __funnelshift_r(v, w, 37);
 	o[12] = min(v, w), o[13] = max((int)v, (int)w);
 }`)
@@ -249,7 +252,8 @@ extern "C" __global__ void k(const __grid_constant__ Two a, short b, double c) {
 	all[i] = block * 1000 + i;
 	atomicAdd(&sum, i), atomicMax(&most, i), atomicAdd(&total, 0.5f);
 	u32 odd = __syncthreads_count(i % 2), every = __syncthreads_and(i < n), each = __syncthreads_and(i != 3);
-	a.out[block * n + i] = all[(i + 1) % n] + sum + most + (u32)total + odd + every + each + nonsense + a.n + b + (u32)c + outside;
+	a.out[block * n + i] = all[(i + 1) % n] + sum + most + (u32)total + odd + every + each +
+		nonsense + a.n + b + (u32)c + outside;
 }`)
 		const blocks, threads = 2 * 3 * 2, 8 * 3 * 2
 		p, out := r.alloc(0, blocks*threads)

@@ -61,7 +61,8 @@ type setWeightsArgs struct {
 }
 
 func describeKernel(arch string) kernel.Spec {
-	s := kernelSpec("describe", "describe.cu", arch, []string{"weft::ep::describe", "weft::ep::set_weights"}, "describe.cuh")
+	s := kernelSpec("describe", "describe.cu", arch,
+		[]string{"weft::ep::describe", "weft::ep::set_weights"}, "describe.cuh")
 	s.Defines["WEFT_DESCRIBE_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(describeArgs{})))
 	s.Defines["WEFT_SET_WEIGHTS_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(setWeightsArgs{})))
 	return s

@@ -1,7 +1,8 @@
-"""Times what other libraries take to send as many bytes from every rank to all others as a dispatch or a combine does.
+"""Times other libraries that send as many bytes from every rank to all others as a dispatch or a combine.
 
-Started under torchrun, a rank on each GPU, with the bytes that leave a rank as arguments. Rank 0 prints a line of JSON for each
-measurement, or one that says why there is none. Multicast is off: the environment says so.
+Started under torchrun, a rank on each GPU, with the bytes that leave a rank as arguments. Rank 0 prints a
+line of JSON for each measurement, or one with the reason why there is none. The environment turns multicast
+off.
 """
 
 import json
@@ -45,13 +46,18 @@ def measure(torch, dist, run):
     return sorted(times)[len(times) // 2]
 
 
+def run(torch, rank, to, ranks, count):
+    """The count bytes that a rank sends to another one, which depend on both."""
+    return torch.full((count,), (1 + rank * ranks + to) % 251, dtype=torch.uint8, device="cuda")
+
+
 def contents(torch, rank, ranks, count):
-    """What a rank sends: a run of count bytes for each receiver, that tells both."""
-    return torch.cat([torch.full((count,), (1 + rank * ranks + to) % 251, dtype=torch.uint8, device="cuda") for to in range(ranks)])
+    """What a rank sends: a run for each receiver."""
+    return torch.cat([run(torch, rank, to, ranks, count) for to in range(ranks)])
 
 
 def arrived(torch, rank, ranks, count, got):
-    want = torch.cat([torch.full((count,), (1 + of * ranks + rank) % 251, dtype=torch.uint8, device="cuda") for of in range(ranks)])
+    want = torch.cat([run(torch, of, rank, ranks, count) for of in range(ranks)])
     return torch.equal(got, want)
 
 
@@ -103,7 +109,8 @@ def main():
             except Exception as e:  # another version may lack it
                 say(contract=name, skipped=f"{type(e).__name__}: {e}"[:300])
                 break
-            say(contract=name, op="all-to-all", wire_bytes=count * (ranks - 1), p50_us=took, ranks=ranks, verified=right)
+            sent = count * (ranks - 1)
+            say(contract=name, op="all-to-all", wire_bytes=sent, p50_us=took, ranks=ranks, verified=right)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -39,11 +39,12 @@ struct Copy {
 	u32 bytes, delay;
 };
 
-// A Late store to a peer's memory. Its order to others is that of the fences, and to the same place that of the program.
+// A Late store to a peer's memory. Fences order it against stores to other addresses, and the program's order holds for
+// stores to the same one.
 struct Late {
 	void *to;
 	u64 value;
-	u32 bytes, owner; // the thread that stored, or ALL_THREADS: a barrier has told everybody
+	u32 bytes, owner; // the thread that stored, or ALL_THREADS: a barrier has ordered it for all
 };
 
 constexpr u32 ALL_THREADS = ~0u, LATE = 64;
@@ -189,12 +190,12 @@ __attribute__((format(printf, 3, 4))) void note(FullGrid *g, Cause cause, const 
 	va_end(all);
 }
 
-struct Place {
+struct Name {
 	char text[96];
 };
 
-Place place_of(Thread *t) {
-	Place p;
+Name name_of(Thread *t) {
+	Name p;
 	Index b = t->block->index, i = t->index, blocks = t->block->grid->blocks, threads = t->block->grid->threads;
 	if (blocks.y * blocks.z * threads.y * threads.z == 1) {
 		snprintf(p.text, sizeof p.text, "block %u, thread %u", b.x, i.x);
@@ -207,7 +208,7 @@ Place place_of(Thread *t) {
 // FAIL records a thread's mistake and ends it.
 #define FAIL(t, cause, format, ...) \
 	do { \
-		note(grid_of(t), cause, "%s: " format, place_of(t).text, ##__VA_ARGS__); \
+		note(grid_of(t), cause, "%s: " format, name_of(t).text, ##__VA_ARGS__); \
 		for (;;) suspend(t); \
 	} while (0)
 
@@ -253,8 +254,10 @@ bool reachable(Grid *g, u64 a, u32 bytes) {
 
 void stray(const void *p, u32 bytes, const char *what) {
 	Thread *t = self();
-	if (((u64)p & (bytes < 16 ? bytes - 1 : 15)) != 0) FAIL(t, MISALIGNED, "%s of %u bytes at %p, which is not aligned", what, bytes, p);
-	if (!reachable(t->block->grid, (u64)p, bytes)) FAIL(t, ILLEGAL_ADDRESS, "%s of %u bytes at %p, which the device cannot reach", what, bytes, p);
+	if (((u64)p & (bytes < 16 ? bytes - 1 : 15)) != 0)
+		FAIL(t, MISALIGNED, "%s of %u bytes at %p, which is not aligned", what, bytes, p);
+	if (!reachable(t->block->grid, (u64)p, bytes))
+		FAIL(t, ILLEGAL_ADDRESS, "%s of %u bytes at %p, which the device cannot reach", what, bytes, p);
 }
 
 // ---- Stores that are late.
@@ -285,7 +288,7 @@ void share(FullBlock *b) {
 
 } // namespace
 
-// land performs the block's delayed stores to a place.
+// land performs the block's delayed stores to an address.
 void land(const void *p, u32 bytes) {
 	FullBlock *b = block_of(self());
 	for (u32 i = b->lates; i-- > 0;) {
@@ -362,7 +365,8 @@ u32 barrier(Barrier kind, u32 value, const char *file, int line) {
 	Thread *t = self();
 	FullBlock *b = block_of(t);
 	if (b->arrived > 0 && (b->line != line || b->kind != kind || strcmp(b->file, file) != 0)) {
-		FAIL(t, FAILED, "divergent barriers: it is at %s:%d, and thread %u waits at %s:%d", file, line, b->last->number, b->file, b->line);
+		FAIL(t, FAILED, "divergent barriers: it is at %s:%d, and thread %u waits at %s:%d", file, line,
+			 b->last->number, b->file, b->line);
 	}
 	b->kind = kind, b->file = file, b->line = line, b->last = t;
 	b->arrived++;
@@ -458,7 +462,8 @@ u64 meet(Operation op, u32 mask, u64 value, u32 argument, const char *file, int 
 	for (u32 i = 0; i < 32 && first + i < b->count; i++) {
 		Thread *o = b->threads[first + i];
 		if (o == t || o->state != MEETS || (mask >> i & 1) == 0 || o->mask != mask || o->operation == (u32)op) continue;
-		FAIL(t, FAILED, "divergent warp: it is at %s, %s:%d, and thread %u at %s, %s:%d, with the same mask %#x", names[op], file, line, o->number,
+		FAIL(t, FAILED, "divergent warp: it is at %s, %s:%d, and thread %u at %s, %s:%d, with the same mask %#x",
+			 names[op], file, line, o->number,
 			 names[o->operation], o->file, o->line, mask);
 	}
 	t->state = MEETS;
@@ -470,17 +475,20 @@ u64 meet(Operation op, u32 mask, u64 value, u32 argument, const char *file, int 
 	return t->result;
 }
 
-// ---- Bulk copies. A barrier is a word: from its low end, arrivals that are missing (20 bits), arrivals of a phase (20 bits), bytes that are missing
-// (22 bits, biased), and at the top the phase.
+// ---- Bulk copies. A barrier is a word: from its low end, arrivals that are missing (20 bits), arrivals of a phase
+// (20 bits), bytes that are missing (22 bits, biased), and at the top the phase.
 
 namespace {
 
 constexpr u64 BIAS = 1 << 21;
 
-u64 pack(u64 missing, u64 arrivals, u64 bytes, u64 phase) { return missing | arrivals << 20 | bytes << 40 | phase << 63; }
+u64 pack(u64 missing, u64 arrivals, u64 bytes, u64 phase) {
+	return missing | arrivals << 20 | bytes << 40 | phase << 63;
+}
 
 void change(u64 *barrier, u64 arrived, long long bytes) {
-	u64 w = *barrier, missing = w & 0xFFFFF, arrivals = w >> 20 & 0xFFFFF, left = (w >> 40 & 0x3FFFFF) + (u64)bytes, phase = w >> 63;
+	u64 w = *barrier, missing = w & 0xFFFFF, arrivals = w >> 20 & 0xFFFFF;
+	u64 left = (w >> 40 & 0x3FFFFF) + (u64)bytes, phase = w >> 63;
 	missing -= arrived;
 	if (missing == 0 && left == BIAS) {
 		missing = arrivals;
@@ -493,7 +501,8 @@ void move(FullBlock *b, Copy *c) {
 	// As the copy engine might, from the end: the first bytes are no sign of the last.
 	const u32 *from = (const u32 *)c->from;
 	u32 *to = (u32 *)c->to;
-	for (u32 i = c->bytes / 4; i-- > 0;) __atomic_store_n(to + i, __atomic_load_n(from + i, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
+	for (u32 i = c->bytes / 4; i-- > 0;)
+		__atomic_store_n(to + i, __atomic_load_n(from + i, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
 	if (c->barrier != nullptr) {
 		change(c->barrier, 0, -(long long)c->bytes);
 	} else {
@@ -529,7 +538,8 @@ void bulk(void *to, const void *from, u32 bytes, u64 *barrier, const char *what)
 	const void *global = barrier != nullptr ? from : to, *shared = barrier != nullptr ? to : from;
 	if (bytes % 16 != 0 || ((u64)shared & 15) != 0)
 		FAIL(t, MISALIGNED, "%s of %u bytes, shared memory at %p: want multiples of 16", what, bytes, shared);
-	if (!is_shared(t, shared, bytes)) FAIL(t, ILLEGAL_ADDRESS, "%s of %u bytes: %p is not the block's shared memory", what, bytes, shared);
+	if (!is_shared(t, shared, bytes))
+		FAIL(t, ILLEGAL_ADDRESS, "%s of %u bytes: %p is not the block's shared memory", what, bytes, shared);
 	if (bytes > 0) stray(global, bytes, what);
 	Copy *c = (Copy *)malloc(sizeof(Copy));
 	*c = {nullptr, t, to, from, barrier, bytes, 2 + (u32)(chance(grid_of(t)) & 3)};
@@ -541,7 +551,8 @@ void bulk(void *to, const void *from, u32 bytes, u64 *barrier, const char *what)
 
 void check_barrier(u64 *barrier, const char *what) {
 	Thread *t = self();
-	if (!is_shared(t, barrier, 8) || ((u64)barrier & 7) != 0) FAIL(t, ILLEGAL_ADDRESS, "%s: no barrier can be at %p", what, (void *)barrier);
+	if (!is_shared(t, barrier, 8) || ((u64)barrier & 7) != 0)
+		FAIL(t, ILLEGAL_ADDRESS, "%s: no barrier can be at %p", what, (void *)barrier);
 }
 
 } // namespace
@@ -613,7 +624,7 @@ int find(dl_phdr_info *info, size_t, void *out) {
 	return 0;
 }
 
-static_assert(sizeof(Thread) <= 256, "place leaves 256 bytes");
+static_assert(sizeof(Thread) <= 256, "thread_at leaves 256 bytes");
 
 // Stacks are kept for the next launch, of this library or another: what each library kept for
 // itself would add up, to gigabytes.
@@ -684,15 +695,16 @@ void fault(int number, siginfo_t *info, void *context) {
 #endif
 	for (int i = 0; i < ACTIVE; i++) {
 		// The interrupted thread's own launch does not change meanwhile, and its stacks are nobody else's.
-		u64 end = __atomic_load_n(&active[i].end, __ATOMIC_ACQUIRE), base = __atomic_load_n(&active[i].base, __ATOMIC_RELAXED);
+		u64 end = __atomic_load_n(&active[i].end, __ATOMIC_ACQUIRE);
+		u64 base = __atomic_load_n(&active[i].base, __ATOMIC_RELAXED);
 		if (pointer < base || pointer >= end) continue;
 		FullGrid *g = __atomic_load_n(&active[i].grid, __ATOMIC_RELAXED);
 		Thread *t = g->running;
 		u64 bottom = (u64)t & ~(STACK - 1), at = (u64)info->si_addr;
 		if (at < bottom && at >= bottom - GUARD) {
-			note(g, FAILED, "%s: its stack of %llu bytes is too small", place_of(t).text, STACK);
+			note(g, FAILED, "%s: its stack of %llu bytes is too small", name_of(t).text, STACK);
 		} else {
-			note(g, ILLEGAL_ADDRESS, "%s: an access at %p, where no memory is", place_of(t).text, info->si_addr);
+			note(g, ILLEGAL_ADDRESS, "%s: an access at %p, where no memory is", name_of(t).text, info->si_addr);
 		}
 		u64 stack = ((u64)t & ~15ull) - 64; // what lies on it is done with
 #if defined(__x86_64__)
@@ -757,7 +769,7 @@ void end_thread(Thread *t) {
 	FullBlock *b = block_of(t);
 	FullGrid *g = grid_of(t);
 	if (t->bulk != 0) {
-		note(g, FAILED, "%s: it ended before its bulk stores had been read: bulk_wait_read is missing", place_of(t).text);
+		note(g, FAILED, "%s: it ended before its bulk stores had been read: bulk_wait_read is missing", name_of(t).text);
 	}
 	t->state = ENDED;
 	g->progress++;
@@ -771,7 +783,7 @@ void end_thread(Thread *t) {
 	if (b->alive == 0) {
 		arrive_all(b);
 		for (Copy *c = b->copies; c != nullptr; c = c->next) {
-			if (c->barrier != nullptr) note(g, FAILED, "%s: the block ended before a bulk load had", place_of(t).text);
+			if (c->barrier != nullptr) note(g, FAILED, "%s: the block ended before a bulk load had", name_of(t).text);
 		}
 	}
 }
@@ -787,20 +799,22 @@ void begin() {
 void describe(FullGrid *g, FullBlock *b, Cause cause, const char *why) {
 	char text[1024];
 	u64 used = 0;
-	u32 said = 0, waiting = 0;
+	u32 listed = 0, waiting = 0;
 	text[0] = 0;
 	for (u32 i = 0; i < b->count; i++) {
 		Thread *t = b->threads[i];
 		if (t->state == ENDED) continue;
 		waiting++;
-		if (said == 4 || used > sizeof text - 200) continue;
-		// Neighbours that wait at the same place are said once.
-		if (i > 0 && b->threads[i - 1]->state == t->state && b->threads[i - 1]->line == t->line && b->threads[i - 1]->mask == t->mask) continue;
-		said++;
+		if (listed == 4 || used > sizeof text - 200) continue;
+		// Neighbours that wait in the same line are listed once.
+		Thread *before = i > 0 ? b->threads[i - 1] : nullptr;
+		if (before != nullptr && before->state == t->state && before->line == t->line && before->mask == t->mask) continue;
+		listed++;
 		const char *state = t->state == AT_BARRIER ? "__syncthreads" : t->state == MEETS ? names[t->operation] : "polls";
-		used += (u64)snprintf(text + used, sizeof text - used, "; %s: %s", place_of(t).text, state);
+		used += (u64)snprintf(text + used, sizeof text - used, "; %s: %s", name_of(t).text, state);
 		if (t->state == MEETS) used += (u64)snprintf(text + used, sizeof text - used, " with mask %#x", t->mask);
-		if (t->state == MEETS || t->state == AT_BARRIER) used += (u64)snprintf(text + used, sizeof text - used, " at %s:%d", t->file, t->line);
+		if (t->state == MEETS || t->state == AT_BARRIER)
+			used += (u64)snprintf(text + used, sizeof text - used, " at %s:%d", t->file, t->line);
 	}
 	note(g, cause, "%s, %u threads of the block are left%s", why, waiting, text);
 }
@@ -819,13 +833,14 @@ void take_turn(FullGrid *g, FullBlock *b) {
 		g->running = t;
 		weft_switch(&g->stack, t->stack);
 		if (t->state == ENDED && *(u64 *)((u64)t & ~(STACK - 1)) != 0) {
-			note(g, FAILED, "%s: its stack of %llu bytes is too small", place_of(t).text, STACK);
+			note(g, FAILED, "%s: its stack of %llu bytes is too small", name_of(t).text, STACK);
 		}
 	}
 	if (!g->failed && b->alive > 0 && b->polling.count == 0) describe(g, b, FAILED, "deadlock");
 }
 
-// rest lets others have the processor: a compiler too, so a grid sleeps if its threads have only polled for so many rounds, and longer after more.
+// rest lets others have the processor, a compiler too. A grid sleeps if its threads have only polled for so many
+// rounds, and longer after more.
 void rest(u64 rounds) {
 	if (rounds < 32) {
 		sched_yield();
@@ -883,7 +898,9 @@ extern "C" __attribute__((visibility("default"))) u64 weft_emulate_open() {
 	return thread_local_memory().size;
 }
 
-extern "C" __attribute__((visibility("default"))) const Kernel *weft_emulate_kernel(u64 i) { return i < kernel_count ? &kernels[i] : nullptr; }
+extern "C" __attribute__((visibility("default"))) const Kernel *weft_emulate_kernel(u64 i) {
+	return i < kernel_count ? &kernels[i] : nullptr;
+}
 
 extern "C" __attribute__((visibility("default"))) int weft_emulate_launch(Launch *l) {
 	FullGrid g = {};
@@ -907,7 +924,8 @@ extern "C" __attribute__((visibility("default"))) int weft_emulate_launch(Launch
 	u64 per = sizeof(FullBlock) + 3 * threads * sizeof(Thread *);
 	u8 *books = (u8 *)malloc(blocks * per), *memory = nullptr;
 	Arena *arena = take((Pool *)l->pool, (u64)blocks * threads);
-	if (books == nullptr || arena == nullptr || posix_memalign((void **)&memory, 1024, blocks * (shared + statics) + 1024) != 0) {
+	if (books == nullptr || arena == nullptr ||
+		posix_memalign((void **)&memory, 1024, blocks * (shared + statics) + 1024) != 0) {
 		note(&g, FAILED, "no memory for %u blocks of %u threads", blocks, threads);
 		free(books);
 		if (arena != nullptr) give((Pool *)l->pool, arena, true);
@@ -929,7 +947,7 @@ extern "C" __attribute__((visibility("default"))) int weft_emulate_launch(Launch
 		b->polling = {b->threads + 2 * threads, 0, 0, threads};
 		for (u32 i = 0; i < threads; i++) {
 			u64 base = (u64)arena->base + ((u64)k * threads + i) * STACK;
-			Thread *t = (Thread *)place(base);
+			Thread *t = (Thread *)thread_at(base);
 			*t = {};
 			t->block = b;
 			t->index = {i % g.threads.x, i / g.threads.x % g.threads.y, i / g.threads.x / g.threads.y};

@@ -90,8 +90,8 @@ struct Block {
 
 constexpr u64 STACK = 64 << 10;
 
-// place is where the thread of a stack lies: not in the same cache set for all.
-inline u64 place(u64 base) { return base + STACK - 256 - ((base / STACK * 37 & 127) << 6); }
+// thread_at is the address of the Thread in a stack: not in the same cache set for all.
+inline u64 thread_at(u64 base) { return base + STACK - 256 - ((base / STACK * 37 & 127) << 6); }
 
 inline __attribute__((always_inline)) Thread *self() {
 	u64 pointer;
@@ -100,7 +100,7 @@ inline __attribute__((always_inline)) Thread *self() {
 #else
 	asm("mov %0, sp" : "=r"(pointer));
 #endif
-	return (Thread *)place(pointer & ~(STACK - 1));
+	return (Thread *)thread_at(pointer & ~(STACK - 1));
 }
 
 // What a thread asks of the scheduler. Each may let others run.

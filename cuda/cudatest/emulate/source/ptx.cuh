@@ -22,7 +22,7 @@ inline __attribute__((always_inline)) bool late() {
 	return g->tear && g->peer;
 }
 
-// Before each load and addition: what this block has stored to the same place must be there.
+// Before each load and addition: what this block has stored to the same address must be there.
 inline __attribute__((always_inline)) void before_load(const void *p, u32 bytes) {
 	if (late()) emulate::land(p, bytes);
 }
