@@ -20,8 +20,8 @@ func ledgerOfThree(t *testing.T, ended int) string {
 	return path
 }
 
-// wantTold is err as ranks get it that wait for one which the file says has ended.
-func wantTold(t *testing.T, err error, ended int, took time.Duration) {
+// wantEnded is err as ranks get it that wait for one which the file says has ended.
+func wantEnded(t *testing.T, err error, ended int, took time.Duration) {
 	t.Helper()
 	wantPeer(t, err, ended, ErrDied)
 	if err != nil && (!strings.Contains(err.Error(), "exit status 7") || took > 2*time.Second) {
@@ -56,7 +56,7 @@ func TestEndedBeforeStore(t *testing.T) {
 			})
 			for rank, err := range errs {
 				if rank != c.ended {
-					wantTold(t, err, c.ended, time.Since(start))
+					wantEnded(t, err, c.ended, time.Since(start))
 				}
 			}
 		})
@@ -78,10 +78,10 @@ func TestEndedBeforeID(t *testing.T) {
 		return err
 	}
 	start := time.Now()
-	wantTold(t, dial(testContext(t), "1"), 2, time.Since(start))
+	wantEnded(t, dial(testContext(t), "1"), 2, time.Since(start))
 	short, cancel := context.WithTimeout(t.Context(), 3*endedGrace)
 	defer cancel()
 	wantPeer(t, dial(short, "0"), 0, ErrTimeout)
 	_, err = id.Dial(testContext(t), 0, 3)
-	wantTold(t, err, 2, 0)
+	wantEnded(t, err, 2, 0)
 }

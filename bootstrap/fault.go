@@ -24,8 +24,8 @@ type news struct {
 // audience is the peer at the other end of a link, and how much of the news it has been sent.
 type audience struct {
 	rank    int
-	told    int
-	telling bool
+	sent    int
+	sending bool
 }
 
 // never is the count of a fault that rank 0 has not confirmed: it holds up no collective.
@@ -86,13 +86,13 @@ func (m *mesh) tell(l link) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	a := m.peers[l]
-	if a == nil || a.telling {
+	if a == nil || a.sending {
 		return
 	}
-	a.telling = true
-	for a.told < len(m.news) {
-		n := m.news[a.told]
-		a.told++
+	a.sending = true
+	for a.sent < len(m.news) {
+		n := m.news[a.sent]
+		a.sent++
 		// Rank 0 sends it to the reporter too: only rank 0 knows how many collectives are unharmed.
 		if a.rank == n.from && m.rank != 0 || a.rank == int(n.rank) && n.reason.deadly() {
 			continue
@@ -101,7 +101,7 @@ func (m *mesh) tell(l link) {
 		l.send(n.packet)
 		m.mu.Lock()
 	}
-	a.telling = false
+	a.sending = false
 }
 
 // awaitEnd waits a moment for a report of a rank's end from the link that is trusted about it: for

@@ -14,7 +14,7 @@ type link interface {
 	// reader reports the break.
 	send(p *packet)
 
-	// room waits until the link has place for more of the caller's data.
+	// room waits until the link has room for more of the caller's data.
 	room(ctx context.Context) error
 
 	// flush waits until everything queued has been handed to the system, or until the deadline.

@@ -41,8 +41,8 @@ type arrival struct {
 	*net.TCPConn
 	lobby *lobby
 	from  netip.Addr
-	turn  uint64        // its place in the order in which arrivals came
-	place *list.Element // nil once it has left
+	turn  uint64        // its number in the order of arrivals
+	entry *list.Element // nil once it has left
 	cut   bool          // it went to make room
 }
 
@@ -58,7 +58,7 @@ func (l *lobby) enter(conn *net.TCPConn) *arrival {
 		l.from[a.from] = list.New()
 	}
 	l.turn++
-	a.turn, a.place = l.turn, l.from[a.from].PushBack(a)
+	a.turn, a.entry = l.turn, l.from[a.from].PushBack(a)
 	l.count++
 	return a
 }
@@ -99,8 +99,8 @@ func eldest(q *list.List) *arrival { return q.Front().Value.(*arrival) }
 
 func (l *lobby) remove(a *arrival) {
 	q := l.from[a.from]
-	q.Remove(a.place)
-	a.place = nil
+	q.Remove(a.entry)
+	a.entry = nil
 	l.count--
 	if q.Len() == 0 {
 		delete(l.from, a.from)
@@ -115,7 +115,7 @@ func (a *arrival) leave() error {
 	if a.cut {
 		return errCrowded
 	}
-	if a.place != nil {
+	if a.entry != nil {
 		a.lobby.remove(a)
 	}
 	return nil

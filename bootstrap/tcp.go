@@ -136,7 +136,7 @@ func (t *tcpRank) host(ctx context.Context, cfg TCPConfig) error {
 	table, err := t.collect(ctx, opJoin, nil)
 	stop()
 	if err != nil {
-		t.tellLatecomers(ctx)
+		t.notifyLatecomers(ctx)
 		return err
 	}
 	t.setAddresses(table)
@@ -190,9 +190,9 @@ func (t *tcpRank) checkReach(addrs []netip.Addr, name string) error {
 	return nil
 }
 
-// tellLatecomers keeps a failed rank 0 at its address for a moment, so that the ranks that have not
+// notifyLatecomers keeps a failed rank 0 at its address for a moment, so that the ranks that have not
 // dialled yet learn why there is no job.
-func (t *tcpRank) tellLatecomers(ctx context.Context) {
+func (t *tcpRank) notifyLatecomers(ctx context.Context) {
 	deadline := time.NewTimer(500 * time.Millisecond)
 	defer deadline.Stop()
 	look := time.NewTicker(5 * time.Millisecond)
@@ -338,16 +338,16 @@ func (t *tcpRank) serve(peer int, l *tcpLink) {
 	}
 	go func() {
 		defer t.done(l.conn)
-		said := false
+		left := false
 		err := l.read(func(m message) error {
 			if _, ok := m.(bye); ok {
-				said = true
+				left = true
 			}
 			return t.handle(peer, m)
 		})
 		var end *fault
 		switch {
-		case said:
+		case left:
 		case errors.Is(err, ErrProtocol):
 			end = &fault{rank: uint32(peer), reason: reasonProtocol, text: err.Error()}
 			l.send(pack(*end)) // so that it blames itself, not this rank

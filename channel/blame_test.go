@@ -166,25 +166,25 @@ func (h hook) Err() error {
 // TestBlameHeard: what another rank says while this one makes up its mind comes first. Else two
 // ranks would name two culprits.
 func TestBlameHeard(t *testing.T) {
-	said := Fault{Cause: CauseDied, Rank: 3, Reporter: 2}
+	heard := Fault{Cause: CauseDied, Rank: 3, Reporter: 2}
 	for way, wait := range ways {
 		t.Run(way+"/while it looks", func(t *testing.T) {
 			crew := newCrew(t, 4, Policy{})
 			w := crew.waiter[0]
 			w.Timeout = 1
 			w.Blame = func(f Fault) { t.Errorf("blames %+v", f) }
-			ctx := hook{t.Context(), func() { crew.control[0].Abort(said) }}
+			ctx := hook{t.Context(), func() { crew.control[0].Abort(heard) }}
 			mustBlame(t, wait(ctx, w, crew.counter[1]), "test wait", 3, ErrDied)
 		})
 		t.Run(way+"/while it tells", func(t *testing.T) {
 			crew := newCrew(t, 4, Policy{})
 			w := crew.waiter[0]
 			w.Timeout = 1
-			var told []Fault
-			w.Blame = func(f Fault) { told = append(told, f); crew.control[0].Abort(said) }
+			var blamed []Fault
+			w.Blame = func(f Fault) { blamed = append(blamed, f); crew.control[0].Abort(heard) }
 			mustBlame(t, wait(t.Context(), w, crew.counter[1]), "test wait", 3, ErrDied)
-			if len(told) != 1 || told[0] != (Fault{Cause: CauseTimeout, Rank: 1, Reporter: 0}) {
-				t.Errorf("told of %+v", told)
+			if len(blamed) != 1 || blamed[0] != (Fault{Cause: CauseTimeout, Rank: 1, Reporter: 0}) {
+				t.Errorf("told of %+v", blamed)
 			}
 		})
 		t.Run(way+"/nobody listens", func(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestMemoryMoves compares puts, gets and sends of any size at any place with what they do to plain
+// TestMemoryMoves compares puts, gets and sends of any size at any offset with what they do to plain
 // slices.
 func TestMemoryMoves(t *testing.T) {
 	j := newJoint(t, Policy{}, true)
@@ -88,7 +88,7 @@ func TestMemoryRefuses(t *testing.T) {
 	}
 }
 
-// TestMemoryExchange lets two ranks exchange messages of changing length and place, one by puts and
+// TestMemoryExchange lets two ranks exchange messages of changing length and offset, one by puts and
 // the other by gets.
 func TestMemoryExchange(t *testing.T) {
 	for _, p := range phases {

@@ -169,22 +169,22 @@ func goweft_ep_get(id C.uint64_t, info *C.weft_ep_info) C.int {
 
 //export goweft_ep_combine_buffer
 func goweft_ep_combine_buffer(id C.uint64_t, out *C.weft_tensor) C.int {
-	return tellBuffer(id, out, (*ep.Handle).CombineBuffer)
+	return writeBuffer(id, out, (*ep.Handle).CombineBuffer)
 }
 
 //export goweft_ep_gradient_buffer
 func goweft_ep_gradient_buffer(id C.uint64_t, out *C.weft_tensor) C.int {
-	return tellBuffer(id, out, (*ep.Handle).GradientBuffer)
+	return writeBuffer(id, out, (*ep.Handle).GradientBuffer)
 }
 
-// tellBuffer writes a buffer of the handle to a weft_tensor.
-func tellBuffer(id C.uint64_t, out *C.weft_tensor, buffer func(*ep.Handle) weft.Tensor) C.int {
+// writeBuffer writes a buffer of the handle to a weft_tensor.
+func writeBuffer(id C.uint64_t, out *C.weft_tensor, buffer func(*ep.Handle) weft.Tensor) C.int {
 	return run(eps, id, func(e *epHandle) error {
 		if err := output(out, "tensor"); err != nil {
 			return err
 		}
 		t := buffer(e.ep)
-		tellTensor(out, &t)
+		writeTensor(out, &t)
 		return nil
 	})
 }

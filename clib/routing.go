@@ -79,7 +79,7 @@ func goweft_routing_tensor(id C.uint64_t, part C.int, out *C.weft_tensor) C.int 
 		}
 		t := &r.parts[part]
 		if r.ep.comm.weft.Device() != nil {
-			tellTensor(out, new(r.part(part))) // a graph may have made it another since
+			writeTensor(out, new(r.part(part))) // a graph may have made it another since
 			return nil
 		}
 		if t.Data == nil {
@@ -88,7 +88,7 @@ func goweft_routing_tensor(id C.uint64_t, part C.int, out *C.weft_tensor) C.int 
 				r.pin(part, t)
 			}
 		}
-		tellTensor(out, t)
+		writeTensor(out, t)
 		return nil
 	})
 }
@@ -283,10 +283,10 @@ func (d *dispatch) deliver(got *ep.Received, out *C.weft_ep_dispatch_result, dat
 	}
 	*(*uint64)(unsafe.Pointer(&out.received)), *(*uint64)(unsafe.Pointer(&out.routing)) = r, by
 	if data != nil {
-		tellTensor(data, &got.Data)
+		writeTensor(data, &got.Data)
 	}
 	if scales != nil {
-		tellTensor(scales, &got.Scales)
+		writeTensor(scales, &got.Scales)
 	}
 	return nil
 }

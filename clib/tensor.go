@@ -76,8 +76,8 @@ func addressable(shape []int) bool {
 	return true
 }
 
-// tellTensor writes a tensor to a checked struct of C's.
-func tellTensor(p *C.weft_tensor, t *weft.Tensor) {
+// writeTensor writes a tensor to a checked struct of C's.
+func writeTensor(p *C.weft_tensor, t *weft.Tensor) {
 	// As a number: it may be memory of Go's, which the caller has pinned.
 	*(*uintptr)(unsafe.Pointer(&p.data)) = uintptr(t.Data)
 	p.dtype, p.dims = C.int32_t(t.DType), C.int32_t(len(t.Shape))

@@ -57,10 +57,10 @@
 // before.
 //
 // A value that is its own flag is sent by one store of 4, 8 or 16 bytes. It never contains a word
-// of ones (clean ensures that), and goes to a place that the receiver has filled with ones since
-// the last value. Such values have three turns. In each operation the receiver fills the places of
-// the turn before with ones. The sender writes them again two operations later, after an opening of
-// this rank. Other data goes before a signal, and is read after the wait for it.
+// of ones (clean ensures that), and goes to a buffer that the receiver has filled with ones since
+// the last value. Such values have three buffers, used in turn. In each operation the receiver fills
+// the buffer of the turn before with ones. The sender writes to it again two operations later, after
+// an opening of this rank. Other data goes before a signal, and is read after the wait for it.
 //
 // # Names in errors
 //

@@ -164,7 +164,7 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
-// let_next_start allows the next kernel's blocks to be placed once every block of this one has
+// let_next_start allows the next kernel's blocks to be scheduled once every block of this one has
 // called it.
 __device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900

@@ -1,3 +1,3 @@
-// Package engine has the parts that the engines of operations share, on the host and on GPUs.
-// Package engine/gpu has the parts of those on GPUs.
+// Package engine has the parts that engines on the host and on GPUs share. Package engine/host has
+// those of engines on the host, engine/gpu those of engines on GPUs.
 package engine

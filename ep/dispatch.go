@@ -55,7 +55,7 @@ type Received struct {
 	// Dispatch writes rows that hold a token, and pads, and no others.
 	Data weft.Tensor
 	// Scales, for payloads that have them, is laid out as Data with hidden/128 scales a row. In
-	// column-major order the last two dimensions change places, and UE8M0 scales are int32 words of
+	// column-major order the last two dimensions are swapped, and UE8M0 scales are int32 words of
 	// four.
 	Scales weft.Tensor
 

@@ -59,7 +59,7 @@ func Example_besideCompute() {
 	_ = layer
 }
 
-// TestBesideComputeOnGPUs is the example, with two ranks whose tokens change places, eager and in
+// TestBesideComputeOnGPUs is the example, with two ranks whose tokens are swapped, eager and in
 // graphs. The stream that computes is slow to make the rows: who did not wait would send those of
 // before.
 func TestBesideComputeOnGPUs(t *testing.T) {

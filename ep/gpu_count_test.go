@@ -74,7 +74,7 @@ func TestRoutingsApartOnGPUs(t *testing.T) {
 				t.Run(way.name+"/"+name, func(t *testing.T) {
 					s := sized(way.spec, ranks)
 					few, many := evenly(s, ranks, 1, 1).Batch(), evenly(s, ranks, 2, min(s.MaxTokens, 40)).Batch()
-					var said [ranks]error
+					var errs [ranks]error
 					members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
 						rounds := [2]*eptest.Round{}
 						err := ep.SoilRoutings(r.handle)
@@ -91,29 +91,29 @@ func TestRoutingsApartOnGPUs(t *testing.T) {
 							return err
 						}
 						round := rounds[r.Rank()]
-						if name == "dispatch" { // what comes needs their places
+						if name == "dispatch" { // what comes needs their rows
 							rounds[0].Received().Release()
 							rounds[1].Received().Release()
 						}
 						start := time.Now()
-						said[r.Rank()] = errors.Join(call(round, ctx, r.stream), r.Wait(ctx, r.stream))
+						errs[r.Rank()] = errors.Join(call(round, ctx, r.stream), r.Wait(ctx, r.stream))
 						if took := time.Since(start); took > gpuDeadline/2 {
 							return fmt.Errorf("it took %v to say that the routings are different ones", took)
 						}
 						return r.usable()
 					})
-					told := 0
-					for r, err := range said {
+					reports := 0
+					for r, err := range errs {
 						switch peer, ok := errors.AsType[*weft.PeerError](err); {
 						case errors.Is(err, weft.ErrMismatch) && strings.Contains(err.Error(),
 							"it goes by another routing") && ok && peer.Rank == 1-r:
-							told++
+							reports++
 						case !errors.Is(err, weft.ErrAborted):
 							t.Errorf("rank %d: %v", r, err)
 						}
 					}
-					if told == 0 {
-						t.Errorf("nobody says what was wrong: %v", said)
+					if reports == 0 {
+						t.Errorf("nobody says what was wrong: %v", errs)
 					}
 				})
 			}

@@ -160,7 +160,7 @@ func smallSpecs() iter.Seq2[ep.Spec, int] {
 									}, Combine: ep.KernelTuning{Protocol: protocol}}
 								}
 								for _, ranks := range []int{2, 3, 5} {
-									for _, topk := range []int{3, 4} { // prepares of places differ in that
+									for _, topk := range []int{3, 4} { // row maps differ in that
 										s.Experts, s.TopK, s.SMs, s.Counts = 3*ranks, topk, 4*ranks, ep.DeviceCounts
 										if s.ValidateOn(ep.GPUEngine, ranks) == nil && !yield(s, ranks) {
 											return

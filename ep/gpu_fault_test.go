@@ -30,9 +30,9 @@ var (
 	flagRows = ep.Spec{MaxTokens: 270, Layout: ep.ExpertMajor, Reduction: ep.Partial}
 	// values again
 	rankRows = ep.Spec{MaxTokens: 8, Layout: ep.RankMajor, Reduction: ep.Partial, Weighting: ep.Plain}
-	// the same, in their final place
+	// the same, at their final rows
 	directRows = ep.Spec{MaxTokens: 270, Layout: ep.RankMajor, Reduction: ep.Partial, Weighting: ep.Plain}
-	// placed before they leave
+	// in direct mode
 	packedRows = ep.Spec{
 		MaxTokens: 9, Layout: ep.ExpertPacked, Reduction: ep.Exact, Alignment: 4, Capacity: 60,
 		Overflow: ep.OverflowDrop,
@@ -216,7 +216,7 @@ func TestLateRankOnGPUs(t *testing.T) {
 						}
 						rest := [2]*eptest.Batch{evenly(s, ranks, 8, tokens).Batch(late), evenly(s, ranks, 9, tokens).Batch(late)}
 						over := make(chan struct{})
-						told := make(chan struct{}, ranks)
+						ready := make(chan struct{}, ranks)
 						members(t, m, ranks, s, deadline, func(ctx context.Context, r *member) error {
 							round, err := whole[0].Round(r.e, r.Comm, r.handle)
 							if err != nil {
@@ -283,10 +283,10 @@ func TestLateRankOnGPUs(t *testing.T) {
 										return fmt.Errorf("batch %d without rank %d: %w", i, late, err)
 									}
 								}
-								told <- struct{}{}
+								ready <- struct{}{}
 								if r.Rank() == 0 {
 									for range ranks - 1 {
-										if err := await(ctx, told); err != nil {
+										if err := await(ctx, ready); err != nil {
 											return err
 										}
 									}
@@ -314,7 +314,7 @@ func TestLateRankOnGPUs(t *testing.T) {
 }
 
 // TestRefusedOnGPUs has one rank's call refused, because of what another found, which had called
-// already: after SetMask both dispatch to the same places.
+// already: after SetMask both dispatch to the same rows.
 func TestRefusedOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		m.Abandons = true
@@ -560,7 +560,7 @@ func TestMismatchOnGPUs(t *testing.T) {
 				t.Run(way.name+"/"+pair.name, func(t *testing.T) {
 					s := sized(way.spec, ranks)
 					b := evenly(s, ranks, 1, 5).Batch()
-					var said [ranks]error
+					var errs [ranks]error
 					members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
 						round, err := b.Round(r.e, r.Comm, r.handle)
 						if err != nil {
@@ -573,7 +573,7 @@ func TestMismatchOnGPUs(t *testing.T) {
 						if err = pair.calls[r.Rank()].make(round, ctx, r.stream); err == nil {
 							err = r.Wait(ctx, r.stream)
 						}
-						said[r.Rank()] = err
+						errs[r.Rank()] = err
 						if peer, ok := errors.AsType[*weft.PeerError](err); !ok || peer.Rank != 1-r.Rank() {
 							return fmt.Errorf("calls that do not go together: %w", err)
 						}
@@ -589,17 +589,17 @@ func TestMismatchOnGPUs(t *testing.T) {
 						}
 						return errors.Join(round.CheckGradients(), round.Free())
 					})
-					told := 0
-					for r, err := range said {
+					reports := 0
+					for r, err := range errs {
 						words := fmt.Sprintf("it calls %s, this rank %s", pair.calls[1-r].name, pair.calls[r].name)
 						if errors.Is(err, weft.ErrMismatch) && strings.Contains(err.Error(), words) {
-							told++
+							reports++
 						} else if !errors.Is(err, weft.ErrAborted) {
 							t.Errorf("rank %d: %v", r, err)
 						}
 					}
-					if told == 0 {
-						t.Errorf("nobody says what was wrong: %v", said)
+					if reports == 0 {
+						t.Errorf("nobody says what was wrong: %v", errs)
 					}
 				})
 			}
@@ -608,7 +608,7 @@ func TestMismatchOnGPUs(t *testing.T) {
 }
 
 // TestNoPlaceOnGPUs has one rank refuse a call because it still holds what it received before.
-// Nothing was enqueued: the other waits, and the call is made when there is a place.
+// Nothing was enqueued: the other waits, and the call is made when there is a buffer.
 func TestNoPlaceOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
@@ -632,7 +632,7 @@ func TestNoPlaceOnGPUs(t *testing.T) {
 					if r.Rank() == 0 {
 						if err := round.PrepareDispatch(ctx, r.stream); !errors.Is(err, weft.ErrUnsupported) ||
 							!strings.Contains(err.Error(), "release a received tensor") {
-							return fmt.Errorf("without a place: %w", err)
+							return fmt.Errorf("without a buffer: %w", err)
 						}
 					}
 					held.Release()

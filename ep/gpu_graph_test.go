@@ -225,7 +225,7 @@ func TestGraphsOnGPUs(t *testing.T) {
 					s.Live = 24
 					batches := graphBatches(s, ranks, min(s.MaxTokens, m.times(20, s.MaxTokens)), variants)
 					other := evenly(s, ranks, 9999, 4).Batch()
-					lends := way.name == "direct" // places are taken in turn, whoever has one
+					lends := way.name == "direct" // buffers are taken in turn, whoever holds one
 					replays := m.times(len(graphs)+4, 10000)
 					// Ranks that share a GPU may share what launches wait for, so none runs far
 					// ahead of those that it waits for.
@@ -251,7 +251,7 @@ func TestGraphsOnGPUs(t *testing.T) {
 							n := i % len(made)
 							g := made[n]
 							looks := i < len(made) || i >= replays-m.times(2, len(made)) || i%97 == 0
-							// Where the graphs' places are lent, an operation beside them would
+							// Where the graphs' buffers are lent, an operation beside them would
 							// leave rows in what is looked at.
 							beside := i%4 == 1 && !(lends && looks)
 							if looks {

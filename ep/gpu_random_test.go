@@ -96,7 +96,7 @@ func drawSlots(rng *rand.Rand) ep.KernelTuning {
 	}
 }
 
-// drawDirect draws the same for rows that have places. Those that are quantised on the way never go
+// drawDirect draws the same for direct mode. Those that are quantised on the way never go
 // by bulk copies.
 func drawDirect(rng *rand.Rand, quantised bool) ep.KernelTuning {
 	k := ep.KernelTuning{Blocks: drawn(rng, 0, 1, 2, 7), Threads: drawn(rng, 0, 64, 96, 512)}

@@ -13,7 +13,7 @@ import (
 	"github.com/weftgo/weft/internal/eptest"
 )
 
-// largeRows is a handle that takes as much as it can get, and whose next kernels may be placed
+// largeRows is a handle that takes as much as it can get, and whose next kernels may start
 // while the ones before still wait.
 var largeRows = ep.Spec{
 	Experts: 8, TopK: 8, Hidden: 7168, MaxTokens: 64, Layout: ep.RankMajor,
@@ -37,7 +37,7 @@ func TestSideBySideOnGPUs(t *testing.T) {
 			specs = append(specs, twice(large))
 			large.MaxTokens = 200
 			specs = append(specs, twice(large))
-			// Of these the next kernels are not placed early.
+			// Of these the next kernels do not start early.
 			large.Layout, large.Reduction, large.Weighting, large.MaxTokens = ep.ExpertMajor, ep.Exact, ep.Weighted, 96
 			specs = append(specs, twice(large))
 		}

@@ -27,7 +27,7 @@ type weightedRound struct {
 	routing *ep.Routing
 }
 
-// setWeights makes the numbers at the operand's place those of the turn.
+// setWeights makes the numbers of the operand those of the turn.
 func (w *weightedRound) setWeights(turn int) error {
 	var raw []byte
 	for range w.weights.Elems() {
@@ -149,7 +149,7 @@ func TestWeightsInGraphsOnGPUs(t *testing.T) {
 	})
 }
 
-// TestWeightsAfterMaskOnGPUs: where rows have places, weights still come for a routing that was
+// TestWeightsAfterMaskOnGPUs: in direct mode, weights still come for a routing that was
 // prepared with a rank that is left out since, whose own stay. Through slots rows would move, and
 // it is refused.
 func TestWeightsAfterMaskOnGPUs(t *testing.T) {
@@ -277,7 +277,7 @@ func TestCombineWeightsOnGPUs(t *testing.T) {
 						if err := r.handle.Combine(ctx, r.stream, ep.CombineArgs{
 							Routing: got.Routing, Weights: odd, Rows: got.Data, Out: out,
 						}); out.Shape[0] > 0 && !errors.Is(err, weft.ErrUnsupported) {
-							return fmt.Errorf("weights at an odd place: %v", err)
+							return fmt.Errorf("weights at an odd address: %v", err)
 						}
 						if err := r.handle.Combine(ctx, r.stream, ep.CombineArgs{
 							Routing: got.Routing, Weights: weights, Rows: got.Data, Out: wrong,

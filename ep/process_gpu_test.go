@@ -166,7 +166,7 @@ func TestKillOnGPUs(t *testing.T) {
 			{"prepare", all, []string{"packed", "token"}},
 			{"prepare dispatch", all, all},
 			{"dispatch", all, []string{"packed", "token"}},
-			// to places nobody sends before all have begun
+			// to rows nobody sends before all have begun
 			{"receive", []string{"exact", "value", "flag", "rank"}, []string{"exact"}},
 			{"combine", all, all},
 			{"combine backward", all, []string{"exact", "direct", "packed", "token"}},

@@ -145,13 +145,13 @@ func TestTunedOnGPUs(t *testing.T) {
 	})
 }
 
-// pulled is a Spec with a row for each token and rank, which its home reads at its place.
+// pulled is a Spec with a row for each token and rank, which its home reads where it is.
 func pulled(s ep.Spec) ep.Spec {
 	s.Layout, s.Reduction, s.Weighting = ep.TokenMajor, ep.Partial, ep.Plain
 	return s
 }
 
-// TestTunedDirectOnGPUs is TestTunedOnGPUs for rows that go to their places.
+// TestTunedDirectOnGPUs is TestTunedOnGPUs for direct mode.
 func TestTunedDirectOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2

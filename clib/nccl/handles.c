@@ -87,7 +87,7 @@ ncclEpResult_t ncclEpHandleMemSize(ncclEpGroup_t group, ncclEpLayout_t layout, c
 }
 
 /* Gives the handle the caller's memory, or its own. */
-static ncclEpResult_t place(nep_handle *h, const ncclEpTensor_t *handle_mem) {
+static ncclEpResult_t use_memory(nep_handle *h, const ncclEpTensor_t *handle_mem) {
 	size_t need = memory_size(h->group, h->topk);
 	if (handle_mem == NULL) {
 		h->own = true;
@@ -120,7 +120,7 @@ static ncclEpResult_t init(nep_group *g, ncclEpLayout_t layout, const ncclEpHand
 	h->group = g; /* later steps may fail, and then the group discards the exchange */
 	NEP_TRY(check_layer(g, layout, config, num_topk, &h->alignment));
 	h->topk = num_topk;
-	NEP_TRY(place(h, handle_mem));
+	NEP_TRY(use_memory(h, handle_mem));
 	NEP_TRY(nep_alloc_pinned(g, sizeof *h->pinned, (void **)&h->pinned));
 	h->pinned->header = header_of(h);
 	uint64_t id;
@@ -283,16 +283,16 @@ ncclEpResult_t nep_tell(nep_handle *h, weft_routing routing, const ncclEpLayoutI
 
 ncclEpResult_t nep_overflowed(const nep_handle *h) {
 	unsigned most = h->group->config.max_recv_tokens_per_rank;
-	int32_t came = h->pinned->demand;
-	if (came <= 0 || (unsigned)came <= most) {
+	int32_t rows = h->pinned->demand;
+	if (rows <= 0 || (unsigned)rows <= most) {
 		return NCCL_EP_SUCCESS;
 	}
-	h->pinned->demand = 0; /* said once */
+	h->pinned->demand = 0; /* reported once */
 	return nep_fail(NCCL_EP_INVALID_USAGE,
 					"%d rows came to rank %d, which has room for %u, and the last ones were left out: raise "
 					"max_recv_tokens_per_rank, set it to 0, or "
 					"let overflow_policy drop them",
-					came, h->group->rank, most);
+					rows, h->group->rank, most);
 }
 
 /* The exchange that counts: its rows are as small as rows can be. */
@@ -309,7 +309,7 @@ static nep_shape counting(const nep_handle *h, bool unbounded) {
  * More rows go to some rank than it has room for, and all ranks have got that error. The number of this rank's rows
  * is still useful: a caller that grows its memory reads it. The failure's words stay.
  */
-static void tell_demand(nep_handle *h, const weft_tensor *topk, const ncclEpLayoutInfo_t *info, weft_stream stream) {
+static void read_demand(nep_handle *h, const weft_tensor *topk, const ncclEpLayoutInfo_t *info, weft_stream stream) {
 	nep_shape shape = counting(h, true);
 	nep_exchange *exchange;
 	weft_routing routing;
@@ -326,7 +326,7 @@ static ncclEpResult_t refused(nep_handle *h, const weft_tensor *topk, const nccl
 	strncpy(words, nep_lib.weft_error(), sizeof words - 1);
 	words[sizeof words - 1] = 0;
 	int rank = nep_lib.weft_error_rank();
-	tell_demand(h, topk, info, stream);
+	read_demand(h, topk, info, stream);
 	return nep_result(nep_lib.weft_error_set(WEFT_ERROR_OVERFLOW, rank, words));
 }
 
@@ -338,7 +338,7 @@ static ncclEpResult_t sign(const nep_handle *h, weft_stream stream) {
 	return nep_write(h->group, h->memory + batch, (uint32_t)h->tokens | wide, stream);
 }
 
-/* Has a GPU say how many rows came, where they are not to be dropped without a word. */
+/* Has a GPU report how many rows came, where the handle does not drop rows silently. */
 static ncclEpResult_t watch(const nep_handle *h, weft_routing routing, weft_stream stream) {
 	const nep_group *g = h->group;
 	if (g->engine == WEFT_HOST || g->config.max_recv_tokens_per_rank == 0 ||

@@ -58,7 +58,7 @@ void nep_nccl_close(nep_meeting *m) {
 }
 
 /* A communicator that does not block says that it is still at it. */
-static ncclEpResult_t settle(const nep_meeting *m, int result) {
+static ncclEpResult_t await_result(const nep_meeting *m, int result) {
 	enum { IN_PROGRESS = 7 };
 	const struct timespec pause = {.tv_nsec = 100000};
 	for (int64_t waited = 0; result == IN_PROGRESS; waited++) {
@@ -76,8 +76,8 @@ static ncclEpResult_t gather(const nep_meeting *m, uint64_t device, const void *
 	const struct nep_cuda *c = m->cuda;
 	uint64_t gathered = device + (bytes + 255) / 256 * 256;
 	NEP_TRY(nep_cuda_result(c, c->cuMemcpyAsync(device, (uint64_t)(uintptr_t)mine, bytes, m->stream), "cuMemcpyAsync"));
-	NEP_TRY(settle(m, m->all_gather((const void *)(uintptr_t)device, (void *)(uintptr_t)gathered, bytes, NCCL_EP_UINT8,
-									m->comm, m->stream)));
+	NEP_TRY(await_result(m, m->all_gather((const void *)(uintptr_t)device, (void *)(uintptr_t)gathered, bytes,
+										   NCCL_EP_UINT8, m->comm, m->stream)));
 	NEP_TRY(nep_cuda_result(
 		c, c->cuMemcpyAsync((uint64_t)(uintptr_t)all, gathered, bytes * (size_t)m->ranks, m->stream), "cuMemcpyAsync"));
 	return nep_cuda_wait(c, m->stream, m->deadline_ms);

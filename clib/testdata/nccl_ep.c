@@ -259,7 +259,7 @@ static void copy(const rank *r, void *to, const void *from, size_t bytes) {
 }
 
 /* Waits until what was enqueued has happened. */
-static void settle(const rank *r) { OK(weft_comm_wait(r->comm, NULL)); }
+static void synchronize(const rank *r) { OK(weft_comm_wait(r->comm, NULL)); }
 
 /* Memory of the seat's, until the next scenario. */
 static void *take(rank *r, size_t bytes) {
@@ -336,7 +336,7 @@ static void update(rank *r, const layer *l, ncclEpHandle_t h) {
 		.recv_total_counter = look(&d, &r->total, NCCL_EP_INT64, 1, 0),
 	};
 	EP(ncclEpUpdateHandle(h, topk_of(r, l, &topk), &info, NULL));
-	settle(r);
+	synchronize(r);
 	TRUE(r->total == z.total);
 	for (int e = 0; e < LOCAL; e++) {
 		TRUE(r->counts[e] == z.counts[e] && r->offsets[e] == z.offsets[e]);
@@ -383,7 +383,7 @@ static void dispatch(rank *r, const layer *l, ncclEpHandle_t h) {
 		.topk_weights = look(&rw, r->row_weights, NCCL_EP_FLOAT32, room(r, z.total), 0),
 	};
 	EP(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL));
-	settle(r);
+	synchronize(r);
 	for (int i = 0; i < z.total; i++) {
 		const row *w = &z.rows[i];
 		TRUE(r->row_weights[i] == (w->rank < 0 ? 0 : weight_of(w->rank, w->token, w->k)));
@@ -421,7 +421,7 @@ static void combine(rank *r, const layer *l, ncclEpHandle_t h, ncclEpTensor_t *g
 								   .magic = NCCL_EP_MAGIC,
 								   .tokens = look(&out, n == 0 ? NULL : r->out, l->type, (size_t)n, HIDDEN)};
 	EP(ncclEpCombine(h, &in, &sums, NULL, NULL));
-	settle(r);
+	synchronize(r);
 	for (int i = 0; i < n * HIDDEN; i++) {
 		float sum = 0;
 		for (int k = 0; k < l->topk; k++) {
@@ -449,7 +449,7 @@ static void backward(rank *r, const layer *l, ncclEpHandle_t h) {
 	ncclEpDispatchOutputs_t out = {
 		.size = sizeof out, .magic = NCCL_EP_MAGIC, .tokens = look(&rows, r->rows, l->type, room(r, z.total), HIDDEN)};
 	EP(ncclEpDispatch(h, &in, &out, NULL, &back, NULL));
-	settle(r);
+	synchronize(r);
 	for (int i = 0; i < z.total * HIDDEN; i++) {
 		const row *v = &z.rows[i / HIDDEN];
 		TRUE(is(r->rows, l->type, (size_t)i, v->rank < 0 ? 0 : element(l, v->rank, v->token, i % HIDDEN) + 1));
@@ -474,7 +474,7 @@ static void backward(rank *r, const layer *l, ncclEpHandle_t h) {
 		.topk_weights = look(&w, n == 0 ? NULL : r->grad_weights, NCCL_EP_FLOAT32, (size_t)n, (size_t)l->topk),
 	};
 	EP(ncclEpCombine(h, &grads, &to, &home, NULL));
-	settle(r);
+	synchronize(r);
 	for (int t = 0; t < n; t++) {
 		int selected = 0;
 		for (int k = 0; k < l->topk; k++) {
@@ -600,7 +600,7 @@ static void overflow(rank *r) {
 				TRUE(result == NCCL_EP_SUCCESS || (result == NCCL_EP_INVALID_USAGE &&
 												   strstr(weft_error(), "raise max_recv_tokens_per_rank") != NULL));
 				refused += result != NCCL_EP_SUCCESS;
-				settle(r);
+				synchronize(r);
 				TRUE(r->total == mine);
 			}
 			TRUE((refused > 0) == (mine == most));
@@ -614,7 +614,7 @@ static void overflow(rank *r) {
 		} else {
 			EP(ncclEpUpdateHandle(h, topk_of(r, &l, &topk), &info, NULL));
 			int kept = 0;
-			settle(r);
+			synchronize(r);
 			for (int e = 0; e < LOCAL; e++) {
 				kept += r->offsets[e];
 			}
@@ -670,7 +670,7 @@ static void scaled(rank *r) {
 			.scales = look(&rs, out_scales, NCCL_EP_UINT8, room(r, 0), SCALES),
 		};
 		EP(ncclEpDispatch(h, &in, &out, NULL, &config, NULL));
-		settle(r);
+		synchronize(r);
 		for (int i = 0; i < z.total; i++) {
 			const row *v = &z.rows[i];
 			for (int j = 0; j < HIDDEN; j++) {
@@ -746,7 +746,7 @@ static void windows(rank *r) {
 	}
 	rows.t.win_offset = OFFSET;
 	EP(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL));
-	settle(r);
+	synchronize(r);
 	const zones z = model(&l, r->info.rank);
 	copy(r, r->rows, (char *)memory + OFFSET, (size_t)(z.total * HIDDEN) * width(l.type));
 	for (int i = 0; i < z.total * HIDDEN; i++) {

@@ -73,7 +73,7 @@ type figure struct {
 	samples []float64
 }
 
-func (f *figure) settle() {
+func (f *figure) finish() {
 	slices.Sort(f.samples)
 	f.Rounds = len(f.samples)
 	f.Value = f.samples[len(f.samples)/2]
@@ -155,7 +155,7 @@ func (s *session) all(rounds int, each time.Duration) ([]*figure, error) {
 		note("memory of a rank beyond windows", "MiB", 32, false, float64(records[0].Memory)/(1<<20))
 	}
 	for _, f := range figures {
-		f.settle()
+		f.finish()
 	}
 	return figures, nil
 }

@@ -240,8 +240,8 @@ func (g *gpuFlags) contracts(given func(flag string) bool, e *epFlags) ([]benche
 	}, nil
 }
 
-// settle fills in what follows from the mode.
-func (g *gpuFlags) settle(cmd *cobra.Command, mode string) {
+// setDefaults fills in what follows from the mode.
+func (g *gpuFlags) setDefaults(cmd *cobra.Command, mode string) {
 	if !cmd.Flags().Changed("phases") && mode == highThroughput {
 		g.phases = "all"
 	}
@@ -266,7 +266,7 @@ func (g *gpuFlags) refuse(cmd *cobra.Command) error {
 
 // run measures on GPUs.
 func (g *gpuFlags) run(cmd *cobra.Command, e *epFlags, to output) (err error) {
-	g.settle(cmd, e.mode)
+	g.setDefaults(cmd, e.mode)
 	shapes, err := g.shapes(cmd, e)
 	if err != nil {
 		return usageError{fmt.Errorf("bench ep: %w", err)}

@@ -66,7 +66,7 @@ func shapesOf(t *testing.T, line string) []benchep.Shape {
 	if err := cmd.ParseFlags(strings.Fields(line)); err != nil {
 		t.Fatal(err)
 	}
-	e.settle(cmd)
+	e.setDefaults(cmd)
 	shapes, err := g.shapes(cmd, e)
 	if err != nil {
 		t.Fatal(err)
@@ -168,10 +168,10 @@ func TestThroughputShapesOnGPUs(t *testing.T) {
 	if err := cmd.ParseFlags([]string{"--phases", "fused"}); err != nil {
 		t.Fatal(err)
 	}
-	if g.settle(cmd, lowLatency); g.gradients || g.phases != "fused" {
+	if g.setDefaults(cmd, lowLatency); g.gradients || g.phases != "fused" {
 		t.Errorf("%+v", g)
 	}
-	if g.settle(cmd, highThroughput); !g.gradients || g.phases != "fused" {
+	if g.setDefaults(cmd, highThroughput); !g.gradients || g.phases != "fused" {
 		t.Errorf("%+v", g)
 	}
 }
@@ -189,7 +189,7 @@ func TestModesOnTheHost(t *testing.T) {
 		if err := cmd.ParseFlags(strings.Fields(line)); err != nil {
 			t.Fatal(err)
 		}
-		e.settle(cmd)
+		e.setDefaults(cmd)
 		s := e.shape
 		if got := fmt.Sprint(s.Layout, " ", s.Reduction, " ", s.Weighting, " ", []int(e.tokens)); got != want {
 			t.Errorf("%s: %s, want %s", line, got, want)

@@ -39,7 +39,7 @@ The rank-major and token-major layouts have one row per token and rank, so for t
 	out, flags := outputFlags(cmd), newEPFlags(cmd)
 	gpus := newGPUFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		flags.settle(cmd)
+		flags.setDefaults(cmd)
 		if err := gpus.refuse(cmd); err != nil {
 			return usageError{fmt.Errorf("bench ep: %w", err)}
 		}
@@ -105,8 +105,8 @@ const (
 	heap    = "heap"
 )
 
-// settle fills in the defaults that depend on the given flags.
-func (e *epFlags) settle(cmd *cobra.Command) {
+// setDefaults fills in the defaults that depend on the given flags.
+func (e *epFlags) setDefaults(cmd *cobra.Command) {
 	s := &e.shape
 	s.Phases, s.Heap = e.calls == phases, e.operand == heap
 	if e.mode == highThroughput {

@@ -91,7 +91,7 @@ Absent when empty:
 	f.BoolVar(&o.json, "json", false, "print one JSON object a line")
 	f.StringVar(&o.lines, "lines", "", "write the lines of --json to this `file` as well")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		o.ep.settle(cmd)
+		o.ep.setDefaults(cmd)
 		if err := o.run(cmd); err != nil {
 			return fmt.Errorf("bench overlap: %w", err)
 		}

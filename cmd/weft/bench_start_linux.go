@@ -79,7 +79,7 @@ In every row but the driver's, the median and the maximum of each stage:
 	f.BoolVar(&s.json, "json", false, "print one JSON object a line")
 	f.StringVar(&s.lines, "lines", "", "write the lines of --json to this `file` as well")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		s.ep.settle(cmd)
+		s.ep.setDefaults(cmd)
 		if err := s.run(cmd); err != nil {
 			return fmt.Errorf("bench start: %w", err)
 		}

@@ -503,12 +503,12 @@ func TestVersion(t *testing.T) {
 
 func TestFigures(t *testing.T) {
 	f := figure{Target: 0.6, Least: true, samples: []float64{0.9, 0.5, 0.7}}
-	f.settle()
+	f.finish()
 	if f.Value != 0.7 || !f.Met || f.Rounds != 3 {
 		t.Errorf("%+v", f)
 	}
 	f = figure{Target: 5, samples: []float64{6}}
-	f.settle()
+	f.finish()
 	if f.Met {
 		t.Errorf("%+v", f)
 	}

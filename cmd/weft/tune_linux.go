@@ -89,7 +89,7 @@ are tuned, with --mode ht its two.`,
 	f.DurationVar(&t.gpu.deadline, "deadline", t.gpu.deadline, "of each wait on a GPU")
 	f.StringVar(&t.out, "out", "", "the `file` of the table (default: the one that handles read)")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		t.ep.settle(cmd)
+		t.ep.setDefaults(cmd)
 		if err := t.run(cmd); err != nil {
 			return fmt.Errorf("tune ep: %w", err)
 		}

@@ -89,9 +89,9 @@ func (m *Machine) occupy(p *primary, s *stream, op func(*primary) sys.Result) sy
 	return op(p)
 }
 
-// settled asks whether a stream has done all that was enqueued, which it cannot answer while it
+// completed asks whether a stream has done all that was enqueued, which it cannot answer while it
 // captures.
-func (m *Machine) settled(call string, c sys.Context, h sys.Stream, wait bool) sys.Result {
+func (m *Machine) completed(call string, c sys.Context, h sys.Stream, wait bool) sys.Result {
 	return m.onStream(call, c, h, func(p *primary, s *stream) sys.Result {
 		if r := m.hindered(call); r != sys.Success {
 			return r
@@ -132,9 +132,9 @@ func (m *Machine) streamCalls(t *sys.Table) {
 	t.StreamSynchronize = func(c sys.Context,
 		h sys.Stream,
 	) sys.Result {
-		return m.settled("cuStreamSynchronize", c, h, true)
+		return m.completed("cuStreamSynchronize", c, h, true)
 	}
-	t.StreamQuery = func(c sys.Context, h sys.Stream) sys.Result { return m.settled("cuStreamQuery", c, h, false) }
+	t.StreamQuery = func(c sys.Context, h sys.Stream) sys.Result { return m.completed("cuStreamQuery", c, h, false) }
 	t.StreamGetPriority = func(c sys.Context, h sys.Stream, out *int32) sys.Result {
 		return m.onStream("cuStreamGetPriority", c, h,
 			func(_ *primary, s *stream) sys.Result { *out = s.priority; return sys.Success })
@@ -224,7 +224,7 @@ func (m *Machine) eventCalls(t *sys.Table) {
 			return sys.Success
 		})
 	}
-	settled := func(call string) func(sys.Context, sys.Event) sys.Result {
+	completed := func(call string) func(sys.Context, sys.Event) sys.Result {
 		return func(c sys.Context, h sys.Event) sys.Result {
 			return onEvent(call, c, h, func(e *event) sys.Result {
 				if r := m.hindered(call); r != sys.Success {
@@ -238,7 +238,7 @@ func (m *Machine) eventCalls(t *sys.Table) {
 			})
 		}
 	}
-	t.EventQuery, t.EventSynchronize = settled("cuEventQuery"), settled("cuEventSynchronize")
+	t.EventQuery, t.EventSynchronize = completed("cuEventQuery"), completed("cuEventSynchronize")
 	t.EventElapsedTime = func(c sys.Context, out *float32, start, end sys.Event) sys.Result {
 		return onEvent("cuEventElapsedTime", c, start, func(a *event) sys.Result {
 			b := m.events[end]

@@ -50,8 +50,8 @@ func (f failures) text(one func(*Error) string) string {
 	first := map[string]string{} // by problem and logger
 	for _, e := range f {
 		cause := e.Err.Error()
-		if told, ok := first[cause]; ok {
-			lines = append(lines, e.head()+"as "+told)
+		if earlier, ok := first[cause]; ok {
+			lines = append(lines, e.head()+"as "+earlier)
 			continue
 		}
 		first[cause] = e.Name

@@ -66,7 +66,7 @@ func play(in *bufio.Reader, out *json.Encoder) error {
 	if err := json.Unmarshal(line, &o); err != nil {
 		return err
 	}
-	if err := o.settle(); err != nil {
+	if err := o.apply(); err != nil {
 		return err
 	}
 	meet := func(event string) error {
@@ -120,8 +120,8 @@ func play(in *bufio.Reader, out *json.Encoder) error {
 	return err
 }
 
-// settle makes the process what the order wants.
-func (o *order) settle() error {
+// apply makes the process what the order wants.
+func (o *order) apply() error {
 	if err := o.mount(); err != nil {
 		return err
 	}

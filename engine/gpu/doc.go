@@ -27,7 +27,7 @@
 // ordered among each other. Each block of a kernel counts the lane's operations in device memory
 // ([device.Count]), so a captured operation may be replayed any number of times, among others, in
 // graphs of any size. Nothing on the device is ever reset while operations may run: values that are
-// their own flags have places in turn, and counters grow. Package device says how kernels signal
+// their own flags have buffers in turn, and counters grow. Package device says how kernels signal
 // and wait.
 //
 // # Failure

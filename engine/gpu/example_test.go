@@ -13,7 +13,7 @@ import (
 )
 
 // gatherSource is a kernel that gathers a word from every rank. A word is its own flag, and stands
-// in one of three places in turn: the place of the operation before is emptied for the operation
+// in one of three buffers in turn: the buffer of the operation before is emptied for the operation
 // after the next. Its sender has heard from this rank by then.
 const gatherSource = `#include "flags.cuh"
 using namespace weft;

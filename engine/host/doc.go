@@ -1,4 +1,4 @@
-// Package host is what operations between ranks that share memory are made of: how ranks meet, how a
+// Package host has the parts of operations between ranks that share memory: how ranks meet, how a
 // refusal reaches all of them, and how a rank finds the operands of another. Package collective and
 // the host engine of package ep use it.
 //

@@ -35,7 +35,7 @@ type Rounds struct {
 	Comm   *weft.Comm
 	Window *weft.Window // the pads; the owner closes it
 	Live   []int        // ranks that take part, ascending
-	Self   int          // this rank's place among them
+	Self   int          // this rank's index among them
 
 	// Step, if a test sets it, is called when this rank has published a round, and when it has seen
 	// that of every rank.

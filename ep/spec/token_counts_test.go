@@ -102,7 +102,7 @@ func TestCountRoutingRefuses(t *testing.T) {
 		"too small": func() (*spec.TokenCounts, error) {
 			return spec.CountRouting(weft.TensorOf([]int32{-2}, 1, 1), 4, 2, 1)
 		},
-		"has no place": func() (*spec.TokenCounts, error) {
+		"in unequal shares": func() (*spec.TokenCounts, error) {
 			return spec.CountRouting(weft.Tensor{DType: weft.Int32, Shape: []int{1, 2}}, 4, 2, 1)
 		},
 	} {

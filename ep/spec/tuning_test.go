@@ -19,7 +19,7 @@ func exact(ranks int) spec.Spec {
 	}
 }
 
-// pulled is a Spec with a row for each token and rank, which its home reads at its place.
+// pulled is a Spec with a row for each token and rank, which its home reads where it is.
 func pulled(s spec.Spec) spec.Spec {
 	s.Layout, s.Reduction, s.Weighting = spec.TokenMajor, spec.Partial, spec.Plain
 	return s
@@ -74,7 +74,7 @@ func TestTuningRefusals(t *testing.T) {
 			s.MaxTokens, s.Tuning.Dispatch.Protocol = 5000, spec.ValueProtocol
 		}},
 		{
-			"places", "has no slots", weft.ErrUnsupported, spec.GPUEngine,
+			"direct", "has no slots", weft.ErrUnsupported, spec.GPUEngine,
 			func(s *spec.Spec) { s.Layout, s.Tuning.Dispatch.Units = spec.ExpertPacked, 1 },
 		},
 		{
@@ -92,7 +92,7 @@ func TestTuningRefusals(t *testing.T) {
 			"pulled by expert", "has no slots", weft.ErrUnsupported, spec.GPUEngine,
 			func(s *spec.Spec) { s.Layout, s.Tuning.Combine.Dependent = spec.ExpertPacked, 1 },
 		},
-		{"all of places", "", nil, spec.GPUEngine, func(s *spec.Spec) {
+		{"all of direct", "", nil, spec.GPUEngine, func(s *spec.Spec) {
 			*s = pulled(*s)
 			s.Tuning.Dispatch = spec.KernelTuning{Threads: 512, Blocks: 1024, Bulk: 1, Warps: 16, Parts: 16}
 			s.Tuning.Combine = spec.KernelTuning{Threads: 64, Blocks: 1, Bulk: -1}

@@ -34,7 +34,7 @@ static weft_tensor matrix(void *data, weft_dtype type, int64_t rows, int64_t col
 	return t;
 }
 
-/* The number at a place of a token, which every rank can work out. */
+/* The number at an index of a token, which every rank can work out. */
 static float element(int rank, int token, int column) { return (float)(rank * 1000 + token * 10 + column % 7); }
 
 /* Expert e multiplies its rows by e + 1. */

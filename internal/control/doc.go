@@ -1,5 +1,5 @@
-// Package control is what ranks tell each other beside data: notes that all of them gather, faults,
-// and the set of ranks that they go on without. A [Rank] is one rank's side of it.
+// Package control exchanges everything but data between ranks: notes that all of them gather, faults,
+// and the set of masked ranks. A [Rank] is one rank's side of it.
 //
 // # Data flow
 //
@@ -32,8 +32,8 @@
 //     own pages instead, a poll would read as many words as there are ranks. [Transport.Abort] sets
 //     it. It returns nothing and may take effect later: the writer never reads it back.
 //   - The decision. Two disjoint sides of living ranks must not both be decided, and reads and
-//     writes of words with one writer each cannot settle that, in whatever order they come:
-//     consensus among ranks that may stop needs a compare-and-swap. [Transport.Decide] may take
+//     writes of words with one writer each cannot decide that in any order: consensus among ranks that
+//     may stop needs a compare-and-swap. [Transport.Decide] may take
 //     effect later. Its outcome shows in [Transport.Decision]: a later decision, this one or the one
 //     that was faster. Until then the leader holds on to its proposal.
 //
@@ -46,8 +46,8 @@
 //
 // # What a fabric provides
 //
-//   - What one rank sends one peer arrives in order: parts, aborts, and the news that the rank has
-//     left or died. Nothing else has an order: not what different ranks send, nor decisions.
+//   - Messages from one rank to one peer arrive in order: parts, aborts, and the news that the rank
+//     has left or died. Messages of different ranks have no order, nor do decisions.
 //   - Publish shows each peer a part of the page, the notes or the intent, as it was when it was
 //     published. A fabric that writes notes word by word writes the round last, with
 //     [channel.Counter.Publish], which wakes sleepers; one that passes over some writes both halves.
@@ -65,7 +65,7 @@
 // Gather: a rank publishes round n+1 only after it has read all notes of round n, and writes over
 // the notes of round n in round n+2 only after it has seen every peer publish n+1. Hence two notes
 // by parity suffice, however late views are: a rank reads a note of round n before its owner can
-// have been told to write over it. Peers that go on without a rank send it an abort before they
+// write over it. Peers that go on without a rank send it an abort before they
 // gather again. Hence a rank that finds no fault after a gather has the notes of its own round.
 //
 // Faults are dated with a generation, ignored when they are older, and ignored from or about ranks

@@ -11,12 +11,12 @@ import (
 	"github.com/weftgo/weft/internal/rankset"
 )
 
-// SetMask agrees with the ranks outside the set to go on without those in it. Settle, if there is
+// SetMask agrees with the ranks outside the set to go on without those in it. Entered, if there is
 // one, is called when the rank has gone over to the new generation, before it looks for faults in it.
 //
 // An error that wraps [bootstrap.ErrMismatch] is not for the others: a rank that has another set finds
 // out on its own, and told of this rank it would leave it out.
-func (r *Rank) SetMask(ctx context.Context, op string, set rankset.Set, settle func() error) error {
+func (r *Rank) SetMask(ctx context.Context, op string, set rankset.Set, entered func() error) error {
 	target, err := r.agree(ctx, op, set)
 	if errors.Is(err, bootstrap.ErrMismatch) {
 		r.accuse(channel.CauseAbort, r.rank)
@@ -32,8 +32,8 @@ func (r *Rank) SetMask(ctx context.Context, op string, set rankset.Set, settle f
 	if f := r.own.fault.Fault(); f.Cause != channel.CauseNone && f.Older(target) {
 		r.own.fault.Clear(f)
 	}
-	if settle != nil {
-		if err := settle(); err != nil {
+	if entered != nil {
+		if err := entered(); err != nil {
 			return err
 		}
 	}

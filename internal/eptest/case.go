@@ -38,7 +38,7 @@ type Case struct {
 // Operand says where the operands of operations stand.
 type Operand uint8
 
-// The places of operands.
+// Where operands lie.
 const (
 	PlainOperand    Operand = iota // in memory that no peer can see
 	WindowOperand                  // in a window

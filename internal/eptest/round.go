@@ -46,7 +46,7 @@ func (b *Batch) Round(e Engine, comm *weft.Comm, h *ep.Handle) (*Round, error) {
 	return r, r.Load(b)
 }
 
-// Load puts the inputs of another batch of as many tokens into the place of those that are there.
+// Load puts the inputs of another batch of as many tokens over those that are there.
 // Nothing of the round may be on its way here.
 func (r *Round) Load(b *Batch) (err error) {
 	t, me := b.trial, r.r.comm.Rank()

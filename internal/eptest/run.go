@@ -281,7 +281,7 @@ func (r *runner) sameTensor(what string, t weft.Tensor, d weft.DType, shape []in
 	return nil
 }
 
-// routingOperands puts the routing of this rank's tokens into its place.
+// routingOperands puts the routing of this rank's tokens into its operand.
 func (r *runner) routingOperands() (topk, weights weft.Tensor, err error) {
 	me, k := r.comm.Rank(), r.spec.TopK
 	sel := r.TopK[me]
@@ -308,7 +308,7 @@ func (r *runner) routingOperands() (topk, weights weft.Tensor, err error) {
 	return topk, weights, err
 }
 
-// weightOperand puts the weights of this rank's tokens into their place.
+// weightOperand puts the weights of this rank's tokens into their operand.
 func (r *runner) weightOperand() (weft.Tensor, error) {
 	w := r.batch.weights[r.comm.Rank()]
 	return r.tensor(r.off.weights, singleBytes(w), weft.Float32, len(w)/r.spec.TopK, r.spec.TopK)
@@ -486,7 +486,7 @@ func (r *runner) rowTypes(in bool) (d, scale weft.DType, width, scaleWidth int) 
 	return d, scale, width, scaleWidth
 }
 
-// rowOperands puts the i-th rows of this rank's tokens into their place.
+// rowOperands puts the i-th rows of this rank's tokens into their operand.
 func (r *runner) rowOperands(i int) (in ep.Rows, err error) {
 	me := r.comm.Rank()
 	x, n := r.x[i][me], r.tokens(me)

@@ -249,9 +249,9 @@ func refusals(e Engine, n int) error {
 // does.
 func checks(t *testing.T, n int, exactly bool) {
 	const name = "rapid.checks"
-	said := false
-	flag.Visit(func(f *flag.Flag) { said = said || f.Name == name })
-	if said && !exactly {
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == name })
+	if given && !exactly {
 		return
 	}
 	if testing.Short() && !exactly {

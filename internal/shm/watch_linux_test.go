@@ -39,16 +39,16 @@ func TestWatch(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	told := make(map[int]bool)
+	reported := make(map[int]bool)
 	for range n {
 		select {
 		case p := <-seen:
-			if told[p] {
+			if reported[p] {
 				t.Errorf("told twice of %d", p)
 			}
-			told[p] = true
+			reported[p] = true
 		case <-time.After(patience):
-			t.Fatalf("told of %d of %d", len(told), n)
+			t.Fatalf("told of %d of %d", len(reported), n)
 		}
 	}
 	if err := w.add(n, 1<<22+1); !errors.Is(err, ErrDied) {

@@ -604,7 +604,7 @@ def test_hooks_that_are_lost_over_a_mask(threads):
             return
         b.low_latency_update_mask_buffer(1, True)
         if b.rank == 2:
-            b._exchanges.mask.settle()
+            b._exchanges.mask.agree()
             with pytest.raises(weft.AbortedError, match="masked after it was sent"):
                 hook()
         del hook

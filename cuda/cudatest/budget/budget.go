@@ -64,11 +64,11 @@ func Cache(c *nvrtc.Compiler) *kernel.Cache {
 // Compile compiles specs, in their order, and reads their kernels' use. Any other output of the
 // compiler is an error.
 func Compile(ctx context.Context, cache *kernel.Cache, specs []kernel.Spec) ([]Program, error) {
-	told := slices.Clone(specs)
-	for i := range told {
-		told[i].Options = append(slices.Clone(told[i].Options), verbose)
+	asked := slices.Clone(specs)
+	for i := range asked {
+		asked[i].Options = append(slices.Clone(asked[i].Options), verbose)
 	}
-	cubins, err := cache.LoadAll(ctx, told)
+	cubins, err := cache.LoadAll(ctx, asked)
 	if err != nil {
 		return nil, err
 	}
@@ -147,7 +147,7 @@ func read(log string) (map[string]Use, error) {
 
 // compare checks that the compiler's output has every kernel: each has a section of constants, with
 // its arguments.
-func compare(image []byte, told []string) error {
+func compare(image []byte, listed []string) error {
 	f, err := elf.NewFile(bytes.NewReader(image))
 	if err != nil {
 		return err
@@ -159,8 +159,8 @@ func compare(image []byte, told []string) error {
 		}
 	}
 	slices.Sort(names)
-	if !slices.Equal(names, told) {
-		return fmt.Errorf("there are kernels %q, and the compiler tells of %q", names, told)
+	if !slices.Equal(names, listed) {
+		return fmt.Errorf("there are kernels %q, and the compiler lists %q", names, listed)
 	}
 	return nil
 }

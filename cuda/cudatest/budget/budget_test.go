@@ -14,7 +14,7 @@ import (
 	"github.com/weftgo/weft/cuda/kernel"
 )
 
-const told = `ptxas info    : 20 bytes gmem, 40 bytes cmem[4]
+const ptxasOutput = `ptxas info    : 20 bytes gmem, 40 bytes cmem[4]
 ptxas info    : Compiling entry function 'flag' for 'sm_80'
 ptxas info    : Function properties for flag
 ptxas         .     80 bytes stack frame, 68 bytes spill stores, 28 bytes spill loads
@@ -30,14 +30,14 @@ ptxas info    : Used 8 registers
 `
 
 func TestRead(t *testing.T) {
-	got, err := read(told)
+	got, err := read(ptxasOutput)
 	want := map[string]Use{"flag": {Registers: 64, Stack: 88, Spilled: 100, Shared: 16388}, "small": {Registers: 8}}
 	if err != nil || !cmp.Equal(got, want) {
 		t.Errorf("%v, %v", cmp.Diff(want, got), err)
 	}
 	for _, log := range []string{
-		told + "kernel.cu(3): warning #177-D: variable \"x\" was declared but never referenced\n",
-		"ptxas warning : Value of threads per SM is out of range\n" + told,
+		ptxasOutput + "kernel.cu(3): warning #177-D: variable \"x\" was declared but never referenced\n",
+		"ptxas warning : Value of threads per SM is out of range\n" + ptxasOutput,
 		"ptxas info    : Compiling entry function 'silent' for 'sm_80'\n",
 		"ptxas info    : Used 8 registers\n",
 	} {

@@ -20,9 +20,9 @@
 // A CUDA thread is a fiber with a stack of 64 KiB, of which it uses a page or two. All blocks of a
 // grid live at once, on one thread of the operating system; blocks and threads take turns. Warps
 // meet in collectives with the mask that is given, blocks at barriers. Loads that a kernel may poll
-// with (relaxed and acquire ones, atomics), pause and barrier_done let others run after a while.
-// Where nothing moves but polls, the thread lets others have the processor, and after a while
-// sleeps. A loop that polls memory in another way never ends.
+// with (relaxed and acquire ones, atomics), pause and barrier_done let others run after a while. If
+// all fibers only poll, the thread yields the processor, and after a while sleeps. A loop that polls
+// memory in another way never ends.
 //
 // Bulk copies happen a few polls after they were begun. Shared memory begins as nonsense.
 //

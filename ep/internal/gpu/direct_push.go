@@ -13,8 +13,8 @@ import (
 	"github.com/weftgo/weft/ep/spec"
 )
 
-// push stores rows straight at their final rows: the kernel of direct_push.cu. A row map
-// has prepared what it goes by.
+// push dispatches rows straight into receive buffers: the kernel of direct_push.cu. It reads the rows
+// that a row map has computed.
 type push struct {
 	launcher[pushArgs] // the second is of calls that bring weights
 	*rowMap            // prepares

@@ -26,8 +26,8 @@
 //	prepare   mover.prepare    -> launches, and the arguments that no call changes
 //	lane      mover.point      -> addresses, again whenever the lane takes other memory
 //
-// dispatch.go and combine.go have what operations do whichever way rows go: they enter the lane,
-// check arguments, ask the dispatcher or the combiner, and finish. A mover begins each call from
-// the arguments that no call changes, so nothing of the call before is left. What a call has set
-// stays until the next one: the second half of an operation goes by it.
+// dispatch.go and combine.go have the steps that all movers share: they enter the lane, check
+// arguments, ask the dispatcher or the combiner, and finish. A mover begins each call from the
+// arguments that no call changes, so nothing of the call before is left. The arguments of a call stay
+// until the next one: the second half of an operation reads them.
 package gpu

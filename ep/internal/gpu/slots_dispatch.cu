@@ -84,7 +84,7 @@ template <bool VALUE> __device__ __forceinline__ bool stays(const Batch &b) {
 	return VALUE && (!BY_EXPERT || (WEFT_QUANTIZE == 0 && (b.flags & (SEND | RECEIVE)) == (SEND | RECEIVE)));
 }
 
-// is_direct says whether senders store rows at their final rows.
+// is_direct says whether senders store rows straight into the receive buffer.
 template <bool VALUE> __device__ __forceinline__ bool is_direct(const Batch &b) {
 	return !VALUE && !BY_EXPERT && (b.flags & IN_PLACE) != 0;
 }

@@ -3,7 +3,7 @@
 // is right; package engine/host has the rounds in which ranks talk.
 //
 //	prepare.go   every rank writes its routing metadata, reads that of all, and computes the same
-//	dispatch.go  rows are offered where they are, or staged; their receivers copy them into place
-//	combine.go   experts' rows are offered; the home of a token sums them where they are
+//	dispatch.go  senders publish rows where they are, or stage them; receivers copy them
+//	combine.go   ranks publish experts' rows; the home of a token sums them where they are
 //	backward.go  the gradients: the same two moves with roles exchanged
 package pull

@@ -120,8 +120,8 @@ func answer(value any, err error, took time.Duration) Answer {
 	if err == nil {
 		return a
 	}
-	told := AnswerOf(err)
-	a.Err, a.Cause, a.Peer = told.Err, told.Cause, told.Peer
+	failed := AnswerOf(err)
+	a.Err, a.Cause, a.Peer = failed.Err, failed.Cause, failed.Peer
 	return a
 }
 

@@ -124,8 +124,8 @@ class Exchanges:
         """Counts where tokens go, on the device of ``topk``. Returns tokens per rank, int32 [ranks]; None
         (there is one node); selections per expert, int32 [experts]; and whether a token goes to a rank,
         bool [tokens, ranks]. Local."""
-        if not self.mask.settled:
-            self.mask.settle()  # till then a communicator that has failed counts nothing
+        if not self.mask.agreed:
+            self.mask.agree()  # till then a communicator that has failed counts nothing
         if self.on_gpu:
             counter = self._counters.get(experts)
             if counter is None:

@@ -282,8 +282,8 @@ class LowLatency:
             stats.add_(into.counts)
 
     def _begin(self, kind: Kind, like: Tensor, waits: Tensor | None) -> ep.Handle:
-        if not self._exchanges.mask.settled:
-            self._exchanges.mask.settle()
+        if not self._exchanges.mask.agreed:
+            self._exchanges.mask.agree()
         h = self._handle(kind)
         if h in self._sent:
             self._finish(h, like)
@@ -297,8 +297,8 @@ class LowLatency:
         that."""
         if sent.routing is None:
             raise ContractError("the hook of the dispatch was not called: call it before the rows are combined")
-        if not self._exchanges.mask.settled:
-            self._exchanges.mask.settle()
+        if not self._exchanges.mask.agreed:
+            self._exchanges.mask.agree()
         self._exchanges.check_era(sent.era)
         h = self._handle(sent.kind)
         if h in self._sent:

@@ -167,7 +167,7 @@ class Normal:
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, list[int], DispatchHandle]:
         """Sends rows by routing of their own: the rows that arrive, scales, selections, weights,
         counts, the handle. Collective."""
-        self._settle()
+        self._agree()
         exchanges, selected, experts = self._exchanges, topk is not None, expert_tokens.shape[0]
         if topk is None:
             # Ranks are all that is known: each is an expert.
@@ -212,9 +212,9 @@ class Normal:
         )
         return rows, None if arrived is None else _like_sent(scales, arrived), ids, sums, counts, made
 
-    def _settle(self) -> None:
-        if not self._exchanges.mask.settled:
-            self._exchanges.mask.settle()
+    def _agree(self) -> None:
+        if not self._exchanges.mask.agreed:
+            self._exchanges.mask.agree()
 
     def _mine(self, of_experts: Tensor) -> slice:
         """Where this rank's experts are among all."""
@@ -314,7 +314,7 @@ class Normal:
 
     def again(self, x: Tensor, scales: Tensor | None, route: Route) -> tuple[Tensor, Tensor | None]:
         """Sends rows by a route that is known: those that arrive. Collective."""
-        self._settle()
+        self._agree()
         payload, sent = _as_payload(x, scales)
         handle, routing = route.by(payload)
         rows, arrived, _ = self._exchanges.dispatch(handle, x, sent, None, None, routing, lambda _: route.received)
@@ -325,7 +325,7 @@ class Normal:
     ) -> tuple[Tensor, Tensor | None]:
         """Brings rows home and sums them, and numbers of selections, each over all ranks that have its
         token. Collective."""
-        self._settle()
+        self._agree()
         by, routing = handle.route.home(x.dtype)
         n, received = x.shape[0], handle.received
         if n < received:

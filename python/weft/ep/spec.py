@@ -113,21 +113,21 @@ class Spec:
     of SMs."""
 
     def __post_init__(self) -> None:
-        settle = object.__setattr__
+        assign = object.__setattr__
         for name in _NUMBERS:
-            settle(self, name, whole(name, getattr(self, name)))
+            assign(self, name, whole(name, getattr(self, name)))
         layout = _member(Layout, self.layout)
         # a row per token and rank, which stands for all of a rank's experts
         one = layout in (Layout.rank_major, Layout.token_major)
-        settle(self, "layout", layout)
-        settle(self, "reduction", _member(Reduction, self.reduction, Reduction(one)))
-        settle(self, "weighting", _member(Weighting, self.weighting, Weighting(one)))
-        settle(self, "payload", _member(Payload, self.payload))
-        settle(self, "quantize", None if self.quantize is None else dtype_of(self.quantize))
-        settle(self, "scale_order", _member(ScaleOrder, self.scale_order))
-        settle(self, "output", None if self.output is None else dtype_of(self.output))
-        settle(self, "counts", _member(Counts, self.counts))
-        settle(self, "overflow", _member(Overflow, self.overflow))
+        assign(self, "layout", layout)
+        assign(self, "reduction", _member(Reduction, self.reduction, Reduction(one)))
+        assign(self, "weighting", _member(Weighting, self.weighting, Weighting(one)))
+        assign(self, "payload", _member(Payload, self.payload))
+        assign(self, "quantize", None if self.quantize is None else dtype_of(self.quantize))
+        assign(self, "scale_order", _member(ScaleOrder, self.scale_order))
+        assign(self, "output", None if self.output is None else dtype_of(self.output))
+        assign(self, "counts", _member(Counts, self.counts))
+        assign(self, "overflow", _member(Overflow, self.overflow))
 
     @property
     def row_dtype(self) -> DType:

@@ -11,16 +11,16 @@ import (
 )
 
 type rank struct {
-	index   int
-	pid     int
-	started time.Time
-	reaped  bool
-	drained bool // both of its streams have ended
-	told    bool // its exit event is out
-	status  syscall.WaitStatus
-	seconds float64
-	sent    syscall.Signal // the last deadly signal that the launcher sent or forwarded
-	streams []*os.File
+	index    int
+	pid      int
+	started  time.Time
+	reaped   bool
+	drained  bool // both of its streams have ended
+	reported bool // its exit event is out
+	status   syscall.WaitStatus
+	seconds  float64
+	sent     syscall.Signal // the last deadly signal that the launcher sent or forwarded
+	streams  []*os.File
 }
 
 func (r *rank) failed() bool { return r.reaped && code(r.status) != 0 }

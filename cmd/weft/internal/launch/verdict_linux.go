@@ -10,8 +10,8 @@ import (
 	"github.com/weftgo/weft/cmd/weft/internal/topology"
 )
 
-// settle is how long a plain exit waits for a crash that explains it.
-const settle = 30 * time.Millisecond
+// grace is how long a plain exit waits for a crash that explains it.
+const grace = 30 * time.Millisecond
 
 // ended records the death of a child, which is a rank or an adopted process.
 func (s *supervisor) ended(pid int, status syscall.WaitStatus) {
@@ -34,7 +34,7 @@ func (s *supervisor) ended(pid int, status syscall.WaitStatus) {
 	switch {
 	case s.first == nil:
 		s.first = r
-		s.verdict.Reset(settle)
+		s.verdict.Reset(grace)
 	case r.crashed() && !s.first.crashed():
 		s.first = r
 	}
@@ -46,10 +46,10 @@ func (s *supervisor) ended(pid int, status syscall.WaitStatus) {
 // finish reports a rank's end after its last line.
 func (s *supervisor) finish(r *rank) {
 	r.drained = true
-	if !r.reaped || r.told {
+	if !r.reaped || r.reported {
 		return
 	}
-	r.told = true
+	r.reported = true
 	e := Event{Kind: Exited, Rank: r.index, PID: r.pid, Code: code(r.status), Seconds: r.seconds}
 	if r.status.Signaled() {
 		e.Signal = signalName(r.status.Signal())

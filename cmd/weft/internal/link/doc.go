@@ -9,11 +9,11 @@
 // host's part is not in the time. The result is the slowest GPU of each replay, and the median over
 // replays.
 //
-// Received data are checked: words are functions of the sender, the measurement and the place,
+// Received data are checked: words are functions of the sender, the measurement and the index,
 // receivers' slots are cleared before, and kernels compare every word after the first replay and
 // again after the last. Loads are checked by the sum of all words. Of bulk loads only the first
 // replay sums, since summing would be timed. Bulk stores send from a few chunks in shared memory,
-// so only the first 16 bytes of each chunk carry its place.
+// so only the first 16 bytes of each chunk carry its index.
 //
 // Invariant: a GPU clears or checks its memory only between two meetings of all ranks, so nothing
 // is written there meanwhile. Kernels are launched beside the lane and count no operation, so a

@@ -62,7 +62,7 @@ func TestKernelsOnAnEmulatedMachine(t *testing.T) {
 // A wait of the device ends with its deadline, and says for whom it was.
 func TestDeadlineOnAnEmulatedMachine(t *testing.T) {
 	all, o := emulated(t, 2)
-	on, err := timing.GPUs{Contexts: all, Deadline: time.Second, Cache: o.Cache, Patience: 1}.Settled()
+	on, err := timing.GPUs{Contexts: all, Deadline: time.Second, Cache: o.Cache, Patience: 1}.WithDefaults()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -156,7 +156,7 @@ func (g *gpu) load(ctx context.Context, c *closer.Stack) error {
 	return nil
 }
 
-// on is a place in the window of a GPU, as this one reaches it.
+// on is an address in the window of a GPU, as this one reaches it.
 func (g *gpu) on(peer, offset int) cuda.Pointer { return g.lane.Window().PeerPointer(peer).Add(offset) }
 
 // source is the data that a GPU sends; inbox is the slot of a sender. Both have size bytes.
@@ -181,11 +181,11 @@ func (g *gpu) run(name string, c cuda.LaunchConfig, arguments ...any) error {
 // reset clears the words.
 func (g *gpu) reset(ctx context.Context) error {
 	return errors.Join(g.Stream.Memset(g.on(g.Me, 0), 0, wordBytes), g.Stream.Memset(g.at(0), 0, leftBytes),
-		g.settle(ctx))
+		g.synchronize(ctx))
 }
 
-// settle waits until all enqueued work has ended on all GPUs.
-func (g *gpu) settle(ctx context.Context) error {
+// synchronize waits until all enqueued work has ended on all GPUs.
+func (g *gpu) synchronize(ctx context.Context) error {
 	if err := g.Comm.Wait(ctx, g.Work); err != nil {
 		return err
 	}
@@ -216,7 +216,7 @@ func (g *gpu) capture(ctx context.Context, operations int, part func() error) (g
 			return nil, err
 		}
 	}
-	if err := g.settle(ctx); err != nil {
+	if err := g.synchronize(ctx); err != nil {
 		return nil, errors.Join(err, closeGraph(graph))
 	}
 	return graph, nil

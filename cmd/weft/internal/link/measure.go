@@ -37,8 +37,8 @@ type Options struct {
 	patience time.Duration // of the gate, until the host has enqueued everything
 }
 
-// settled are the options with defaults filled in, or an error.
-func (o Options) settled(sms int) (Options, error) {
+// withDefaults are the options with defaults filled in, or an error.
+func (o Options) withDefaults(sms int) (Options, error) {
 	if len(o.Bytes) == 0 {
 		o.Bytes = []int64{64 << 20}
 	}
@@ -104,12 +104,12 @@ func Measure(ctx context.Context, contexts []*cuda.Context, o Options) (c Ceilin
 	if c.Device, err = contexts[0].Device().Name(); err != nil {
 		return Ceiling{}, fmt.Errorf("link: %w", err)
 	}
-	if o, err = o.settled(c.SMs); err != nil {
+	if o, err = o.withDefaults(c.SMs); err != nil {
 		return Ceiling{}, err
 	}
 	g, err := timing.GPUs{
 		Contexts: contexts, Replays: o.Replays, Samples: 1, Deadline: o.Timeout, Patience: o.patience, Cache: o.Cache,
-	}.Settled()
+	}.WithDefaults()
 	if err == nil {
 		err = g.Run(ctx, func(ctx context.Context, t *timing.GPU) error {
 			return (&gpu{GPU: t, options: o, sms: c.SMs}).measure(ctx, &c)

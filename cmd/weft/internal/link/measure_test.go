@@ -124,11 +124,11 @@ func TestWhatIsWrongIsSeen(t *testing.T) {
 				for k := range t.Count {
 					w := cudatest.Slice[uint32](c, t.At[k], int(bytes/4))
 					for i := range w {
-						place := i % (int(chunk) / 4)
-						if place < 4 {
-							place = i ^ int(chunk)/4
+						index := i % (int(chunk) / 4)
+						if index < 4 {
+							index = i ^ int(chunk)/4
 						}
-						w[i] = wordAt(seed, place)
+						w[i] = wordAt(seed, index)
 					}
 				}
 			})

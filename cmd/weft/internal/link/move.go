@@ -81,7 +81,7 @@ func (g *gpu) nextSeeds() func(sender int) uint32 {
 // fill writes the data to send and clears the slots.
 func (g *gpu) fill(ctx context.Context, size int, seed func(int) uint32) error {
 	return errors.Join(g.Stream.Memset(g.inbox(g.Me, 0, size), 0, g.Ranks*size),
-		g.run("link_fill", filling(size), g.source(g.Me), uint64(size/16), seed(g.Me)), g.settle(ctx))
+		g.run("link_fill", filling(size), g.source(g.Me), uint64(size/16), seed(g.Me)), g.synchronize(ctx))
 }
 
 // pushes is the part of a sender: it writes into its slots at the receivers.
@@ -216,7 +216,7 @@ func (g *gpu) arrived(ctx context.Context, w Way, from []int, size int, seed fun
 			return 0, err
 		}
 	}
-	if err := g.settle(ctx); err != nil {
+	if err := g.synchronize(ctx); err != nil {
 		return 0, err
 	}
 	n, err := g.number(atWrong)

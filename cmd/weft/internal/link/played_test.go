@@ -33,11 +33,11 @@ func play(m *cudatest.Machine) {
 	) {
 		bad := uint64(0)
 		for i, w := range words(c, from, 16*pieces) {
-			place := i
+			index := i
 			if period != 0 && i/4%int(period) != 0 {
-				place = i % (4 * int(period))
+				index = i % (4 * int(period))
 			}
-			if w != wordAt(seed, place) {
+			if w != wordAt(seed, index) {
 				bad++
 			}
 		}
@@ -53,11 +53,11 @@ func play(m *cudatest.Machine) {
 	m.Kernel("link_bulk_store", func(c *cudatest.Call, t targets, bytes uint64, chunk, seed uint32) {
 		for k := range t.Count {
 			for i, w := 0, words(c, t.At[k], bytes); i < len(w); i++ {
-				place := i % (int(chunk) / 4)
-				if place < 4 {
-					place = i
+				index := i % (int(chunk) / 4)
+				if index < 4 {
+					index = i
 				}
-				w[i] = wordAt(seed, place)
+				w[i] = wordAt(seed, index)
 			}
 		}
 	})

@@ -117,7 +117,7 @@ func (g *gpu) hop(ctx context.Context) (Row, error) {
 				uint32(rounds), uint32(skipped), g.at(atTimes), g.at(atSeen))
 		}
 		if err == nil {
-			err = g.settle(ctx)
+			err = g.synchronize(ctx)
 		}
 		if err != nil {
 			return row, fmt.Errorf("%s: %w", Hop, err)

@@ -12,7 +12,7 @@
 // # What is checked
 //
 // On the host all warm-up iterations and some of the timed ones, on GPUs every way of timing, are
-// checked byte by byte against expectations that use nothing of the library. The place of each row
+// checked byte by byte against expectations that use nothing of the library. The index of each row
 // follows from all ranks' routing, which every rank can draw; its content follows from its source
 // and token; sums are recomputed in exact fp32 arithmetic in the order that the contract fixes.
 // Outputs are poisoned first, or operands made anew, and experts then scale their rows by powers of

@@ -50,7 +50,7 @@ func (e Shape) DeviceSpec(ranks int) (ep.Spec, error) {
 // could not be measured.
 func (g GPUs) Measure(ctx context.Context, shapes []Shape, each func(GPURow) error) error {
 	var err error
-	if g.GPUs, err = settled(g.GPUs, shapes); err != nil {
+	if g.GPUs, err = withDefaults(g.GPUs, shapes); err != nil {
 		return err
 	}
 	return g.Run(ctx, func(ctx context.Context, t *timing.GPU) error {
@@ -64,9 +64,9 @@ func (g GPUs) Measure(ctx context.Context, shapes []Shape, each func(GPURow) err
 	})
 }
 
-// settled is the settings and shapes with defaults filled in, or an error.
-func settled(g timing.GPUs, shapes []Shape) (timing.GPUs, error) {
-	g, err := g.Settled()
+// withDefaults is the settings and shapes with defaults filled in, or an error.
+func withDefaults(g timing.GPUs, shapes []Shape) (timing.GPUs, error) {
+	g, err := g.WithDefaults()
 	for _, s := range shapes {
 		if err == nil {
 			_, err = s.DeviceSpec(g.Ranks)

@@ -114,7 +114,7 @@ func (m *gpuRank) writeNumbers() error {
 		return nil
 	}
 	all, each, topk := m.room(m.numbers.Bytes()), m.numbersOfRow(), m.cfg.TopK
-	for _, p := range m.places {
+	for _, p := range m.wantRows {
 		for k := range each {
 			if p.expert >= 0 {
 				k = slices.Index(m.batch.ids[p.source][p.token*topk:(p.token+1)*topk], int32(p.expert))
@@ -200,10 +200,10 @@ const rowsChecked = 4096
 func (m *gpuRank) checkGradRows() error {
 	n, stride := m.cfg.Hidden*m.spec.Output.Size(), 1
 	if m.spec.Weighting == ep.Weighted {
-		stride += len(m.places) / rowsChecked
+		stride += len(m.wantRows) / rowsChecked
 	}
 	m.checks++
-	return m.runs(func(run []place) error {
+	return m.runs(func(run []wantRow) error {
 		rows := m.room(len(run) * n)
 		if err := m.Context.Download(rows, m.gradRows.Pointer().Add(run[0].row*n)); err != nil {
 			return err
@@ -226,7 +226,7 @@ func (m *gpuRank) checkGradRows() error {
 }
 
 // gradRow is the gradient of a row: that of its token, times the weight where combine applies it.
-func (m *gpuRank) gradRow(p place) (row []byte, err error) {
+func (m *gpuRank) gradRow(p wantRow) (row []byte, err error) {
 	if m.spec.Weighting != ep.Weighted {
 		return m.row(m.spec.Output, p.source, p.token, 0), nil
 	}

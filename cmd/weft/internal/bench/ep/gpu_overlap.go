@@ -70,7 +70,7 @@ const mostProducts = 256
 // every row, from one goroutine at a time. Whether the outputs were right is in the row; an error
 // means that something could not be measured.
 func (o Overlap) Measure(ctx context.Context, shapes []Shape, each func(OverlapRow) error) error {
-	g, err := settled(o.GPUs, shapes)
+	g, err := withDefaults(o.GPUs, shapes)
 	if err != nil {
 		return err
 	}

@@ -53,7 +53,7 @@ func TestOverlapChecksCatchErrors(t *testing.T) {
 	_, g := emulatedGPUs(t, 1)
 	g.Ranks = 1
 	var err error
-	if g.GPUs, err = g.Settled(); err != nil {
+	if g.GPUs, err = g.WithDefaults(); err != nil {
 		t.Fatal(err)
 	}
 	err = g.Run(t.Context(), func(ctx context.Context, of *timing.GPU) error {

@@ -22,14 +22,14 @@ type gpuRank struct {
 	phases, gradients bool    // see GPUs
 	nothing           float64 // microseconds of a kernel that does nothing
 
-	handle *ep.Handle
-	batch  batch
-	x      ep.Rows
-	y, out weft.Tensor
-	known  *ep.Routing
-	places []place
-	host   []byte // where rows are compared
-	scales []byte // and their scales
+	handle   *ep.Handle
+	batch    batch
+	x        ep.Rows
+	y, out   weft.Tensor
+	known    *ep.Routing
+	wantRows []wantRow
+	host     []byte // where rows are compared
+	scales   []byte // and their scales
 
 	gradOut              weft.Tensor // the operands of CombineBackward
 	gradRows             weft.Tensor // the results of CombineBackward for this rank's rows
@@ -37,8 +37,8 @@ type gpuRank struct {
 	checks               int
 }
 
-// place is where a row must stand.
-type place struct{ row, source, token, expert int }
+// wantRow is a row that a dispatch must deliver, and where.
+type wantRow struct{ row, source, token, expert int }
 
 // each does body for one shape after the other.
 func (m *gpuRank) each(ctx context.Context, shapes []Shape, body func(ctx context.Context) error) error {
@@ -104,13 +104,13 @@ func (m *gpuRank) setUp(ctx context.Context, c *closer.Stack) (err error) {
 		m.batch.all = append(m.batch.all, weights)
 	}
 	m.batch.weights = m.batch.all[m.me]
-	m.places = m.places[:0]
+	m.wantRows = m.wantRows[:0]
 	m.eachRow(&m.batch, func(row, source, token,
 		expert int,
 	) {
-		m.places = append(m.places, place{row, source, token, expert})
+		m.wantRows = append(m.wantRows, wantRow{row, source, token, expert})
 	})
-	slices.SortFunc(m.places, func(a, b place) int { return cmp.Compare(a.row, b.row) })
+	slices.SortFunc(m.wantRows, func(a, b wantRow) int { return cmp.Compare(a.row, b.row) })
 	if m.handle, err = ep.NewHandle(ctx, m.Comm, m.spec); err != nil {
 		return err
 	}
@@ -208,9 +208,9 @@ func (m *gpuRank) room(n int) []byte {
 }
 
 // runs calls f with every sequence of rows that stand side by side, which are copied in one go.
-func (m *gpuRank) runs(f func(run []place) error) error {
+func (m *gpuRank) runs(f func(run []wantRow) error) error {
 	const longest = 256
-	for rest := m.places; len(rest) > 0; {
+	for rest := m.wantRows; len(rest) > 0; {
 		n := 1
 		for n < min(len(rest), longest) && rest[n].row == rest[0].row+n {
 			n++
@@ -254,7 +254,7 @@ func (m *gpuRank) writeExperts() error { return cmp.Or(m.writeRows(), m.spoil(m.
 func (m *gpuRank) writeRows() error {
 	m.salt += 1 << 16
 	n := m.cfg.Hidden * m.spec.Output.Size()
-	return m.runs(func(run []place) error {
+	return m.runs(func(run []wantRow) error {
 		rows := m.room(len(run) * n)
 		for i, p := range run {
 			who := p.expert
@@ -269,8 +269,8 @@ func (m *gpuRank) writeRows() error {
 
 // checkArrived compares every row that must have arrived.
 func (m *gpuRank) checkArrived(received *ep.Received) error {
-	if n := received.Received(); n != len(m.places) {
-		m.complain("dispatch: %d rows reported, %d sent", n, len(m.places))
+	if n := received.Received(); n != len(m.wantRows) {
+		m.complain("dispatch: %d rows reported, %d sent", n, len(m.wantRows))
 	}
 	n := m.cfg.Hidden * m.payload.Size()
 	if m.scaleBytes() > 0 {
@@ -278,7 +278,7 @@ func (m *gpuRank) checkArrived(received *ep.Received) error {
 			return err
 		}
 	}
-	return m.runs(func(run []place) error {
+	return m.runs(func(run []wantRow) error {
 		rows := m.room(len(run) * n)
 		if err := m.Context.Download(rows, received.Data.Pointer().Add(run[0].row*n)); err != nil {
 			return err
@@ -304,9 +304,9 @@ func (m *gpuRank) download(to *[]byte, t weft.Tensor) error {
 func (m *gpuRank) checkCounts(r *ep.Routing) error {
 	want := routing.Count(m.batch.ids[m.me], m.cfg.TopK, m.me, m.cfg.Experts/m.ranks)
 	got := r.Traffic()
-	if got.Received != len(m.places) || got.Selections != want.Selections || got.Visits != want.RankRows ||
+	if got.Received != len(m.wantRows) || got.Selections != want.Selections || got.Visits != want.RankRows ||
 		got.RemoteRows != want.RemoteRankRows {
-		m.complain("prepare: it counts %+v, but %d rows come here and %+v is sent", got, len(m.places), want)
+		m.complain("prepare: it counts %+v, but %d rows come here and %+v is sent", got, len(m.wantRows), want)
 	}
 	return m.Comm.Err()
 }

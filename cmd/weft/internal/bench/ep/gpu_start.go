@@ -111,7 +111,7 @@ func newRound(ranks int, o kernel.Options) (*round, error) {
 // the others, from one goroutine. A rank that received other rows than the routing demands is an
 // error, and so is a round after the first that compiles.
 func (s Start) Measure(ctx context.Context, shape Shape, each func(StartRow) error) error {
-	g, err := timing.GPUs{Contexts: s.Contexts, Ranks: s.Ranks, Deadline: s.Deadline}.Settled()
+	g, err := timing.GPUs{Contexts: s.Contexts, Ranks: s.Ranks, Deadline: s.Deadline}.WithDefaults()
 	if err != nil {
 		return err
 	}

@@ -108,7 +108,7 @@ func TestMeasureOnEmulatedGPUs(t *testing.T) {
 		small(columnMajor),
 		small(func(e *Shape) { columnMajor(e); e.DType, e.Hidden = "fp8-ue8m0", 1024 }),
 		small(func(e *Shape) { columnMajor(e); e.Layout = "expert-packed" }),
-		small(func(e *Shape) { e.Layout = "token-major" }), // rows have their places before they leave, and are read there
+		small(func(e *Shape) { e.Layout = "token-major" }), // direct mode, both ways
 		small(func(e *Shape) { e.Layout, e.Reduction, e.Weighting = "expert-packed", "exact", "weighted" }),
 	}
 	if few() {
@@ -162,7 +162,7 @@ func TestMeasureOnEmulatedGPUs(t *testing.T) {
 func solitary(t *testing.T, g GPUs, shape Shape, f func(ctx context.Context, m *gpuRank) error) {
 	t.Helper()
 	var err error
-	if g.GPUs, err = g.Settled(); err != nil {
+	if g.GPUs, err = g.WithDefaults(); err != nil {
 		t.Fatal(err)
 	}
 	if err := g.Run(t.Context(), func(ctx context.Context, of *timing.GPU) error {
@@ -192,11 +192,11 @@ func TestGPUChecksCatchErrors(t *testing.T) {
 			return dispatch
 		}, "dispatch: row"},
 		"another token": {func(m *gpuRank, dispatch, _, _ *timing.Operation) *timing.Operation {
-			m.places[0].token ^= 1
+			m.wantRows[0].token ^= 1
 			return dispatch
 		}, "dispatch: row"},
 		"a row that nobody sent": {func(m *gpuRank, dispatch, _, _ *timing.Operation) *timing.Operation {
-			m.places = append(m.places, m.places[0])
+			m.wantRows = append(m.wantRows, m.wantRows[0])
 			return dispatch
 		}, "dispatch: 6 rows reported, 7 sent"},
 		"sums that nobody made": {func(_ *gpuRank, _, combine, _ *timing.Operation) *timing.Operation {
@@ -254,7 +254,7 @@ func TestGradientChecksCatchErrors(t *testing.T) {
 			return combine
 		}, "combine-backward: the gradient of row"},
 		"another token's": {byRank, func(m *gpuRank, combine, _ *timing.Operation) *timing.Operation {
-			m.places[0].token ^= 1
+			m.wantRows[0].token ^= 1
 			return combine
 		}, "combine-backward: the gradient of row"},
 		"weights": {byExpert, func(m *gpuRank, combine, _ *timing.Operation) *timing.Operation {

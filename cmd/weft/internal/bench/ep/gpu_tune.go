@@ -33,7 +33,7 @@ const (
 // median, if its output was right each time. progress gets the fraction that is done.
 func (g GPUs) Tune(ctx context.Context, shapes []Shape, progress func(done float64)) ([]Tuned, error) {
 	var err error
-	if g.GPUs, err = settled(g.GPUs, shapes); err != nil {
+	if g.GPUs, err = withDefaults(g.GPUs, shapes); err != nil {
 		return nil, err
 	}
 	g.Brief, g.Phases, g.Gradients = true, false, false
@@ -55,7 +55,7 @@ func (g GPUs) Tune(ctx context.Context, shapes []Shape, progress func(done float
 			break
 		}
 	}
-	if err := g.settleTuning(ctx, all, step(tuneRounds)); err != nil {
+	if err := g.confirmTuning(ctx, all, step(tuneRounds)); err != nil {
 		return nil, err
 	}
 	return all, nil
@@ -209,8 +209,8 @@ func (g *GPUs) rows(ctx context.Context, shapes []Shape, progress func(done, of 
 	return got, err
 }
 
-// settleTuning measures the library's choice and the best in turn, and keeps the faster one.
-func (g *GPUs) settleTuning(ctx context.Context, all []Tuned, progress func(done, of int)) error {
+// confirmTuning measures the library's choice and the best in turn, and keeps the faster one.
+func (g *GPUs) confirmTuning(ctx context.Context, all []Tuned, progress func(done, of int)) error {
 	var turns []Shape
 	for range tuneRepeats {
 		for _, t := range all {

@@ -20,7 +20,7 @@ func TestNeighboursArePossible(t *testing.T) {
 		{small(func(e *Shape) { e.Layout, e.Weighting = "expert-packed", "weighted" }), false, true},
 		{small(func(e *Shape) { e.Layout, e.Weighting, e.Reduction = "expert-packed", "weighted", "exact" }), false, false},
 	} {
-		var dispatch, combine [2]int // through slots, and to places
+		var dispatch, combine [2]int // through slots, and direct
 		count := func(of *[2]int, k ep.KernelTuning) {
 			if k.Blocks != 0 || k.Bulk != 0 || k.Warps != 0 || k.Parts != 0 {
 				of[1]++
@@ -51,7 +51,7 @@ func TestNeighboursArePossible(t *testing.T) {
 			slots bool
 		}{{dispatch, tc.dispatchSlots}, {combine, tc.pullsSlots}} {
 			if (of.tried[0] > 10) != of.slots || (of.tried[1] > 10) == of.slots || (of.tried[0] > 0) == (of.tried[1] > 0) {
-				t.Errorf("%s: %d through slots, %d to places", tc.shape.Contract(), of.tried[0], of.tried[1])
+				t.Errorf("%s: %d through slots, %d direct", tc.shape.Contract(), of.tried[0], of.tried[1])
 			}
 		}
 	}

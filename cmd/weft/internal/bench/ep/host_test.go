@@ -224,7 +224,7 @@ func TestChoices(t *testing.T) {
 	}
 }
 
-// Scales that stand in another order, or at another place of the same row, are not taken for the
+// Scales that stand in another order, or at another index of the same row, are not taken for the
 // right ones.
 func TestScalesOutOfOrderAreNoticed(t *testing.T) {
 	const rows, hidden = 6, 8 * ep.ScaleBlock

@@ -14,7 +14,7 @@ import (
 // comparison, whatever its type. Values are e4m3 numbers, hence exact in every floating-point type,
 // times a power of two for each block of 128. Each block has the largest e4m3 number in it, so that
 // quantising a row gives back exactly its codes, and as every scale exactly its power of two. Rows
-// begin where blocks do, so the scales of a row differ, and one that came to another's place is
+// begin where blocks do, so the scales of a row differ, and one at the index of another is
 // noticed.
 type pattern struct {
 	hidden int

@@ -23,7 +23,7 @@ func TestMeasureAnOperationOnEmulatedGPUs(t *testing.T) {
 	g, err := GPUs{
 		Contexts: on.Contexts, Operations: 2, Replays: 3, Samples: 3, Deadline: 20 * time.Second, Cache: on.Kernels,
 		Patience: 1, // launches run where they are enqueued, so nothing would open the gate
-	}.Settled()
+	}.WithDefaults()
 	if err != nil {
 		t.Fatal(err)
 	}

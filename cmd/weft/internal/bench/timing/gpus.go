@@ -39,8 +39,8 @@ const (
 	coldReplays    = 7  // of it at most: emptying takes longer than the timed work
 )
 
-// Settled is g with defaults filled in, or an error.
-func (g GPUs) Settled() (GPUs, error) {
+// WithDefaults is g with defaults filled in, or an error.
+func (g GPUs) WithDefaults() (GPUs, error) {
 	g.Ranks = cmp.Or(g.Ranks, len(g.Contexts))
 	g.Operations, g.Replays, g.Samples = cmp.Or(g.Operations, 100), cmp.Or(g.Replays, 7), cmp.Or(g.Samples, 256)
 	g.Deadline, g.Patience = cmp.Or(g.Deadline, 10*time.Second), cmp.Or(g.Patience, 2*time.Second)
@@ -56,7 +56,7 @@ func (g GPUs) Settled() (GPUs, error) {
 }
 
 // Run runs body on all ranks, after they have joined and opened the objects that every measurement
-// uses. Settled GPUs are wanted.
+// uses. They have their defaults.
 func (g *GPUs) Run(ctx context.Context, body func(ctx context.Context, m *GPU) error) (err error) {
 	gate, err := newGate(g.Contexts[0], g.Patience)
 	if err != nil {

@@ -19,7 +19,7 @@ type Host struct {
 	// Progress gets the fraction that is done, seldom. Nil: no progress.
 	Progress func(done, total int) error
 
-	told time.Time
+	reported time.Time
 }
 
 // NewHost makes a rank of a communicator's.
@@ -118,8 +118,8 @@ func (h *Host) progress(done, total int) error {
 	if h.Progress == nil || h.Comm.Rank() != 0 || (done%16 != 0 && done != total) {
 		return nil
 	}
-	if now := time.Now(); now.Sub(h.told) > seldom {
-		h.told = now
+	if now := time.Now(); now.Sub(h.reported) > seldom {
+		h.reported = now
 		return h.Progress(done, total)
 	}
 	return nil

@@ -7,7 +7,7 @@
 constexpr u32 WARPS = 4, STAGES = 4;
 
 // link_bulk_store sends pieces of chunk bytes. Shared memory holds WARPS x STAGES chunks, alike but
-// for their first 16 bytes, which tell the place.
+// for their first 16 bytes, which give the index.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 	link_bulk_store(const __grid_constant__ Targets targets, u64 bytes, u32 chunk, u32 seed) {
 	extern __shared__ __align__(128) char shared[];
