@@ -40,18 +40,17 @@ func (f *format) encode(x float32) uint32 {
 	}
 	smallest := 1 - f.bias - f.mantissa // exponent of the smallest subnormal
 	if !math.IsInf(a, 0) {
-		_, exp := math.Frexp(a)
-		spacing := max(exp-1-f.mantissa, smallest)
-		a = math.Ldexp(math.RoundToEven(math.Ldexp(a, -spacing)), spacing)
+		spacing := max(exponent(a)-f.mantissa, smallest)
+		a = math.RoundToEven(a*power(-spacing)) * power(spacing)
 	}
 	if a > f.top {
 		return sign | f.inf
 	}
-	if a < math.Ldexp(1, 1-f.bias) {
-		return sign | uint32(math.Ldexp(a, -smallest))
+	if a < power(1-f.bias) {
+		return sign | uint32(a*power(-smallest))
 	}
-	frac, exp := math.Frexp(a)
-	return sign | uint32(exp-1+f.bias)<<f.mantissa | uint32(math.Ldexp(2*frac-1, f.mantissa))
+	exp := exponent(a)
+	return sign | uint32(exp+f.bias)<<f.mantissa | uint32((a*power(-exp)-1)*power(f.mantissa))
 }
 
 // decode is exact.
@@ -64,15 +63,20 @@ func (f *format) decode(bits uint32) float32 {
 	case !f.saturate && a == f.inf:
 		v = math.Inf(1)
 	case exp == 0:
-		v = math.Ldexp(float64(a), 1-f.bias-f.mantissa)
+		v = float64(a) * power(1-f.bias-f.mantissa)
 	default:
-		v = math.Ldexp(1+math.Ldexp(float64(a&(1<<f.mantissa-1)), -f.mantissa), exp-f.bias)
+		v = (1 + float64(a&(1<<f.mantissa-1))*power(-f.mantissa)) * power(exp-f.bias)
 	}
 	if bits&f.sign != 0 {
 		v = -v
 	}
 	return float32(v)
 }
+
+// power is 2 to the n, and exponent its n at most a, of normal float64 numbers: all of fp32 are.
+func power(n int) float64 { return math.Float64frombits(uint64(1023+n) << 52) }
+
+func exponent(a float64) int { return int(math.Float64bits(a)>>52) - 1023 }
 
 // number reads element i of a row.
 func number(d weft.DType, row []byte, i int) float32 {

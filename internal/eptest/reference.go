@@ -1,6 +1,7 @@
 package eptest
 
 import (
+	"bytes"
 	"encoding/binary"
 	"math"
 	"slices"
@@ -262,10 +263,4 @@ func (b *batch) dots(p *prepared, src int, grad, y [][]byte) []float32 {
 	return out
 }
 
-func filled(n int, fill byte) []byte {
-	b := make([]byte, n)
-	for i := range b {
-		b[i] = fill
-	}
-	return b
-}
+func filled(n int, fill byte) []byte { return bytes.Repeat([]byte{fill}, n) }
