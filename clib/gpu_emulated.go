@@ -7,7 +7,6 @@ import "C"
 
 import (
 	"sync"
-	"time"
 	"unsafe"
 
 	"github.com/weftgo/weft"
@@ -27,8 +26,7 @@ type emulated struct {
 }
 
 var machine = sync.OnceValues(func() (*emulated, error) {
-	m := cudatest.New(cudatest.Config{Devices: emulatedGPUs, Pageable: true, Unified: true})
-	emulate.Attach(m, emulate.Options{Limit: time.Minute})
+	m := emulate.New(cudatest.Config{Devices: emulatedGPUs, Pageable: true, Unified: true}, emulate.Options{})
 	driver, err := m.Open()
 	if err != nil {
 		return nil, err

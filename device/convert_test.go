@@ -5,7 +5,6 @@ import (
 	"math"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
@@ -24,8 +23,7 @@ func TestE4M3WithoutInstruction(t *testing.T) {
 	if !found || !ended {
 		t.Fatal("ptx.cuh has no function of that name any more")
 	}
-	machine := cudatest.New(cudatest.Config{Devices: 2})
-	emulate.Attach(machine, emulate.Options{Limit: time.Minute})
+	machine := emulate.New(cudatest.Config{Devices: 2}, emulate.Options{})
 	d, err := machine.Open()
 	if err != nil {
 		t.Fatal(err)

@@ -120,9 +120,8 @@ func meet(t *testing.T, ranks int) {
 			t.Fatalf("%+v", err)
 		}
 	}
-	machine := cudatest.New(cudatest.Config{Devices: 2})
+	machine := emulate.New(cudatest.Config{Devices: 2}, emulate.Options{Tear: true, Seed: 1, Limit: 5 * time.Minute})
 	t.Cleanup(func() { ok(machine.Check()) })
-	emulate.Attach(machine, emulate.Options{Tear: true, Seed: 1, Limit: 5 * time.Minute})
 	driver, err := machine.Open()
 	ok(err)
 	contexts := primaries(t, driver)

@@ -176,8 +176,7 @@ func load(ctx context.Context, c *cuda.Context, cache *kernel.Cache, a arguments
 // Two ranks send each other a row and a packet, three times, with a kernel of their own. Here the GPUs are
 // emulated; cuda.Open and the zero kernel.Options are all that real ones want otherwise.
 func Example() {
-	machine := cudatest.New(cudatest.Config{Devices: 2})
-	emulate.Attach(machine, emulate.Options{})
+	machine := emulate.New(cudatest.Config{Devices: 2}, emulate.Options{})
 	driver, err := machine.Open()
 	if err != nil {
 		fmt.Println(err)

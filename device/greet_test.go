@@ -64,13 +64,12 @@ func primaries(t *testing.T, d *cuda.Driver) [2]*cuda.Context {
 // TestGreet runs the package's example, more often and with memory that reorders.
 func TestGreet(t *testing.T) {
 	emulate.Need(t)
-	machine := cudatest.New(cudatest.Config{Devices: 2})
+	machine := emulate.New(cudatest.Config{Devices: 2}, emulate.Options{Tear: true, Seed: 1})
 	t.Cleanup(func() {
 		if err := machine.Check(); err != nil {
 			t.Error(err)
 		}
 	})
-	emulate.Attach(machine, emulate.Options{Tear: true, Seed: 1})
 	d, err := machine.Open()
 	if err != nil {
 		t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
 	"github.com/weftgo/weft/cuda/kernel"
@@ -58,7 +59,9 @@ func TestRoomOnEmulatedGPUs(t *testing.T) {
 
 func fitTogether(t *testing.T, cache *kernel.Cache, s ep.Spec, ranks, registers int) {
 	t.Helper()
-	g := ranktest.Emulated(t, cudatest.Config{Registers: registers, Memory: 8 << 30}, emulate.Options{})
+	g := ranktest.Emulated(t, cudatest.Config{
+		Registers: registers, Memory: 8 << 30, Attributes: map[cuda.Attribute]int{cuda.MultiprocessorCount: sms},
+	}, emulate.Options{})
 	ctx := testContext(t)
 	e := eptest.NewDevice(g.Contexts, weft.WithKernels(cache), weft.WithDeadline(gpuDeadline)).OfSizes(ranks)
 	err := e.Ranks(ranks, func(comm *weft.Comm) (err error) {

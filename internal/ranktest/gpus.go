@@ -36,8 +36,7 @@ func Emulate(c cudatest.Config, o emulate.Options, dir string) (*GPUs, error) {
 	if _, err := emulate.Compiler(); err != nil {
 		return nil, err
 	}
-	m := cudatest.New(c)
-	emulate.Attach(m, o)
+	m := emulate.New(c, o)
 	g, err := fake(m)
 	if err == nil {
 		g.Kernels = kernel.New(kernel.Options{Compiler: emulate.Compiler, Dir: dir, ReadOnly: []string{}})

@@ -2,8 +2,7 @@
 // compiled by the host's C++ compiler, on package cudatest's driver.
 //
 //	emulate.Need(t) // skips where there is no compiler
-//	machine := cudatest.New(cudatest.Config{Devices: 2})
-//	emulate.Attach(machine, emulate.Options{Seed: 1, Tear: true})
+//	machine := emulate.New(cudatest.Config{Devices: 2}, emulate.Options{Seed: 1, Tear: true})
 //	cache := kernel.New(kernel.Options{Compiler: emulate.Compiler, Dir: t.TempDir(), ReadOnly: []string{}})
 //	// ... the code under test ...
 //	if err := machine.Check(); err != nil { t.Error(err) }

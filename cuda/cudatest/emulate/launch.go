@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -29,6 +30,17 @@ type Options struct {
 	Tear bool
 	// Limit is how long a launch may take; 0 means a minute.
 	Limit time.Duration
+}
+
+// New makes a machine of emulated GPUs. They have 16 SMs unless the configuration says otherwise: each
+// block of a launch costs its threads' stacks, and grids are as large as GPUs.
+func New(c cudatest.Config, o Options) *cudatest.Machine {
+	attributes := map[cuda.Attribute]int{cuda.MultiprocessorCount: 16}
+	maps.Copy(attributes, c.Attributes)
+	c.Attributes = attributes
+	m := cudatest.New(c)
+	Attach(m, o)
+	return m
 }
 
 // Attach makes a machine load the images of [Compiler]'s. Call it before modules are loaded. A
