@@ -12,12 +12,13 @@ import (
 	"time"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda/cudatest/emulate"
 	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/eptest"
 )
 
 var (
-	soakOps  = flag.Int("soak.ops", 100_000, "operations of TestSoak, each one checked")
+	soakOps  = flag.Int("soak.ops", 10_000, "operations of TestSoak, each one checked; 100000 at least with WEFT_TEST_ALL=1")
 	soakSeed = flag.Uint64("soak.seed", 1, "seed of TestSoak")
 )
 
@@ -60,8 +61,11 @@ func soakSpecs(ranks int) []ep.Spec {
 // TestSoak mixes operations of many handles, phases, operands and masks, and checks every output.
 func TestSoak(t *testing.T) {
 	ops := *soakOps
-	if testing.Short() {
+	switch {
+	case testing.Short():
 		ops = min(ops, 2000)
+	case emulate.Everything():
+		ops = max(ops, 100_000)
 	}
 	const ranks = 4
 	group := join(t, ranks)

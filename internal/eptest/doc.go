@@ -1,5 +1,5 @@
 // Package eptest is the conformance suite of expert parallelism: whatever engine moves the rows, it
-// must pass [Run] unchanged.
+// must pass [RunSome] unchanged.
 //
 // # Data flow
 //

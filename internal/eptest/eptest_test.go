@@ -4,11 +4,14 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/weftgo/weft/cuda/cudatest/emulate"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestHost runs the suite on goroutine ranks.
+// TestHost runs the suite on goroutine ranks: with WEFT_TEST_ALL=1 all cases of each cell, else so
+// many that each of its details has one.
 func TestHost(t *testing.T) {
 	h := NewHost()
 	t.Cleanup(func() {
@@ -16,5 +19,12 @@ func TestHost(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	Run(t, h)
+	cases := 0
+	if !emulate.Everything() && !testing.Short() {
+		for _, cell := range allowed(h.Kind()) {
+			cases = max(cases, len(details(cell)))
+		}
+		cases *= len(allowed(h.Kind()))
+	}
+	run(t, h, cases, 0, 0)
 }

@@ -16,18 +16,17 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// Run is the suite, for engines that run all ranks in this process.
-func Run(t *testing.T, e Engine) { RunSome(t, e, 0) }
+// RunSome is the suite, for engines that run all ranks in this process. Of all cases of the cells it
+// runs so many, spread over cells first and then over the ways in which one can be asked for, and
+// looks for failing shapes and masks half and a quarter as often. With 0 it runs all cases, and the
+// flags of package testing and rapid set the numbers.
+func RunSome(t *testing.T, e Engine, cases int) { run(t, e, cases, (cases+1)/2, (cases+3)/4) }
 
-// RunSome is the suite with an end: of all cases of the cells it runs so many, spread over cells
-// first and then over the ways in which one can be asked for, and looks for failing shapes and
-// masks half and a quarter as often. With 0 it is [Run], whose numbers the flags of package testing
-// and rapid set.
-func RunSome(t *testing.T, e Engine, cases int) {
+func run(t *testing.T, e Engine, cases, shapes, masks int) {
 	t.Run("cells", func(t *testing.T) { runCells(t, e, cases) })
 	t.Run("refused", func(t *testing.T) { runRefused(t, e) })
-	t.Run("shapes", func(t *testing.T) { runShapes(t, e, (cases+1)/2) })
-	t.Run("masks", func(t *testing.T) { runMasks(t, e, (cases+3)/4) })
+	t.Run("shapes", func(t *testing.T) { runShapes(t, e, shapes) })
+	t.Run("masks", func(t *testing.T) { runMasks(t, e, masks) })
 }
 
 func check(e Engine, c Case) error {
@@ -119,12 +118,13 @@ func choose(sizes []int, limit, turn int) [][]int {
 	return chosen
 }
 
-// casesOf lists the cases of a cell, each made when it is called.
+// casesOf lists the cases of a cell, each made when it is called. As many in a row as there are
+// details have each.
 func casesOf(e Engine, cell ep.Cell, seed uint64) []func() Case {
 	var cases []func() Case
-	for _, detail := range details(cell) {
-		for _, split := range []bool{false, true} {
-			for _, counts := range []ep.Counts{ep.HostCounts, ep.DeviceCounts} {
+	for _, split := range []bool{false, true} {
+		for _, counts := range []ep.Counts{ep.HostCounts, ep.DeviceCounts} {
+			for _, detail := range details(cell) {
 				n := int(seed)<<16 + len(cases)
 				cases = append(cases, func() Case {
 					return rapid.Custom(func(t *rapid.T) Case {
