@@ -16,9 +16,10 @@ import (
 	"github.com/weftgo/weft/cuda/kernel"
 )
 
-// emulatedGPUs is the number of GPUs of a library that tests build with the tag emulated: ranks are
-// then threads, and device memory is the process's, so arrays of the host stand for arrays on GPUs.
-const emulatedGPUs = 4
+// emulatedGPUs is the number of GPUs of a library that tests build with the tag emulated, and
+// emulatedSMs that of each one's SMs: ranks are then threads, and device memory is the process's, so
+// arrays of the host stand for arrays on GPUs.
+const emulatedGPUs, emulatedSMs = 4, 32
 
 type emulated struct {
 	driver *cuda.Driver
@@ -26,7 +27,10 @@ type emulated struct {
 }
 
 var machine = sync.OnceValues(func() (*emulated, error) {
-	m := emulate.New(cudatest.Config{Devices: emulatedGPUs, Pageable: true, Unified: true}, emulate.Options{})
+	m := emulate.New(cudatest.Config{
+		Devices: emulatedGPUs, Pageable: true, Unified: true,
+		Attributes: map[cuda.Attribute]int{cuda.MultiprocessorCount: emulatedSMs},
+	}, emulate.Options{})
 	driver, err := m.Open()
 	if err != nil {
 		return nil, err
