@@ -62,7 +62,13 @@ def _alone():
     for name in list(os.environ):
         if name.startswith(_LAUNCHERS):
             del os.environ[name]
-    gc.freeze()  # collections, which many tests make, need not look through all of PyTorch
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _frozen():
+    """Collections, which many tests make, need not look through all that was imported."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
