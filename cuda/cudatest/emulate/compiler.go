@@ -49,8 +49,8 @@ func Need(t cudatest.TB) {
 	}
 }
 
-// Everything says whether emulated GPUs run all that tests have for them, which "make test-all"
-// asks for by WEFT_TEST_ALL=1. Otherwise each kernel and each fault is run once.
+// Everything says whether tests run all they have for emulated GPUs, and their longest series on the
+// host. "make test-all" asks for it by WEFT_TEST_ALL=1. Otherwise each kernel and each fault runs once.
 func Everything() bool { return os.Getenv("WEFT_TEST_ALL") == "1" }
 
 // Compiler finds the host's C++ compiler: WEFT_CXX, or else g++ or clang++. It is for
