@@ -14,4 +14,25 @@ sh scripts/clib.sh
 # Ranks that are processes or threads have no processors to spare for threads of PyTorch's.
 export PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$root/python" OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 cd python
-exec "$python" -m pytest -o cache_dir="$build/pytest" --junitxml="$build/logs/pytest.xml" "$@"
+
+# run NAME ARGUMENTS...
+run() {
+	name=$1
+	shift
+	"$python" -m pytest -o cache_dir="$build/pytest/$name" --junitxml="$build/logs/$name.xml" "$@"
+}
+
+status=0
+if [ "$#" -gt 0 ]; then
+	run pytest "$@" || status=$?
+	exit "$status"
+fi
+# A run has one processor, so the files that start programs have one of their own. Their output comes
+# at the end.
+run pytest-programs tests/test_docs.py tests/test_elastic.py tests/test_gpu.py >"$build/logs/pytest-programs.log" 2>&1 &
+programs=$!
+trap 'kill "$programs" 2>/dev/null' INT TERM
+run pytest --ignore=tests/test_docs.py --ignore=tests/test_elastic.py --ignore=tests/test_gpu.py || status=$?
+wait "$programs" || status=$?
+cat "$build/logs/pytest-programs.log"
+exit "$status"

@@ -57,10 +57,10 @@ vet_part() {
 	go vet ./...
 }
 
-# ep takes longest by far, so it begins first, and the others run beside it. Tests that wait do so
+# The packages that take longest begin first, and the others run beside them. Tests that wait do so
 # four at once.
 test_part() {
-	(export CGO_ENABLED=0 && report test -parallel 4 -timeout "$limit" ./ep ./...)
+	(export CGO_ENABLED=0 && report test -parallel 4 -timeout "$limit" ./ep ./internal/eptest ./clib ./...)
 }
 
 race_part() {
