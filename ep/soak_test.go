@@ -18,7 +18,7 @@ import (
 )
 
 var (
-	soakOps  = flag.Int("soak.ops", 10_000, "operations of TestSoak, each one checked; 100000 at least with WEFT_TEST_ALL=1")
+	soakOps  = flag.Int("soak.ops", 10_000, "operations of TestSoak, each one checked; 100000 or more in make test-all")
 	soakSeed = flag.Uint64("soak.seed", 1, "seed of TestSoak")
 )
 

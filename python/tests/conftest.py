@@ -18,6 +18,7 @@ import weft
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parent
+EVERYTHING = os.environ.get("WEFT_TEST_ALL") == "1"  # make test-all: long series, and more ranks
 
 _LAUNCHERS = (
     "WEFT_RANK",
