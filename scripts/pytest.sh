@@ -15,24 +15,21 @@ sh scripts/clib.sh
 export PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$root/python" OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 cd python
 
-# run NAME ARGUMENTS...
+# run NAME ARGUMENTS...: is pytest from now on.
 run() {
 	name=$1
 	shift
-	"$python" -m pytest -o cache_dir="$build/pytest/$name" --junitxml="$build/logs/$name.xml" "$@"
+	exec "$python" -m pytest -o cache_dir="$build/pytest/$name" --junitxml="$build/logs/$name.xml" "$@"
 }
 
-status=0
-if [ "$#" -gt 0 ]; then
-	run pytest "$@" || status=$?
-	exit "$status"
-fi
+[ "$#" -eq 0 ] || run pytest "$@"
 # A run has one processor, so the files that start programs have one of their own. Their output comes
 # at the end.
 run pytest-programs tests/test_docs.py tests/test_elastic.py tests/test_gpu.py >"$build/logs/pytest-programs.log" 2>&1 &
 programs=$!
 trap 'kill "$programs" 2>/dev/null' INT TERM
-run pytest --ignore=tests/test_docs.py --ignore=tests/test_elastic.py --ignore=tests/test_gpu.py || status=$?
+status=0
+(run pytest --ignore=tests/test_docs.py --ignore=tests/test_elastic.py --ignore=tests/test_gpu.py) || status=$?
 wait "$programs" || status=$?
 cat "$build/logs/pytest-programs.log"
 exit "$status"
