@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"math"
 	"math/big"
-	"unsafe"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/internal/simd"
@@ -38,7 +37,7 @@ func reference(op weft.Op, d weft.DType, inputs [][]byte) []byte {
 				acc = float64(float32(acc) / float32(len(inputs)))
 			}
 			narrow := float32(acc)
-			simd.Convert(simd.Type(arithmeticOf[d]-1), unsafe.Pointer(&out[at]), simd.F32, unsafe.Pointer(&narrow), 1)
+			store32(d, out[at:], narrow)
 		default:
 			acc := loadInt(d, inputs[0][at:])
 			for _, in := range inputs[1:] {
@@ -103,8 +102,36 @@ func load64(b []byte) float64 { return math.Float64frombits(binary.LittleEndian.
 
 func load32(d weft.DType, b []byte) float64 {
 	var x float32
-	simd.Convert(simd.F32, unsafe.Pointer(&x), simd.Type(arithmeticOf[d]-1), unsafe.Pointer(&b[0]), 1)
+	switch d {
+	case weft.BFloat16:
+		x = simd.BF16ToF32(binary.LittleEndian.Uint16(b))
+	case weft.Float16:
+		x = simd.F16ToF32(binary.LittleEndian.Uint16(b))
+	case weft.Float8E4M3:
+		x = simd.E4M3ToF32(b[0])
+	case weft.Float8E5M2:
+		x = simd.E5M2ToF32(b[0])
+	default:
+		x = math.Float32frombits(binary.LittleEndian.Uint32(b))
+	}
 	return float64(x)
+}
+
+func store32(d weft.DType, b []byte, x float32) {
+	switch {
+	case d == weft.BFloat16:
+		binary.LittleEndian.PutUint16(b, simd.BF16FromF32(x))
+	case d == weft.Float16:
+		binary.LittleEndian.PutUint16(b, simd.F16FromF32(x))
+	case d == weft.Float8E4M3:
+		b[0] = simd.E4M3FromF32(x)
+	case d == weft.Float8E5M2:
+		b[0] = simd.E5M2FromF32(x)
+	case x != x:
+		binary.LittleEndian.PutUint32(b, simd.NaNF32)
+	default:
+		binary.LittleEndian.PutUint32(b, math.Float32bits(x))
+	}
 }
 
 func loadInt(d weft.DType, b []byte) *big.Int {

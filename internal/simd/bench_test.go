@@ -32,7 +32,13 @@ func benchRows(t Type, k, n int) []unsafe.Pointer {
 		}
 		rows[i] = pointer(alignedBytes(n * t.Size()))
 		if t.Float() {
-			Convert(t, rows[i], F32, unsafe.Pointer(&x[0]), n)
+			if t == F64 {
+				for j, v := range x {
+					view[float64](rows[i], j, 1)[0] = float64(v)
+				}
+			} else {
+				narrow(t, rows[i], 0, x)
+			}
 		}
 	}
 	return rows
@@ -122,29 +128,6 @@ func BenchmarkDot(b *testing.B) {
 	}
 }
 
-func BenchmarkConvert(b *testing.B) {
-	for _, c := range [][2]Type{
-		{BF16, F32},
-		{F32, BF16},
-		{F16, F32},
-		{F32, F16},
-		{E4M3, F32},
-		{F32, E4M3},
-		{BF16, E5M2},
-		{F64, BF16},
-	} {
-		b.Run(fmt.Sprintf("%v-%v", c[0], c[1]), func(b *testing.B) {
-			eachPathB(b, func(b *testing.B) {
-				src, dst := benchRows(c[0], 1, benchHidden)[0], benchRows(c[1], 1, benchHidden)[0]
-				b.SetBytes(int64(benchHidden * (c[0].Size() + c[1].Size())))
-				for b.Loop() {
-					Convert(c[1], dst, c[0], src, benchHidden)
-				}
-			})
-		})
-	}
-}
-
 func BenchmarkQuantize(b *testing.B) {
 	eachPathB(b, func(b *testing.B) {
 		src := benchRows(BF16, 1, benchHidden)[0]
@@ -152,18 +135,6 @@ func BenchmarkQuantize(b *testing.B) {
 		b.SetBytes(3 * benchHidden)
 		for b.Loop() {
 			QuantizeE4M3(BF16, pointer(q), pointer(scales), src, benchHidden, ScaleF32)
-		}
-	})
-}
-
-func BenchmarkDequantize(b *testing.B) {
-	eachPathB(b, func(b *testing.B) {
-		dst := benchRows(BF16, 1, benchHidden)[0]
-		q, scales := alignedBytes(benchHidden), alignedBytes(4*benchHidden/QuantGroup)
-		QuantizeE4M3(BF16, pointer(q), pointer(scales), dst, benchHidden, ScaleF32)
-		b.SetBytes(3 * benchHidden)
-		for b.Loop() {
-			DequantizeE4M3(BF16, dst, pointer(q), pointer(scales), benchHidden, ScaleF32)
 		}
 	})
 }

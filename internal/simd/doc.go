@@ -1,4 +1,4 @@
-// Package simd is the arithmetic of the host engine: reductions, weighted sums, conversions and
+// Package simd is the arithmetic of the host engine: reductions, weighted sums, quantisation and
 // copies over rows of raw storage, in assembly for AVX2 and AVX-512 and in plain Go for every other
 // machine. All three give the same bits.
 //
@@ -31,12 +31,11 @@
 //   - Fusion. A weighted sum and a dot product round once in each multiply-add. Plain Go cannot say
 //     that in fp32, so [FMA32] computes it in fp64 with round-to-odd; math.FMA or an fp64 sum
 //     converted to fp32 would round twice.
-//   - Rounding is to nearest even, once, from the exact or fp32 result. fp64 is rounded straight to
-//     the narrow types.
+//   - Rounding is to nearest even, once, from the exact or fp32 result.
 //   - NaN. Every NaN that is written is the positive one with all mantissa bits set (0x7F, 0x7FFF,
 //     0x7FFFFFFF, ...), which is also what NVIDIA GPUs return from fp32 arithmetic and from
 //     conversions. The sign and payload of the operand are lost, also where a value is only
-//     converted to its own type or reduced from one source. Copies keep every bit.
+//     reduced from one source. Copies keep every bit.
 //   - Zero. The sum of opposite numbers is +0; -0 + -0 is -0, so a reduction of -0s is -0, while a
 //     weighted sum without bias starts from +0. Min and Max order -0 below +0, and return NaN if
 //     any operand is NaN.

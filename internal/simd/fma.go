@@ -27,18 +27,3 @@ func FMA32(a, b, c float32) float32 {
 	}
 	return float32(s)
 }
-
-// oddF32 rounds x to float32 by round-to-odd, so that a further rounding to any type of at most 22
-// significant bits gives the correctly rounded value of x.
-func oddF32(x float64) float32 {
-	y := float32(x)
-	back := float64(y)
-	if back == x || x != x {
-		return y
-	}
-	bits := math.Float32bits(y)
-	if math.Abs(back) > math.Abs(x) {
-		bits--
-	}
-	return math.Float32frombits(bits | 1)
-}

@@ -195,29 +195,6 @@ func Reduce(op Op, t Type, avg bool, dst []byte, srcs ...[]byte) {
 	f.run(n)
 }
 
-// AvgFinish divides every element of dst by n in place: the last step of an average whose sum was
-// made elsewhere, for instance over several hops. Floats divide in fp32 (F64: fp64) and round once;
-// integers truncate toward zero. The result can differ from that of Reduce with avg, which divides
-// before the sum is rounded or wrapped.
-func AvgFinish(t Type, dst []byte, n int) {
-	if n <= 0 || len(dst)%t.Size() != 0 {
-		panic(fmt.Sprintf("simd: divide %d bytes of %v by %d", len(dst), t, n))
-	}
-	if len(dst) == 0 {
-		return
-	}
-	p := unsafe.Pointer(unsafe.SliceData(dst))
-	rows := [1]unsafe.Pointer{p}
-	f := fold{t: t, out: p, rows: rows[:]}
-	if !t.Float() {
-		f.divideInts(len(dst)/t.Size(), n)
-		return
-	}
-	f.setFloatOp(Sum)
-	f.setDiv(n)
-	f.run(len(dst) / t.Size())
-}
-
 // setFloatOp chooses the step, and as init its identity, so that the first row is taken as it is.
 func (f *fold) setFloatOp(op Op) {
 	wide := f.t == F64

@@ -266,32 +266,3 @@ func averageI64(f *fold, n int) {
 		out[i] = int64(q)
 	}
 }
-
-// divideInts divides f.out by by in place.
-func (f *fold) divideInts(n, by int) {
-	switch f.t {
-	case I8:
-		divide[int8, int64](f, n, by)
-	case I16:
-		divide[int16, int64](f, n, by)
-	case I32:
-		divide[int32, int64](f, n, by)
-	case I64:
-		divide[int64, int64](f, n, by)
-	case U8:
-		divide[uint8, uint64](f, n, by)
-	case U16:
-		divide[uint16, uint64](f, n, by)
-	case U32:
-		divide[uint32, uint64](f, n, by)
-	case U64:
-		divide[uint64, uint64](f, n, by)
-	}
-}
-
-func divide[T signed | unsigned, W int64 | uint64](f *fold, n, by int) {
-	out := view[T](f.out, 0, n)
-	for i, x := range out {
-		out[i] = T(W(x) / W(by))
-	}
-}

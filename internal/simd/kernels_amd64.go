@@ -132,175 +132,35 @@ func dotF16AVX512(x *byte, y *byte, blocks int, tailX *byte, tailY *byte, tail i
 //go:noescape
 func dotF32AVX512(x *byte, y *byte, blocks int, tailX *byte, tailY *byte, tail int) float32
 
-// Converts n elements (a multiple of 32) of BF16 to fp32.
-//
-//go:noescape
-func widenBF16AVX2(dst *byte, src *byte, n int)
-
-// Converts n elements (a multiple of 32) of F16 to fp32.
-//
-//go:noescape
-func widenF16AVX2(dst *byte, src *byte, n int)
-
-// Converts n elements (a multiple of 32) of E4M3 to fp32.
-//
-//go:noescape
-func widenE4M3AVX2(dst *byte, src *byte, n int)
-
-// Converts n elements (a multiple of 32) of E5M2 to fp32.
-//
-//go:noescape
-func widenE5M2AVX2(dst *byte, src *byte, n int)
-
-// Rounds n elements (a multiple of 32) of fp32 to BF16.
-//
-//go:noescape
-func narrowBF16AVX2(dst *byte, src *byte, n int)
-
-// Rounds n elements (a multiple of 32) of fp32 to F16.
-//
-//go:noescape
-func narrowF16AVX2(dst *byte, src *byte, n int)
-
-// Rounds n elements (a multiple of 32) of fp32 to F32.
-//
-//go:noescape
-func narrowF32AVX2(dst *byte, src *byte, n int)
-
-// Rounds n elements (a multiple of 32) of fp32 to E4M3.
-//
-//go:noescape
-func narrowE4M3AVX2(dst *byte, src *byte, n int)
-
-// Rounds n elements (a multiple of 32) of fp32 to E5M2.
-//
-//go:noescape
-func narrowE5M2AVX2(dst *byte, src *byte, n int)
-
-// Converts n elements (a multiple of 32) of fp32 to fp64.
-//
-//go:noescape
-func widenF64AVX2(dst *byte, src *byte, n int)
-
-// Rounds n elements (a multiple of 32) of fp64 to fp32, if odd is not 0 to odd. Only with odd 0 a NaN is canonical.
-//
-//go:noescape
-func narrowF64AVX2(dst *byte, src *byte, n int, odd int)
-
-// Converts n elements (a multiple of 32) of BF16 to fp32.
-//
-//go:noescape
-func widenBF16AVX512(dst *byte, src *byte, n int)
-
-// Converts n elements (a multiple of 32) of F16 to fp32.
-//
-//go:noescape
-func widenF16AVX512(dst *byte, src *byte, n int)
-
-// Converts n elements (a multiple of 32) of E4M3 to fp32.
-//
-//go:noescape
-func widenE4M3AVX512(dst *byte, src *byte, n int)
-
-// Converts n elements (a multiple of 32) of E5M2 to fp32.
-//
-//go:noescape
-func widenE5M2AVX512(dst *byte, src *byte, n int)
-
-// Rounds n elements (a multiple of 32) of fp32 to BF16.
-//
-//go:noescape
-func narrowBF16AVX512(dst *byte, src *byte, n int)
-
-// Rounds n elements (a multiple of 32) of fp32 to F16.
-//
-//go:noescape
-func narrowF16AVX512(dst *byte, src *byte, n int)
-
-// Rounds n elements (a multiple of 32) of fp32 to F32.
-//
-//go:noescape
-func narrowF32AVX512(dst *byte, src *byte, n int)
-
-// Rounds n elements (a multiple of 32) of fp32 to E4M3.
-//
-//go:noescape
-func narrowE4M3AVX512(dst *byte, src *byte, n int)
-
-// Rounds n elements (a multiple of 32) of fp32 to E5M2.
-//
-//go:noescape
-func narrowE5M2AVX512(dst *byte, src *byte, n int)
-
-// Converts n elements (a multiple of 32) of fp32 to fp64.
-//
-//go:noescape
-func widenF64AVX512(dst *byte, src *byte, n int)
-
-// Rounds n elements (a multiple of 32) of fp64 to fp32, if odd is not 0 to odd. Only with odd 0 a NaN is canonical.
-//
-//go:noescape
-func narrowF64AVX512(dst *byte, src *byte, n int, odd int)
-
 // Quantises groups of 128 elements of BF16 to e4m3; with pow2 every scale is a power of two.
 //
 //go:noescape
 func quantizeBF16AVX2(q *byte, scales *float32, src *byte, groups int, pow2 int)
-
-// Multiplies groups of 128 e4m3 elements by their scales and rounds to BF16.
-//
-//go:noescape
-func dequantizeBF16AVX2(dst *byte, q *byte, scales *float32, groups int)
 
 // Quantises groups of 128 elements of F16 to e4m3; with pow2 every scale is a power of two.
 //
 //go:noescape
 func quantizeF16AVX2(q *byte, scales *float32, src *byte, groups int, pow2 int)
 
-// Multiplies groups of 128 e4m3 elements by their scales and rounds to F16.
-//
-//go:noescape
-func dequantizeF16AVX2(dst *byte, q *byte, scales *float32, groups int)
-
 // Quantises groups of 128 elements of F32 to e4m3; with pow2 every scale is a power of two.
 //
 //go:noescape
 func quantizeF32AVX2(q *byte, scales *float32, src *byte, groups int, pow2 int)
-
-// Multiplies groups of 128 e4m3 elements by their scales and rounds to F32.
-//
-//go:noescape
-func dequantizeF32AVX2(dst *byte, q *byte, scales *float32, groups int)
 
 // Quantises groups of 128 elements of BF16 to e4m3; with pow2 every scale is a power of two.
 //
 //go:noescape
 func quantizeBF16AVX512(q *byte, scales *float32, src *byte, groups int, pow2 int)
 
-// Multiplies groups of 128 e4m3 elements by their scales and rounds to BF16.
-//
-//go:noescape
-func dequantizeBF16AVX512(dst *byte, q *byte, scales *float32, groups int)
-
 // Quantises groups of 128 elements of F16 to e4m3; with pow2 every scale is a power of two.
 //
 //go:noescape
 func quantizeF16AVX512(q *byte, scales *float32, src *byte, groups int, pow2 int)
 
-// Multiplies groups of 128 e4m3 elements by their scales and rounds to F16.
-//
-//go:noescape
-func dequantizeF16AVX512(dst *byte, q *byte, scales *float32, groups int)
-
 // Quantises groups of 128 elements of F32 to e4m3; with pow2 every scale is a power of two.
 //
 //go:noescape
 func quantizeF32AVX512(q *byte, scales *float32, src *byte, groups int, pow2 int)
-
-// Multiplies groups of 128 e4m3 elements by their scales and rounds to F32.
-//
-//go:noescape
-func dequantizeF32AVX512(dst *byte, q *byte, scales *float32, groups int)
 
 // Copies bytes lo to hi (whole cache lines) of src to k destinations.
 //

@@ -21,20 +21,12 @@ const (
 	ScaleUE8M0
 )
 
-// Size returns the bytes that one scale takes.
-func (k ScaleKind) Size() int {
-	if k == ScaleUE8M0 {
-		return 1
-	}
-	return 4
-}
-
 const (
 	maxE4M3 = 448
 	minAmax = 1e-4
 )
 
-// scaleBlock is the number of scales that are converted to or from exponent bytes at a time.
+// scaleBlock is the number of scales that are converted to exponent bytes at a time.
 const scaleBlock = 64
 
 // QuantizeE4M3 quantises a row of n elements (a multiple of QuantGroup) of type t (BF16, F16 or
@@ -66,44 +58,11 @@ func QuantizeE4M3(t Type, q, scales, src unsafe.Pointer, n int, kind ScaleKind) 
 	}
 }
 
-// DequantizeE4M3 computes dst[i] = round(q[i]*scale of i's group) for n elements (a multiple of
-// QuantGroup): an fp32 product, then one rounding to t (BF16, F16 or F32). The exponent byte 255 is
-// NaN. The three areas must not overlap.
-func DequantizeE4M3(t Type, dst, q, scales unsafe.Pointer, n int, kind ScaleKind) {
-	groups := quantGroups(t, n)
-	if kind != ScaleUE8M0 {
-		if groups > 0 {
-			dequantize(t, dst, q, (*float32)(scales), groups)
-		}
-		return
-	}
-	var wide [scaleBlock]float32
-	for g := 0; g < groups; g += scaleBlock {
-		m := min(scaleBlock, groups-g)
-		for i, e := range view[uint8](scales, g, m) {
-			wide[i] = exponentScale(e)
-		}
-		dequantize(t, unsafe.Add(dst, g*QuantGroup*t.Size()), unsafe.Add(q, g*QuantGroup), &wide[0], m)
-	}
-}
-
 func quantGroups(t Type, n int) int {
 	if t > F32 || n%QuantGroup != 0 {
 		panic(fmt.Sprintf("simd: quantisation of %d elements of %v", n, t))
 	}
 	return n / QuantGroup
-}
-
-// exponentScale returns 2^(e-127), or NaN for 255.
-func exponentScale(e uint8) float32 {
-	switch e {
-	case 0:
-		return 0x1p-127
-	case 255:
-		return math.Float32frombits(NaNF32)
-	default:
-		return math.Float32frombits(uint32(e) << 23)
-	}
 }
 
 // groupScale returns the scale of a group and the multiplier that goes with it.
@@ -135,17 +94,5 @@ func quantizePortable(t Type, q unsafe.Pointer, scales *float32, src unsafe.Poin
 		for i, o := 0, view[uint8](q, g*QuantGroup, QuantGroup); i < len(o); i++ {
 			o[i] = E4M3FromF32(x[i] * mul)
 		}
-	}
-}
-
-func dequantizePortable(t Type, dst, q unsafe.Pointer, scales *float32, groups int) {
-	var x [QuantGroup]float32
-	in := view[float32](unsafe.Pointer(scales), 0, groups)
-	for g := range groups {
-		widen(E4M3, x[:], q, g*QuantGroup)
-		for i := range x {
-			x[i] *= in[g]
-		}
-		narrow(t, dst, g*QuantGroup, x[:])
 	}
 }

@@ -25,23 +25,3 @@ func quantize(t Type, q unsafe.Pointer, scales *float32, src unsafe.Pointer, gro
 		quantizeF32AVX2(out, scales, in, groups, p)
 	}
 }
-
-func dequantize(t Type, dst, q unsafe.Pointer, scales *float32, groups int) {
-	out, in, wide := (*byte)(dst), (*byte)(q), active == avx512
-	switch {
-	case active == portable:
-		dequantizePortable(t, dst, q, scales, groups)
-	case t == BF16 && wide:
-		dequantizeBF16AVX512(out, in, scales, groups)
-	case t == BF16:
-		dequantizeBF16AVX2(out, in, scales, groups)
-	case t == F16 && wide:
-		dequantizeF16AVX512(out, in, scales, groups)
-	case t == F16:
-		dequantizeF16AVX2(out, in, scales, groups)
-	case wide:
-		dequantizeF32AVX512(out, in, scales, groups)
-	default:
-		dequantizeF32AVX2(out, in, scales, groups)
-	}
-}

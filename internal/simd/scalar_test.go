@@ -94,30 +94,6 @@ func TestFMA32NonFinite(t *testing.T) {
 	}
 }
 
-func TestOddF32(t *testing.T) {
-	r := rand.New(rand.NewPCG(11, 5))
-	for i := range 300_000 {
-		x := math.Float64frombits(r.Uint64())
-		if i%2 == 0 {
-			x = float64(math.Float32frombits(r.Uint32())) * (1 + float64(r.IntN(3)-1)*0x1p-40)
-		}
-		if x != x {
-			continue
-		}
-		y := oddF32(x)
-		switch {
-		case float64(y) == x:
-		case math.Float32bits(y)&1 == 0:
-			t.Fatalf("oddF32(%g) = %g is inexact and even", x, y)
-		case math.Abs(float64(math.Nextafter32(y, 0))) > math.Abs(x):
-			t.Fatalf("oddF32(%g) = %g is not a neighbour", x, y)
-		case !math.IsInf(x, 0) && y != math.MaxFloat32 && y != -math.MaxFloat32 &&
-			math.Abs(float64(math.Nextafter32(y, float32(math.Copysign(math.MaxFloat32, x))))) < math.Abs(x):
-			t.Fatalf("oddF32(%g) = %g is not a neighbour", x, y)
-		}
-	}
-}
-
 func TestF16AgainstOracle(t *testing.T) {
 	for i := range 1 << 16 {
 		h := uint16(i)

@@ -23,16 +23,6 @@ type format interface {
 	nan() uint32
 }
 
-// save is store after replacing NaNs.
-func save(a *asm, f format, vs []V, p place) {
-	if nan := f.nan(); nan != 0 {
-		for _, v := range vs {
-			a.canonical(v, nan)
-		}
-	}
-	f.store(a, vs, p)
-}
-
 // loadBytes loads the n bytes of a group into the register that holds them.
 func loadBytes(a *asm, p place, size, n int) V {
 	if a.lane {

@@ -28,7 +28,6 @@ var families = []struct {
 	{"fold", emitFolds},
 	{"fold_int", emitIntFolds},
 	{"dot", emitDots},
-	{"convert", emitConversions},
 	{"quant", emitQuantisation},
 	{"move", emitMoves},
 }

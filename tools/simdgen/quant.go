@@ -9,11 +9,10 @@ import (
 // quantGroup is the number of elements that share a scale.
 const quantGroup = 128
 
-// emitQuantisation emits the conversions between rows and fp8 e4m3 with scales.
+// emitQuantisation emits the conversions of rows to fp8 e4m3 with scales.
 func emitQuantisation(a *asm) {
 	for _, f := range []format{bf16{}, f16{}, f32{}} {
 		a.quantize(f)
-		a.dequantize(f)
 	}
 }
 
@@ -77,28 +76,6 @@ func (a *asm) quantize(f format) {
 		out.store(a, []V{a.op3(a.VMULPS, v, mul)}, place{mem: operand.Mem{Base: q, Disp: i * a.lanes()}})
 	}
 	a.ADDQ(operand.U32(quantGroup*f.size()), src)
-	a.ADDQ(operand.U32(quantGroup), q)
-	a.ADDQ(operand.U8(4), scales)
-	a.DECQ(n)
-	a.JNZ(ref("loop"))
-	a.end()
-}
-
-func (a *asm) dequantize(f format) {
-	a.begin("dequantize"+f.name(), "func(dst, q *byte, scales *float32, groups int)",
-		"Multiplies groups of 128 e4m3 elements by their scales and rounds to "+f.name()+".")
-	dst, q, scales, n := a.arg("dst"), a.arg("q"), a.arg("scales"), a.arg("groups")
-	in := e4m3()
-	in.prepare(a)
-	f.prepareStore(a)
-	a.Label("loop")
-	scale := a.vec()
-	a.VBROADCASTSS(operand.Mem{Base: scales}, scale)
-	for i := range quantGroup / a.lanes() {
-		v := in.load(a, place{mem: operand.Mem{Base: q, Disp: i * a.lanes()}})[0]
-		save(a, f, []V{a.op3(a.VMULPS, v, scale)}, place{mem: operand.Mem{Base: dst, Disp: i * a.lanes() * f.size()}})
-	}
-	a.ADDQ(operand.U32(quantGroup*f.size()), dst)
 	a.ADDQ(operand.U32(quantGroup), q)
 	a.ADDQ(operand.U8(4), scales)
 	a.DECQ(n)
