@@ -20,23 +20,8 @@ func newBenchAll() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "all",
 		Short: "Measure the floors of this machine and the figures that Weft has targets for",
-		Long: `Measure this machine's floors (copying cold memory, passing a cache line between
-processors), then every figure that Weft has a target for, in interleaved rounds, and
-print the medians beside the targets. Targets are for two idle processors. A missed
-target does not change the exit status; wrong output does.
-
-With --json each figure is one line. Its keys are stable; new ones may be added:
-
-  name    of the figure
-  value   the median of the rounds
-  unit    of value and target: GB/s, us, ms, MiB, or empty for a ratio
-  target  absent for a floor, which has none
-  least   true if value is to be target at least; absent if at most
-  met     whether it is; true for a floor
-  rounds  in which it was measured
-
-The report has the rows behind the figures.`,
-		Args: noArgs,
+		Long:  benchAllHelp,
+		Args:  noArgs,
 	}
 	out := outputFlags(cmd)
 	cmd.Flags().IntVar(&rounds, "rounds", rounds, "how many rounds")

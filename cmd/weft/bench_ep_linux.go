@@ -15,19 +15,7 @@ func newBenchEP() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ep",
 		Short: "Measure expert parallelism: dispatch and combine",
-		Long: `Measure expert parallelism between ranks of this host.
-
-Every iteration calls prepare, dispatch and combine, and times each from a barrier to its
-return. By default operands and routing are the same every time, as in the benchmarks of
-other libraries, so data that fit into the caches stay there. With --fresh operands are
-written anew before each operation, as a model would, and --batches makes routings change.
-Lists of ranks and tokens are swept.
-
---mode ht is for many tokens at a time, as in training and prefill: by default 4096 tokens
-a rank, token-major.
-
-The rank-major and token-major layouts have one row per token and rank, so for them
---reduction and --weighting default to partial and plain.` + gpuHelp,
+		Long:  benchEPHelp,
 		Example: `  weft bench ep --ranks 2,4 --tokens 1,8,64,512 --report report.html
   weft bench ep --ranks 2 --tokens 1 --json
   weft bench ep --dtype fp8 --layout expert-packed --routing zipf

@@ -32,39 +32,7 @@ func newBenchLink() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "link",
 		Short: "Measure the links between GPUs, and the cost of the smallest operations",
-		Long: `Measure the bandwidth of the links between the GPUs of this host: with stores and loads
-of threads, with bulk copies (Hopper and later) and with copy engines, with few SMs and
-with many, all to all, between one pair and to one. Also measure the smallest operations:
-an empty kernel, a word from one GPU to another, a barrier of all.
-
-One process uses all GPUs, their memory mapped for each other. With one GPU it measures
-the GPU's own memory. Times are of operations in a graph: the slowest GPU's, the median
-over replays. Received data are checked in the same run; if any are wrong, the exit
-status is 1. No setting of a GPU is changed.
-
-With --json each row is one line, and the last line is the ceiling. Keys are stable;
-new ones may be added. In every row:
-
-  op            link
-  way           store, load, bulk-store, bulk-load, copy-engine; empty,
-                empty-dependent, barrier, barrier-dependent, hop
-  gpus, sms, threads, operations, replays
-  p50_us, min_us, max_us   of one operation
-  verified, device, host, version
-
-In every row that moves bytes:
-
-  pattern       all-to-all, pair, all-to-one; local with one GPU
-  bytes         of an operation out of each GPU; all-to-one: into the one
-  gbps          bytes over p50_us, in 10^9 bytes a second
-  wrong         words, sums or rounds that were wrong; absent when 0
-
-In the last line, whose op is ceiling:
-
-  gbps, way, sms                    the best that kernels reached, all to all
-  gbps_at_8, way_at_8               with 8 SMs or fewer
-  empty_us, hop_us, barrier_us      the smallest operations
-  gpus, sms_per_gpu, local, device, host, version`,
+		Long:  benchLinkHelp,
 		Example: `  weft bench link
   weft bench link --gpus 2 --sizes 1M,64M --sms 8,24,132 --json`,
 		Args: noArgs,

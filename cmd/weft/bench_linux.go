@@ -20,48 +20,9 @@ func newBench() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure operations between ranks on this host, verified in the same run",
-		Long: `Measure operations between rank processes on this host. The command starts and ends the
-ranks. Every row is verified in the run that measured it; if any was wrong, or a rank
-failed, the exit status is 1.
-
-With --json each row is one line; for the lines of "bench all" see its help. Keys are
-stable; new ones may be added. In every row:
-
-  op            dispatch, combine, prepare, allreduce, join
-  engine        host; rows of GPUs: see "bench ep", "link", "overlap" and "start"
-  ranks
-  iterations    timed iterations; each counts with its slowest rank:
-  p50_us, p99_us, min_us, max_us, mean_us
-  slowest_rank  the rank that most often was the slowest
-  wire_bytes    per rank: bytes to other ranks
-  gbps          deepep_bytes, or bytes, over p50, in 10^9 bytes a second
-  verified, host, version
-
-In every row of dispatch, combine and prepare:
-
-  tokens        per rank
-  hidden, topk, experts, dtype, layout, reduction, weighting, counts, routing, operand,
-  batches
-  mode          one-call or phases: the value of --calls
-
-In every row of allreduce:
-
-  dtype, reduction, operand
-  bytes         of the message
-
-Absent when false, zero or not measured:
-
-  scales        of fp8 rows: the order in which they arrive
-  cached        with --cached: by a routing that was prepared once, outside the timing
-  fresh         with --fresh: operands were written anew before each operation
-  logical_bytes per rank: a row for each rank that a token visits, its own included
-  deepep_bytes  per rank: a row for each selection, the rank's own included
-  moved_bytes   of all ranks: rows read and rows written
-  floor_us      time of memcpy for moved_bytes in cold memory
-  floor_ratio   floor_us over p50_us: 1 is the speed of memcpy
-  memory_bytes  join: resident memory of the largest rank without shared memory`,
-		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Long:  benchHelp,
+		Args:  noArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newBenchEP(), newBenchAllReduce(), newBenchLink(), newBenchJoin(), newBenchOverlap(),
 		newBenchStart(), newBenchAll(), newBenchRank())

@@ -30,44 +30,7 @@ func newBenchOverlap() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "overlap",
 		Short: "Measure exchanges beside matrix products on the same GPUs",
-		Long: `Measure the slow-down of dispatch and combine while their GPUs multiply matrices, and
-that of the products. Products of bf16 matrices, on tensor cores, run in a stream of their
-own and have more blocks than the GPU has SMs; exchanges run in the communicator's stream,
-which has the greatest priority. Ranks are goroutines of this process, rank r on GPU
-r % GPUs. A dispatch takes new top-k ids and returns received rows.
-
-Each operation is measured for every number of --sms: runs of a graph of operations
-alone, then beside products that take three times as long alone; then products beside
-operations that take three times as long alone. Both begin together on all GPUs. Outputs
-of both are checked after each, and if any was wrong the exit status is 1. Where ranks
-share a GPU the command starts itself anew with CUDA_DEVICE_MAX_CONNECTIONS=32.
-
-With --json each row is one line; keys are stable, new ones may be added. In every row:
-
-  op            dispatch, combine
-  engine        gpu
-  contract      the shape in a few words
-  ranks, gpus, tokens, hidden, topk, experts, dtype, layout
-  sms           requested SMs; 0 is the library's choice
-  sms_used      SMs that the operation's kernel runs on
-  gpu_sms       SMs of a GPU
-  operations    in a graph
-  replays       timed runs of each kind, after 2 untimed ones
-  alone_us, beside_us   an operation of the slowest rank, the median over runs: alone on
-                the GPU, and beside products
-  slowdown      beside_us over alone_us
-  product       rows x columns x the summed dimension
-  product_alone_us, product_beside_us, product_slowdown   the same of a product
-  product_tflops   alone: 10^12 multiplications and additions a second
-  sm_slowdown   gpu_sms over the SMs that sms_used leaves: product_slowdown if products
-                lost these SMs and nothing else
-  covered       the untimed side ran as long as the timed one; if not, slow-downs are
-                lower bounds
-  verified, device, host, version
-
-Absent when empty:
-
-  problems      errors in the output`,
+		Long:  benchOverlapHelp,
 		Example: `  weft bench overlap
   weft bench overlap --gpus 2 --layout expert-packed --sms 16,32,64 --json`,
 		Args: noArgs,

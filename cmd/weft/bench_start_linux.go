@@ -25,40 +25,7 @@ func newBenchStart() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "start",
 		Short: "Measure how long ranks on GPUs take from nothing to the end of their first dispatch",
-		Long: `Measure how long ranks on GPUs take from nothing to the end of their first dispatch:
-Join; NewHandle, which makes windows and loads kernels; PrepareDispatch, until the host
-sees its end. Ranks are goroutines of this process, rank r on GPU r % GPUs. They begin
-each round together; their contexts, a stream and the tokens exist already. Each round
-joins anew and looks for its kernels on disk. The received rows are counted.
-
-The first round finds no kernels and compiles them. With --no-cold it finds those in the
-user's kernel cache and in WEFT_CACHE; if some are missing, it only compiles them, and is
-not shown. The first round of a process also includes the one-time set-up of its GPUs:
-start-first is the start-up time of a program whose kernels are in the cache.
-Where ranks share a GPU the command starts itself anew with
-CUDA_DEVICE_MAX_CONNECTIONS=32.
-
-With --json each row is one line; keys are stable, new ones may be added. In every row:
-
-  op            driver: loading the driver, cuInit, and the context of each GPU. All
-                starts come after it, and do not count it;
-                start-cold: the first round, which compiled kernels;
-                start-first: the first round, with all kernels in the cache;
-                start-warm: the rounds after it, with all kernels in the cache
-  engine        gpu
-  ranks, gpus
-  rounds        of this row; times are of the slowest rank of each
-  p50_us, max_us   the whole start: median and maximum
-  slowest_rank  the rank that was the slowest most often
-  device, host, version
-
-In every row but the driver's, the median and the maximum of each stage:
-
-  join_us, join_max_us           Join
-  handle_us, handle_max_us       NewHandle: windows; kernels from the cache, or compiled
-  dispatch_us, dispatch_max_us   PrepareDispatch, from the call until the host sees the end
-  contract      the shape in a few words
-  tokens, capacity, hidden, topk, experts, dtype, layout`,
+		Long:  benchStartHelp,
 		Example: `  weft bench start
   weft bench start --no-cold --rounds 20 --json`,
 		Args: noArgs,

@@ -32,16 +32,7 @@ func newCompile() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "compile --out DIR [--arch ARCHITECTURES]",
 		Short: "Compile all GPU kernels into a directory, for machines without a compiler",
-		Long: `Compile all GPU kernels into a directory that can be carried to other machines and
-named in WEFT_CACHE there. This machine needs NVRTC (WEFT_NVRTC names one; otherwise:
-python3 -m pip install nvidia-cuda-nvrtc), but no GPU and no driver.
-
-Where the directory is used it must belong to the user or to root, and no other user may
-be able to write in it or in its files: Weft does not run code that others could have
-changed. Kernels that the directory already has are not compiled again. The code does not
-depend on shapes, so the kernels serve every handle.
-
-Architectures: sm_80 (A100), sm_90a (H100, H200), sm_100a (B200) and so on.`,
+		Long:  compileHelp,
 		Example: `  weft compile --arch sm_90a,sm_100a --out kernels
   WEFT_CACHE=$HOME/kernels ./program       # on the other machine`,
 		Args: func(cmd *cobra.Command, args []string) error {

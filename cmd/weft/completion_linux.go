@@ -11,12 +11,7 @@ func newCompletion() *cobra.Command {
 	return &cobra.Command{
 		Use:   "completion bash|zsh|fish|powershell",
 		Short: "Print a completion script for a shell",
-		Long: `Print a completion script for a shell.
-
-  bash        source <(weft completion bash)
-  zsh         source <(weft completion zsh)
-  fish        weft completion fish | source
-  powershell  weft completion powershell | Out-String | Invoke-Expression`,
+		Long:  completionHelp,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if err := cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs)(cmd, args); err != nil {
 				return fmt.Errorf("completion: %w; want %s", err, enumerate(shells))

@@ -14,13 +14,8 @@ func newDoctor() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Examine this machine, and say what each finding means for Weft",
-		Long: `Examine this machine, and say what each finding means for Weft.
-
-Each line begins with ok (as it should be), -- (works, or is not needed) or !!
-(something will not work). The command loads CUDA's driver and NVRTC to query them, which
-takes seconds with many GPUs; it changes nothing. With --json, one object with stable
-keys. The exit status is 0 whatever the findings.`,
-		Args: noArgs,
+		Long:  doctorHelp,
+		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			m := doctor.Collect(doctor.System(version()))
 			if asJSON {

@@ -47,12 +47,9 @@ func (e usageError) Unwrap() error { return e.error }
 
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
-		Use:   "weft",
-		Short: "Communication for machine learning: start ranks, examine machines, measure",
-		Long: `Weft carries tensors between processes and GPUs for machine learning.
-
-This command starts ranks on this host, says what a machine offers, measures, and
-compiles GPU kernels for machines that have no compiler.`,
+		Use:           "weft",
+		Short:         "Communication for machine learning: start ranks, examine machines, measure",
+		Long:          rootHelp,
 		Version:       version(),
 		SilenceErrors: true,
 		SilenceUsage:  true,

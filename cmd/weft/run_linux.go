@@ -27,26 +27,7 @@ func newRun() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run -n N [flags] [--] PROGRAM [ARGS...]",
 		Short: "Start ranks of a program on this host",
-		Long: `Start N ranks of a program on this host, and wait until they have ended.
-
-Each rank finds its number in WEFT_RANK, WEFT_SIZE, WEFT_LOCAL_RANK and
-WEFT_LOCAL_SIZE, rank 0's address in WEFT_ADDRESS, and a fresh secret in
-WEFT_SECRET. Rank 0 gets standard input unless that is a terminal. If a rank ends
-before it has joined, ranks that wait for it get an error with its exit status.
-
-Output comes line by line, each with its rank in front. INT, TERM, HUP, QUIT, USR1,
-USR2, TSTP and CONT are passed on; a second INT kills. When a rank fails, the others
-have the grace time to end by themselves, then get SIGTERM, and after the same time
-SIGKILL. The exit status is that of the rank that failed first, 128 plus the number
-if a signal ended it, 124 after --timeout, 126 or 127 if the program cannot be
-started, and 1 if output cannot be written, or 141 where it is a closed pipe.
-
-Nothing outlives this command, not even if it is killed with SIGKILL: neither ranks
-nor the processes that they started, in whatever session. (Only if both of its
-processes are killed at the same instant, grandchildren can remain.)
-
-With --json, each event is one line: {"event": "start" | "output" | "exit" |
-"failure" | "notice" | "end", "time": ..., "rank": N or -1, ...}.`,
+		Long:  runHelp,
 		Example: `  weft run -n 4 ./train --steps 100
   weft run -n 2 --env OMP_NUM_THREADS=1 -- python train.py`,
 		Args: func(_ *cobra.Command, args []string) error {

@@ -42,25 +42,7 @@ func newTuneEP() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ep",
 		Short: "Search for the fastest tuning of expert parallelism's kernels on this machine's GPUs",
-		Long: `Search for the fastest tuning of expert parallelism's kernels on this machine's GPUs.
-
-For each shape the search begins with the library's choice and changes one value at a
-time. In slot mode: the protocol, the units that a warp moves, how many blocks send while
-the others receive, the threads of a block, and dependent launches. In direct mode: bulk
-copies or threads, the parts of a row, warps and blocks. It continues from the fastest
-tuning as long as that gains. Then it measures that tuning and the library's choice in
-turn, and compares the received rows.
-
-The one that is faster by the median, and right each time, goes into a table that handles
-read when they are made: the file that WEFT_TUNING names, or else weft/tuning.json in the
-user's cache directory. A row is for GPUs of the same name, as many ranks, and handles of
-the same layout, types, order of scales, hidden, top-k and SMs, with at most as many tokens
-and more than half of that. WEFT_TUNING=none is no table.
-
-The table is written after each shape, so an interrupted search keeps its results.
-
-Without --layout, --reduction, --dtype and --quantize the three contracts of bench ep
-are tuned, with --mode ht its two.`,
+		Long:  tuneHelp,
 		Example: `  weft tune ep
   weft tune ep --tokens 64,128 --layout rank-major
   weft tune ep --mode ht --sms 8,24

@@ -129,75 +129,20 @@ func readPeers(out []byte) (peers []Peer, err error) {
 	return peers, nil
 }
 
-// Where the quoted figures are from.
-const (
-	fourGPUs  = "4 H200s, NVLink 4, no multicast, hidden 7168, top-8 of 256; kernel time in a graph, mean of ranks"
-	fourEager = "the machine of 4 H200s; kernel time without a graph, mean of ranks"
-	fourChunk = "the machine of 4 H200s; kernel time without a graph, mean of ranks, of its chunk sizes the best"
-	fourNCCL  = "the machine of 4 H200s; nccl-tests, 10 operations a graph"
-)
+//go:embed quoted.json
+var quotedText []byte
 
-// QuotedPeers are figures of other libraries that this program cannot run itself, measured with
-// those libraries' own benchmarks.
-func QuotedPeers() []Peer {
-	var list []Peer
-	quote := func(name, source string, tokens int, dispatch, combine float64) {
-		for _, p := range []Peer{{Op: "dispatch", P50: dispatch}, {Op: "combine", P50: combine}} {
-			p.Engine, p.Contract, p.Ranks, p.Tokens, p.Date, p.Source = "peer", name, 4, tokens, "2026-11-20", source
-			list = append(list, p)
-		}
+// quoted has figures of other libraries that this program cannot run itself, measured with those
+// libraries' own benchmarks, each with when, where and how.
+var quoted = func() (q struct{ LowLatency, Throughput []Peer }) {
+	if err := json.Unmarshal(quotedText, &q); err != nil {
+		panic("quoted.json: " + err.Error())
 	}
-	for _, f := range []struct {
-		tokens                        int
-		rankDispatch, rankCombine     float64
-		expertDispatch, expertCombine float64
-		expertEager                   bool
-	}{
-		{1, 7.0, 4.7, 8.9, 9.6, false},
-		{8, 7.1, 5.5, 9.8, 11.1, false},
-		{32, 8.6, 8.5, 12.4, 13.1, false},
-		{128, 19.3, 20.8, 28.0, 30.0, true},
-		{256, 33.9, 38.0, 47.0, 46.2, false},
-	} {
-		quote("MSCCL++ (feature/ep, 2026-08) rank-major bf16", fourGPUs, f.tokens, f.rankDispatch, f.rankCombine)
-		source := fourGPUs
-		if f.expertEager {
-			source = fourEager
-		}
-		quote("MSCCL++ (feature/ep, 2026-08) expert-major partial bf16", source, f.tokens, f.expertDispatch, f.expertCombine)
-	}
-	quote("MSCCL++ (feature/ep, 2026-08) expert-major partial, fp8 dispatch", fourEager, 128, 24.4, 30.6)
-	quote("DeepEP V1 (2026-02) expert-major exact, fp8 dispatch", fourEager, 128, 32.9, 57.0)
-	return append(list, quotedNCCL(8<<10, 9.9), quotedNCCL(1<<20, 16.8))
-}
+	return q
+}()
 
-// QuotedThroughputPeers are those figures for many tokens at a time.
-func QuotedThroughputPeers() []Peer {
-	var list []Peer
-	quote := func(op, name, source string, sms int, us float64) {
-		list = append(list, Peer{
-			Op: op, Engine: "peer", Contract: name, Ranks: 4, Tokens: 4096, SMs: sms, P50: us,
-			Date: "2026-11-20", Source: source,
-		})
-	}
-	for _, f := range []struct {
-		sms               int
-		dispatch, combine float64
-	}{{8, 791, 673}, {12, 544, 549}, {20, 549, 507}, {24, 530, 506}, {64, 467, 506}} {
-		const name = "MSCCL++ (feature/ep, 2026-08) throughput bf16"
-		quote("dispatch", name, fourGPUs, f.sms, f.dispatch)
-		quote("combine", name, fourGPUs, f.sms, f.combine)
-	}
-	quote("dispatch", "DeepEP V1 (2026-02) normal bf16", fourChunk, 24, 809)
-	quote("combine", "DeepEP V1 (2026-02) normal bf16", fourChunk, 24, 595)
-	quote("dispatch", "DeepEP V1 (2026-02) normal fp8", fourChunk, 24, 428)
-	return append(list, quotedNCCL(256<<20, 663))
-}
+// QuotedPeers are the quoted figures for few tokens at a time.
+func QuotedPeers() []Peer { return quoted.LowLatency }
 
-// quotedNCCL is an all-to-all between four ranks, of so many bytes of each with its own.
-func quotedNCCL(bytes int64, us float64) Peer {
-	return Peer{
-		Op: "all-to-all", Engine: "peer", Contract: "NCCL 2.28.9 all-to-all", Ranks: 4,
-		WireBytes: bytes / 4 * 3, P50: us, Date: "2026-11-20", Source: fourNCCL,
-	}
-}
+// QuotedThroughputPeers are those for many.
+func QuotedThroughputPeers() []Peer { return quoted.Throughput }
