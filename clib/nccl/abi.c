@@ -2,102 +2,124 @@
 #include "weft_nccl_ep.h"
 
 #define SIZE(type, bytes) _Static_assert(sizeof(type) == (bytes), #type " has another size")
-#define AT(type, member, offset) _Static_assert(offsetof(type, member) == (offset), #type "." #member " is elsewhere")
+#define AT(member, offset) _Static_assert(offsetof(STRUCT, member) == (offset), #member " is elsewhere")
 #define IS(name, value) _Static_assert((int)(name) == (value), #name " is another number")
 
-SIZE(ncclEpTensor_t, 48);
-AT(ncclEpTensor_t, size, 0);
-AT(ncclEpTensor_t, magic, 4);
-AT(ncclEpTensor_t, ndim, 8);
-AT(ncclEpTensor_t, datatype, 12);
-AT(ncclEpTensor_t, data, 16);
-AT(ncclEpTensor_t, win_hdl, 24);
-AT(ncclEpTensor_t, win_offset, 32);
-AT(ncclEpTensor_t, sizes, 40);
+#define STRUCT ncclEpTensor_t
+SIZE(STRUCT, 48);
+AT(size, 0);
+AT(magic, 4);
+AT(ndim, 8);
+AT(datatype, 12);
+AT(data, 16);
+AT(win_hdl, 24);
+AT(win_offset, 32);
+AT(sizes, 40);
+#undef STRUCT
 
-SIZE(ncclEpAllocConfig_t, 24);
-AT(ncclEpAllocConfig_t, alloc_fn, 0);
-AT(ncclEpAllocConfig_t, free_fn, 8);
-AT(ncclEpAllocConfig_t, context, 16);
+#define STRUCT ncclEpAllocConfig_t
+SIZE(STRUCT, 24);
+AT(alloc_fn, 0);
+AT(free_fn, 8);
+AT(context, 16);
+#undef STRUCT
 
-SIZE(ncclEpGroupConfig_t, 112);
-AT(ncclEpGroupConfig_t, size, 0);
-AT(ncclEpGroupConfig_t, magic, 4);
-AT(ncclEpGroupConfig_t, version, 8);
-AT(ncclEpGroupConfig_t, algorithm, 12);
-AT(ncclEpGroupConfig_t, num_experts, 16);
-AT(ncclEpGroupConfig_t, max_dispatch_tokens_per_rank, 20);
-AT(ncclEpGroupConfig_t, max_recv_tokens_per_rank, 24);
-AT(ncclEpGroupConfig_t, max_token_bytes, 28);
-AT(ncclEpGroupConfig_t, rdma_buffer_size, 32);
-AT(ncclEpGroupConfig_t, num_qp_per_rank, 40);
-AT(ncclEpGroupConfig_t, num_channels, 44);
-AT(ncclEpGroupConfig_t, max_num_sms, 48);
-AT(ncclEpGroupConfig_t, alloc, 56);
-AT(ncclEpGroupConfig_t, enable_mask, 80);
-AT(ncclEpGroupConfig_t, timeout_ns, 88);
-AT(ncclEpGroupConfig_t, zero_copy, 96);
-AT(ncclEpGroupConfig_t, overflow_policy, 100);
-AT(ncclEpGroupConfig_t, num_topk, 104);
-AT(ncclEpGroupConfig_t, padding_v2, 108);
+#define STRUCT ncclEpGroupConfig_t
+SIZE(STRUCT, 112);
+AT(size, 0);
+AT(magic, 4);
+AT(version, 8);
+AT(algorithm, 12);
+AT(num_experts, 16);
+AT(max_dispatch_tokens_per_rank, 20);
+AT(max_recv_tokens_per_rank, 24);
+AT(max_token_bytes, 28);
+AT(rdma_buffer_size, 32);
+AT(num_qp_per_rank, 40);
+AT(num_channels, 44);
+AT(max_num_sms, 48);
+AT(alloc, 56);
+AT(enable_mask, 80);
+AT(timeout_ns, 88);
+AT(zero_copy, 96);
+AT(overflow_policy, 100);
+AT(num_topk, 104);
+AT(padding_v2, 108);
+#undef STRUCT
 
-SIZE(ncclEpLayoutInfo_t, 48);
-AT(ncclEpLayoutInfo_t, size, 0);
-AT(ncclEpLayoutInfo_t, magic, 4);
-AT(ncclEpLayoutInfo_t, expert_counters, 8);
-AT(ncclEpLayoutInfo_t, src_rank_counters, 16);
-AT(ncclEpLayoutInfo_t, expert_offsets, 24);
-AT(ncclEpLayoutInfo_t, recv_total_counter, 32);
-AT(ncclEpLayoutInfo_t, recv_topk_idx_kind, 40);
-AT(ncclEpLayoutInfo_t, padding_v2, 44);
+#define STRUCT ncclEpLayoutInfo_t
+SIZE(STRUCT, 48);
+AT(size, 0);
+AT(magic, 4);
+AT(expert_counters, 8);
+AT(src_rank_counters, 16);
+AT(expert_offsets, 24);
+AT(recv_total_counter, 32);
+AT(recv_topk_idx_kind, 40);
+AT(padding_v2, 44);
+#undef STRUCT
 
-SIZE(ncclEpDispatchInputs_t, 32);
-AT(ncclEpDispatchInputs_t, size, 0);
-AT(ncclEpDispatchInputs_t, magic, 4);
-AT(ncclEpDispatchInputs_t, tokens, 8);
-AT(ncclEpDispatchInputs_t, topk_weights, 16);
-AT(ncclEpDispatchInputs_t, scales, 24);
+#define STRUCT ncclEpDispatchInputs_t
+SIZE(STRUCT, 32);
+AT(size, 0);
+AT(magic, 4);
+AT(tokens, 8);
+AT(topk_weights, 16);
+AT(scales, 24);
+#undef STRUCT
 
-SIZE(ncclEpDispatchOutputs_t, 40);
-AT(ncclEpDispatchOutputs_t, size, 0);
-AT(ncclEpDispatchOutputs_t, magic, 4);
-AT(ncclEpDispatchOutputs_t, tokens, 8);
-AT(ncclEpDispatchOutputs_t, topk_weights, 16);
-AT(ncclEpDispatchOutputs_t, scales, 24);
-AT(ncclEpDispatchOutputs_t, topk_idx, 32);
+#define STRUCT ncclEpDispatchOutputs_t
+SIZE(STRUCT, 40);
+AT(size, 0);
+AT(magic, 4);
+AT(tokens, 8);
+AT(topk_weights, 16);
+AT(scales, 24);
+AT(topk_idx, 32);
+#undef STRUCT
 
-SIZE(ncclEpCombineInputs_t, 32);
-AT(ncclEpCombineInputs_t, size, 0);
-AT(ncclEpCombineInputs_t, magic, 4);
-AT(ncclEpCombineInputs_t, tokens, 8);
-AT(ncclEpCombineInputs_t, topk_weights, 16);
-AT(ncclEpCombineInputs_t, scales, 24);
+#define STRUCT ncclEpCombineInputs_t
+SIZE(STRUCT, 32);
+AT(size, 0);
+AT(magic, 4);
+AT(tokens, 8);
+AT(topk_weights, 16);
+AT(scales, 24);
+#undef STRUCT
 
-SIZE(ncclEpCombineOutputs_t, 24);
-AT(ncclEpCombineOutputs_t, size, 0);
-AT(ncclEpCombineOutputs_t, magic, 4);
-AT(ncclEpCombineOutputs_t, tokens, 8);
-AT(ncclEpCombineOutputs_t, topk_weights, 16);
+#define STRUCT ncclEpCombineOutputs_t
+SIZE(STRUCT, 24);
+AT(size, 0);
+AT(magic, 4);
+AT(tokens, 8);
+AT(topk_weights, 16);
+#undef STRUCT
 
-SIZE(ncclEpHandleConfig_t, 16);
-AT(ncclEpHandleConfig_t, size, 0);
-AT(ncclEpHandleConfig_t, magic, 4);
-AT(ncclEpHandleConfig_t, dispatch_output_per_expert_alignment, 8);
+#define STRUCT ncclEpHandleConfig_t
+SIZE(STRUCT, 16);
+AT(size, 0);
+AT(magic, 4);
+AT(dispatch_output_per_expert_alignment, 8);
+#undef STRUCT
 
-SIZE(ncclEpDispatchConfig_t, 24);
-AT(ncclEpDispatchConfig_t, size, 0);
-AT(ncclEpDispatchConfig_t, magic, 4);
-AT(ncclEpDispatchConfig_t, send_only, 8);
-AT(ncclEpDispatchConfig_t, round_scales, 12);
-AT(ncclEpDispatchConfig_t, pass_direction, 16);
-AT(ncclEpDispatchConfig_t, quant_recipe, 20);
+#define STRUCT ncclEpDispatchConfig_t
+SIZE(STRUCT, 24);
+AT(size, 0);
+AT(magic, 4);
+AT(send_only, 8);
+AT(round_scales, 12);
+AT(pass_direction, 16);
+AT(quant_recipe, 20);
+#undef STRUCT
 
-SIZE(ncclEpCombineConfig_t, 20);
-AT(ncclEpCombineConfig_t, size, 0);
-AT(ncclEpCombineConfig_t, magic, 4);
-AT(ncclEpCombineConfig_t, send_only, 8);
-AT(ncclEpCombineConfig_t, pass_direction, 12);
-AT(ncclEpCombineConfig_t, quant_recipe, 16);
+#define STRUCT ncclEpCombineConfig_t
+SIZE(STRUCT, 20);
+AT(size, 0);
+AT(magic, 4);
+AT(send_only, 8);
+AT(pass_direction, 12);
+AT(quant_recipe, 16);
+#undef STRUCT
 
 IS(NCCL_EP_LOW_LATENCY, 0);
 IS(NCCL_EP_HIGH_THROUGHPUT, 1);

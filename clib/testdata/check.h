@@ -7,6 +7,11 @@
 
 #define OK(call) check((call), WEFT_OK, "", #call, __LINE__)
 #define REFUSED(call, status, words) check((call), (status), (words), #call, __LINE__)
+#define INVALID(call, words) REFUSED(call, WEFT_ERROR_INVALID, words)
+#define UNSUPPORTED(call, words) REFUSED(call, WEFT_ERROR_UNSUPPORTED, words)
+#define FORKED(call, words) REFUSED(call, WEFT_ERROR_FORKED, words)
+#define NO_HANDLE(call, words) REFUSED(call, WEFT_ERROR_HANDLE, words)
+#define GONE(call) NO_HANDLE(call, "destroyed or released before")
 #define TRUE(condition)                                                                                                \
 	do {                                                                                                               \
 		if (!(condition)) {                                                                                            \

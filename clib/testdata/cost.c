@@ -28,9 +28,8 @@ int main(void) {
 	weft_comm comm;
 	weft_ep ep;
 	weft_group group;
-	weft_ep_spec spec = {0};
-	spec.size = sizeof spec;
-	spec.experts = 2, spec.topk = 1, spec.hidden = 4, spec.max_tokens = 1, spec.payload = WEFT_PAYLOAD_FP32;
+	weft_ep_spec spec = {
+		.size = sizeof spec, .experts = 2, .topk = 1, .hidden = 4, .max_tokens = 1, .payload = WEFT_PAYLOAD_FP32};
 	OK(weft_comm_create(NULL, &comm));
 	OK(weft_ep_create(comm, &spec, &ep));
 	OK(weft_group_create(comm, NULL, &group));
@@ -38,8 +37,7 @@ int main(void) {
 	float weight = 1, x[4] = {1, 2, 3, 4}, out[4];
 	weft_tensor topk = tensor(&expert, WEFT_INT32, 1, 1), weights = tensor(&weight, WEFT_FLOAT32, 1, 1),
 				rows = tensor(x, WEFT_FLOAT32, 1, 4);
-	weft_tensor to = tensor(out, WEFT_FLOAT32, 1, 4), data = {0};
-	data.size = sizeof data;
+	weft_tensor to = tensor(out, WEFT_FLOAT32, 1, 4), data = {.size = sizeof data};
 	weft_ep_dispatch_args args = {0};
 	weft_ep_dispatch_result got = {0};
 	weft_ep_combine_args home = {0};

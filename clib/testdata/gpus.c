@@ -314,11 +314,11 @@ static void copies(const rank *r, side *s, const way *w, weft_ep ep, const weft_
 	weft_tensor wrong = all[0];
 	wrong.shape[wrong.dims - 1]--;
 	args.rows = &wrong;
-	REFUSED(weft_ep_copy_received(ep, s->stream, &args), WEFT_ERROR_INVALID, "copy received: rows are");
+	INVALID(weft_ep_copy_received(ep, s->stream, &args), "copy received: rows are");
 	args.rows = got->data;
-	REFUSED(weft_ep_copy_received(ep, s->stream, &args), WEFT_ERROR_INVALID, "overlap the received batch");
+	INVALID(weft_ep_copy_received(ep, s->stream, &args), "overlap the received batch");
 	args.received = NULL;
-	REFUSED(weft_ep_copy_received(ep, s->stream, &args), WEFT_ERROR_HANDLE, "");
+	NO_HANDLE(weft_ep_copy_received(ep, s->stream, &args), "");
 }
 
 /* One layer on one engine, by a handle that is there: forward, backward, with other weights. Everything that comes out
@@ -429,7 +429,7 @@ static void layer(rank *r, side *s, const way *w, weft_ep ep) {
 		combine(s, ep, w, &home);
 		keep(r, s, "combined by weights at home", again.data, bytes_of(&again));
 		home.weights = NULL;
-		REFUSED(weft_ep_combine_backward(ep, s->stream, &back), WEFT_ERROR_INVALID, "to no other rank");
+		INVALID(weft_ep_combine_backward(ep, s->stream, &back), "to no other rank");
 		meet(r);
 	}
 	OK(weft_received_release(got.received));
@@ -563,8 +563,8 @@ static void windows(rank *r) {
 		meet(r);
 	}
 	static char plain[4096];
-	REFUSED(weft_window_create_from_memory(g->comm, plain, sizeof plain, &window), WEFT_ERROR_UNSUPPORTED,
-			"host memory that CUDA does not know");
+	UNSUPPORTED(weft_window_create_from_memory(g->comm, plain, sizeof plain, &window),
+				"host memory that CUDA does not know");
 	TRUE(window == NULL);
 	meet(r);
 }
@@ -583,7 +583,7 @@ static void refusals(rank *r) {
 	weft_ep_dispatch_args args = {.size = sizeof args, .topk = &topk, .weights = &weights, .rows = &odd};
 	weft_ep_dispatch_result got = {.size = sizeof got, .data = &rows};
 	odd.data = (char *)x.data + 2;
-	REFUSED(weft_ep_dispatch(ep, g->stream, &args, &got, NULL), WEFT_ERROR_UNSUPPORTED, "multiples of 16 bytes");
+	UNSUPPORTED(weft_ep_dispatch(ep, g->stream, &args, &got, NULL), "multiples of 16 bytes");
 	args.rows = &x;
 	if (emulated()) { /* a real driver follows the address of what is no stream */
 		weft_stream none = (weft_stream)(uintptr_t)0x1238, another = gpu.emulated_stream((r->number + 1) % 4);
@@ -596,14 +596,14 @@ static void refusals(rank *r) {
 	weft_ep_combine_args home = {.size = sizeof home, .routing = got.routing, .rows = &rows, .out = &out};
 	bytes.dtype = WEFT_UINT8;
 	home.out = &bytes;
-	REFUSED(weft_ep_combine(ep, g->stream, &home, NULL), WEFT_ERROR_INVALID, "want bf16");
+	INVALID(weft_ep_combine(ep, g->stream, &home, NULL), "want bf16");
 	home.out = &out;
 	OK(weft_ep_combine(ep, g->stream, &home, NULL));
 	OK(weft_comm_wait(g->comm, g->stream));
 	weft_routing routing = got.routing;
 	OK(weft_ep_destroy(ep));
-	REFUSED(weft_routing_release(routing), WEFT_ERROR_HANDLE, "destroyed or released before");
-	REFUSED(weft_ep_dispatch(ep, g->stream, &args, &got, NULL), WEFT_ERROR_HANDLE, "destroyed or released before");
+	GONE(weft_routing_release(routing));
+	GONE(weft_ep_dispatch(ep, g->stream, &args, &got, NULL));
 	meet(r);
 
 	/* A thread that waits no longer than it has said. The others are told, and all go on together. */
@@ -651,16 +651,16 @@ static void count(rank *r) {
 	uint8_t in[MOST_TOKENS * MOST_RANKS], have_in[MOST_TOKENS * MOST_RANKS];
 	weft_tensor host = tensor(b.topk, WEFT_INT32, b.tokens, TOPK);
 	weft_ep_token_counts layout = {.size = sizeof layout,
-							 .experts = experts,
-							 .ranks = r->ranks,
-							 .ranks_per_node = 1,
-							 .rank_tokens = want[0],
-							 .node_tokens = want[1],
-							 .expert_selections = want[2],
-							 .token_in_rank = in};
+								   .experts = experts,
+								   .ranks = r->ranks,
+								   .ranks_per_node = 1,
+								   .rank_tokens = want[0],
+								   .node_tokens = want[1],
+								   .expert_selections = want[2],
+								   .token_in_rank = in};
 	OK(weft_ep_count(&host, &layout));
 	weft_ep_token_counter counter;
-	REFUSED(weft_ep_token_counter_create(g->comm, experts, 2 * experts, 1, &counter), WEFT_ERROR_INVALID, "equal shares");
+	INVALID(weft_ep_token_counter_create(g->comm, experts, 2 * experts, 1, &counter), "equal shares");
 	OK(weft_ep_token_counter_create(g->comm, experts, r->ranks, 1, &counter));
 	weft_tensor topk = tensor(place(r, g, b.wide, (size_t)b.tokens * TOPK * 8), WEFT_INT64, b.tokens, TOPK);
 	weft_tensor counts[3],
@@ -670,14 +670,14 @@ static void count(rank *r) {
 		counts[i] = tensor(place(r, g, NULL, (size_t)n * 4), WEFT_INT32, n, -1);
 	}
 	weft_ep_device_token_counts into = {.size = sizeof into};
-	REFUSED(weft_ep_token_counter_count(counter, g->stream, &topk, &into), WEFT_ERROR_INVALID, "at least one");
+	INVALID(weft_ep_token_counter_count(counter, g->stream, &topk, &into), "at least one");
 	into.rank_tokens = &counts[2];
-	REFUSED(weft_ep_token_counter_count(counter, g->stream, &topk, &into), WEFT_ERROR_INVALID, "tokens of ranks");
+	INVALID(weft_ep_token_counter_count(counter, g->stream, &topk, &into), "tokens of ranks");
 	into = (weft_ep_device_token_counts){.size = sizeof into,
-							.rank_tokens = &counts[0],
-							.node_tokens = &counts[1],
-							.expert_selections = &counts[2],
-							.token_in_rank = &tokens};
+										 .rank_tokens = &counts[0],
+										 .node_tokens = &counts[1],
+										 .expert_selections = &counts[2],
+										 .token_in_rank = &tokens};
 	OK(weft_ep_token_counter_count(counter, g->stream, &topk, &into));
 	OK(weft_comm_wait(g->comm, g->stream));
 	for (int i = 0; i < 3; i++) {
@@ -688,8 +688,7 @@ static void count(rank *r) {
 	copy(r, g, have_in, tokens.data, (size_t)b.tokens * (size_t)r->ranks);
 	TRUE(memcmp(have_in, in, (size_t)b.tokens * (size_t)r->ranks) == 0);
 	OK(weft_ep_token_counter_destroy(counter));
-	REFUSED(weft_ep_token_counter_count(counter, g->stream, &topk, &into), WEFT_ERROR_HANDLE,
-			"destroyed or released before");
+	GONE(weft_ep_token_counter_count(counter, g->stream, &topk, &into));
 	g->free_from = g->arena;
 	meet(r);
 }

@@ -17,6 +17,11 @@ enum { LOCAL = 3, MOST = 7, HIDDEN = 32, WIDEST = 3, MOST_RANKS = 4, ROWS = 256 
 
 #define EP(call) ep_check((call), NCCL_EP_SUCCESS, "", #call, __LINE__)
 #define EP_REFUSED(call, result, words) ep_check((call), (result), (words), #call, __LINE__)
+#define EP_INVALID(call, words) EP_REFUSED(call, NCCL_EP_INVALID_ARGUMENT, words)
+#define EP_MISUSED(call, words) EP_REFUSED(call, NCCL_EP_INVALID_USAGE, words)
+
+/* How every struct begins. */
+#define HEAD(of) .size = sizeof(of), .magic = NCCL_EP_MAGIC
 
 static void ep_check(ncclEpResult_t got, ncclEpResult_t want, const char *words, const char *call, int line) {
 	if (got != want || (got != NCCL_EP_SUCCESS && (strstr(weft_error(), words) == NULL || weft_error()[0] == 0))) {
@@ -271,8 +276,7 @@ static void *take(rank *r, size_t bytes) {
 
 static ncclEpGroupConfig_t bounds(int rows) {
 	ncclEpGroupConfig_t c = {
-		.size = sizeof c,
-		.magic = NCCL_EP_MAGIC,
+		HEAD(c),
 		.version = NCCL_EP_VERSION,
 		.algorithm = NCCL_EP_HIGH_THROUGHPUT,
 		.max_dispatch_tokens_per_rank = MOST,
@@ -291,8 +295,7 @@ static void group(rank *r, ncclEpGroupConfig_t config) {
 
 static size_t memory_bytes(rank *r, const layer *l) {
 	size_t bytes = 0;
-	ncclEpHandleConfig_t config = {
-		.size = sizeof config, .magic = NCCL_EP_MAGIC, .dispatch_output_per_expert_alignment = (size_t)l->alignment};
+	ncclEpHandleConfig_t config = {HEAD(config), .dispatch_output_per_expert_alignment = (size_t)l->alignment};
 	EP(ncclEpHandleMemSize(r->group, NCCL_EP_EXPERT_MAJOR, &config, &bytes, l->topk));
 	TRUE(bytes >= (size_t)(MOST * l->topk) * 8);
 	return bytes;
@@ -303,8 +306,7 @@ static size_t memory_bytes(rank *r, const layer *l) {
 static ncclEpHandle_t handle_on(rank *r, const layer *l, ncclEpTensor_t *memory) {
 	ncclEpHandle_t h = NULL;
 	view v;
-	ncclEpHandleConfig_t config = {
-		.size = sizeof config, .magic = NCCL_EP_MAGIC, .dispatch_output_per_expert_alignment = (size_t)l->alignment};
+	ncclEpHandleConfig_t config = {HEAD(config), .dispatch_output_per_expert_alignment = (size_t)l->alignment};
 	if (memory == NULL && r->info.engine == WEFT_GPU) {
 		size_t bytes = memory_bytes(r, l);
 		memory = look(&v, take(r, bytes), NCCL_EP_UINT8, bytes, 0);
@@ -328,8 +330,7 @@ static void update(rank *r, const layer *l, ncclEpHandle_t h) {
 	const zones z = model(l, r->info.rank);
 	view topk, a, b, c, d;
 	ncclEpLayoutInfo_t info = {
-		.size = sizeof info,
-		.magic = NCCL_EP_MAGIC,
+		HEAD(info),
 		.expert_counters = look(&a, r->counts, NCCL_EP_INT64, LOCAL, 0),
 		.src_rank_counters = look(&b, r->sources, NCCL_EP_INT32, (size_t)l->ranks, 0),
 		.expert_offsets = look(&c, r->offsets, NCCL_EP_INT32, LOCAL, 0),
@@ -371,14 +372,12 @@ static void dispatch(rank *r, const layer *l, ncclEpHandle_t h) {
 	memset(r->rows, 0x7E, sizeof r->rows);
 	memset(r->row_weights, 0x7E, sizeof r->row_weights);
 	ncclEpDispatchInputs_t in = {
-		.size = sizeof in,
-		.magic = NCCL_EP_MAGIC,
+		HEAD(in),
 		.tokens = look(&x, n == 0 ? NULL : r->x, l->type, (size_t)n, HIDDEN),
 		.topk_weights = weights_of(r, l, &w),
 	};
 	ncclEpDispatchOutputs_t out = {
-		.size = sizeof out,
-		.magic = NCCL_EP_MAGIC,
+		HEAD(out),
 		.tokens = look(&rows, r->rows, l->type, room(r, z.total), HIDDEN),
 		.topk_weights = look(&rw, r->row_weights, NCCL_EP_FLOAT32, room(r, z.total), 0),
 	};
@@ -413,12 +412,10 @@ static void combine(rank *r, const layer *l, ncclEpHandle_t h, ncclEpTensor_t *g
 	}
 	memset(r->out, 0x7E, sizeof r->out);
 	ncclEpCombineInputs_t in = {
-		.size = sizeof in,
-		.magic = NCCL_EP_MAGIC,
+		HEAD(in),
 		.tokens = given != NULL ? given : look(&rows, r->rows, l->type, room(r, z.total), HIDDEN),
 	};
-	ncclEpCombineOutputs_t sums = {.size = sizeof sums,
-								   .magic = NCCL_EP_MAGIC,
+	ncclEpCombineOutputs_t sums = {HEAD(sums),
 								   .tokens = look(&out, n == 0 ? NULL : r->out, l->type, (size_t)n, HIDDEN)};
 	EP(ncclEpCombine(h, &in, &sums, NULL, NULL));
 	synchronize(r);
@@ -437,17 +434,14 @@ static void backward(rank *r, const layer *l, ncclEpHandle_t h) {
 	const zones z = model(l, r->info.rank);
 	const int n = tokens_of(l, r->info.rank);
 	view x, rows, rw, sums, w;
-	ncclEpDispatchConfig_t back = {.size = sizeof back, .magic = NCCL_EP_MAGIC, .pass_direction = NCCL_EP_BACKWARD};
-	ncclEpCombineConfig_t home = {.size = sizeof home, .magic = NCCL_EP_MAGIC, .pass_direction = NCCL_EP_BACKWARD};
+	ncclEpDispatchConfig_t back = {HEAD(back), .pass_direction = NCCL_EP_BACKWARD};
+	ncclEpCombineConfig_t home = {HEAD(home), .pass_direction = NCCL_EP_BACKWARD};
 	for (int i = 0; i < n * HIDDEN; i++) {
 		put(r->x, l->type, (size_t)i, element(l, r->info.rank, i / HIDDEN, i % HIDDEN) + 1);
 	}
 	memset(r->rows, 0x7E, sizeof r->rows);
-	ncclEpDispatchInputs_t in = {.size = sizeof in,
-								 .magic = NCCL_EP_MAGIC,
-								 .tokens = look(&x, n == 0 ? NULL : r->x, l->type, (size_t)n, HIDDEN)};
-	ncclEpDispatchOutputs_t out = {
-		.size = sizeof out, .magic = NCCL_EP_MAGIC, .tokens = look(&rows, r->rows, l->type, room(r, z.total), HIDDEN)};
+	ncclEpDispatchInputs_t in = {HEAD(in), .tokens = look(&x, n == 0 ? NULL : r->x, l->type, (size_t)n, HIDDEN)};
+	ncclEpDispatchOutputs_t out = {HEAD(out), .tokens = look(&rows, r->rows, l->type, room(r, z.total), HIDDEN)};
 	EP(ncclEpDispatch(h, &in, &out, NULL, &back, NULL));
 	synchronize(r);
 	for (int i = 0; i < z.total * HIDDEN; i++) {
@@ -462,14 +456,12 @@ static void backward(rank *r, const layer *l, ncclEpHandle_t h) {
 	memset(r->out, 0x7E, sizeof r->out);
 	memset(r->grad_weights, 0x7E, sizeof r->grad_weights);
 	ncclEpCombineInputs_t grads = {
-		.size = sizeof grads,
-		.magic = NCCL_EP_MAGIC,
+		HEAD(grads),
 		.tokens = &rows.t,
 		.topk_weights = look(&rw, r->row_weights, NCCL_EP_FLOAT32, room(r, z.total), 0),
 	};
 	ncclEpCombineOutputs_t to = {
-		.size = sizeof to,
-		.magic = NCCL_EP_MAGIC,
+		HEAD(to),
 		.tokens = look(&sums, n == 0 ? NULL : r->out, l->type, (size_t)n, HIDDEN),
 		.topk_weights = look(&w, n == 0 ? NULL : r->grad_weights, NCCL_EP_FLOAT32, (size_t)n, (size_t)l->topk),
 	};
@@ -529,9 +521,9 @@ static void relocate(rank *r) {
 	view v;
 	memset(first, 0x11, bytes);
 	ncclEpHandle_t h = handle_on(r, &l, look(&v, first, NCCL_EP_UINT8, bytes, 0));
-	ncclEpDispatchInputs_t in = {.size = sizeof in, .magic = NCCL_EP_MAGIC};
-	ncclEpDispatchOutputs_t out = {.size = sizeof out, .magic = NCCL_EP_MAGIC};
-	EP_REFUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), NCCL_EP_INVALID_USAGE, "call ncclEpUpdateHandle first");
+	ncclEpDispatchInputs_t in = {HEAD(in)};
+	ncclEpDispatchOutputs_t out = {HEAD(out)};
+	EP_MISUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), "call ncclEpUpdateHandle first");
 	update(r, &l, h);
 	dispatch(r, &l, h);
 	EP(ncclEpHandleDestroy(h));
@@ -547,7 +539,7 @@ static void relocate(rank *r) {
 	/* It says what it is: a handle of another layer is told so. */
 	l.alignment = 4;
 	h = handle_on(r, &l, look(&v, second, NCCL_EP_UINT8, bytes, 0));
-	EP_REFUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), NCCL_EP_INVALID_USAGE, "alignment 8");
+	EP_MISUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), "alignment 8");
 	EP(ncclEpHandleDestroy(h));
 }
 
@@ -579,8 +571,7 @@ static void overflow(rank *r) {
 	for (int drop = 0; drop < 2; drop++) {
 		view topk, a, b;
 		ncclEpLayoutInfo_t info = {
-			.size = sizeof info,
-			.magic = NCCL_EP_MAGIC,
+			HEAD(info),
 			.recv_total_counter = look(&a, &r->total, NCCL_EP_INT64, 1, 0),
 			.expert_counters = look(&b, r->offsets, NCCL_EP_INT32, LOCAL, 0),
 		};
@@ -605,12 +596,11 @@ static void overflow(rank *r) {
 			}
 			TRUE((refused > 0) == (mine == most));
 		} else if (!drop) {
-			EP_REFUSED(ncclEpUpdateHandle(h, topk_of(r, &l, &topk), &info, NULL), NCCL_EP_INVALID_USAGE, "rows");
+			EP_MISUSED(ncclEpUpdateHandle(h, topk_of(r, &l, &topk), &info, NULL), "rows");
 			TRUE(r->total == mine && model(&l, weft_error_rank()).total == most);
-			ncclEpDispatchInputs_t in = {.size = sizeof in, .magic = NCCL_EP_MAGIC};
-			ncclEpDispatchOutputs_t out = {.size = sizeof out, .magic = NCCL_EP_MAGIC};
-			EP_REFUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), NCCL_EP_INVALID_USAGE,
-					   "ncclEpUpdateHandle first");
+			ncclEpDispatchInputs_t in = {HEAD(in)};
+			ncclEpDispatchOutputs_t out = {HEAD(out)};
+			EP_MISUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), "ncclEpUpdateHandle first");
 		} else {
 			EP(ncclEpUpdateHandle(h, topk_of(r, &l, &topk), &info, NULL));
 			int kept = 0;
@@ -651,21 +641,18 @@ static void scaled(rank *r) {
 		}
 		view x, w, s, rows, rs;
 		ncclEpDispatchConfig_t config = {
-			.size = sizeof config,
-			.magic = NCCL_EP_MAGIC,
+			HEAD(config),
 			.pass_direction = back ? NCCL_EP_BACKWARD : NCCL_EP_FORWARD,
 			.quant_recipe = NCCL_EP_DISPATCH_FORWARD_SCALES,
 		};
 		ncclEpDispatchInputs_t in = {
-			.size = sizeof in,
-			.magic = NCCL_EP_MAGIC,
+			HEAD(in),
 			.tokens = look(&x, r->x, NCCL_EP_FLOAT8_E4M3, (size_t)n, HIDDEN),
 			.topk_weights = back ? NULL : weights_of(r, &l, &w),
 			.scales = look(&s, in_scales, NCCL_EP_UINT8, (size_t)n, SCALES),
 		};
 		ncclEpDispatchOutputs_t out = {
-			.size = sizeof out,
-			.magic = NCCL_EP_MAGIC,
+			HEAD(out),
 			.tokens = look(&rows, r->rows, NCCL_EP_FLOAT8_E4M3, room(r, 0), HIDDEN),
 			.scales = look(&rs, out_scales, NCCL_EP_UINT8, room(r, 0), SCALES),
 		};
@@ -725,23 +712,19 @@ static void windows(rank *r) {
 		put(r->x, l.type, (size_t)i, element(&l, r->info.rank, i / HIDDEN, i % HIDDEN));
 	}
 	ncclEpDispatchInputs_t in = {
-		.size = sizeof in,
-		.magic = NCCL_EP_MAGIC,
+		HEAD(in),
 		.tokens = look(&x, r->x, l.type, (size_t)n, HIDDEN),
 		.topk_weights = weights_of(r, &l, &w),
 	};
-	ncclEpDispatchOutputs_t out = {
-		.size = sizeof out, .magic = NCCL_EP_MAGIC, .tokens = look(&rows, NULL, l.type, 96, HIDDEN)};
-	EP_REFUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), NCCL_EP_INVALID_ARGUMENT, "at NULL");
+	ncclEpDispatchOutputs_t out = {HEAD(out), .tokens = look(&rows, NULL, l.type, 96, HIDDEN)};
+	EP_INVALID(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), "at NULL");
 	rows.t.data = r->rows;
-	EP_REFUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), NCCL_EP_INVALID_ARGUMENT, "lies in no window");
+	EP_INVALID(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), "lies in no window");
 	rows.t.data = NULL, rows.t.win_hdl = window, rows.t.win_offset = OFFSET + 16;
 	if (r->of == r->comm) {
-		EP_REFUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), NCCL_EP_INVALID_ARGUMENT,
-				   "do not fit into its window");
+		EP_INVALID(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), "do not fit into its window");
 	} else if (!nccl.says_where) {
-		EP_REFUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), NCCL_EP_INVALID_ARGUMENT,
-				   "give the tensor its data, too");
+		EP_INVALID(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), "give the tensor its data, too");
 		rows.t.data = (char *)memory + OFFSET;
 	}
 	rows.t.win_offset = OFFSET;
@@ -765,17 +748,17 @@ static void again(rank *r) {
 	for (int i = 0; i < 3; i++) {
 		group(r, bounds(96));
 		ncclEpGroup_t second = NULL;
-		EP_REFUSED(ncclEpCreateGroup(&second, r->of, &r->config), NCCL_EP_INVALID_USAGE,
+		EP_MISUSED(ncclEpCreateGroup(&second, r->of, &r->config),
 				   "call ncclEpGroupDestroy before another ncclEpCreateGroup");
 		TRUE(second == NULL);
 		ncclEpHandle_t h = handle_on(r, &l, NULL), other = handle_on(r, &l, NULL);
 		update(r, &l, h);
 		dispatch(r, &l, h);
 		EP(ncclEpHandleDestroy(other));
-		EP_REFUSED(ncclEpHandleDestroy(other), NCCL_EP_INVALID_ARGUMENT, "destroyed before");
+		EP_INVALID(ncclEpHandleDestroy(other), "destroyed before");
 		EP(ncclEpGroupDestroy(r->group));
-		EP_REFUSED(ncclEpGroupDestroy(r->group), NCCL_EP_INVALID_ARGUMENT, "destroyed before");
-		EP_REFUSED(ncclEpHandleDestroy(h), NCCL_EP_INVALID_ARGUMENT, "destroyed before");
+		EP_INVALID(ncclEpGroupDestroy(r->group), "destroyed before");
+		EP_INVALID(ncclEpHandleDestroy(h), "destroyed before");
 	}
 }
 
@@ -892,11 +875,9 @@ static void death(rank *r) {
 	}
 	struct timespec began, ended;
 	view rows, out, topk;
-	ncclEpCombineInputs_t in = {
-		.size = sizeof in, .magic = NCCL_EP_MAGIC, .tokens = look(&rows, r->rows, l.type, 96, HIDDEN)};
+	ncclEpCombineInputs_t in = {HEAD(in), .tokens = look(&rows, r->rows, l.type, 96, HIDDEN)};
 	ncclEpCombineOutputs_t sums = {
-		.size = sizeof sums,
-		.magic = NCCL_EP_MAGIC,
+		HEAD(sums),
 		.tokens = look(&out, r->out, l.type, (size_t)tokens_of(&l, r->info.rank), HIDDEN),
 	};
 	clock_gettime(CLOCK_MONOTONIC, &began);
@@ -919,9 +900,9 @@ static void misuse(rank *r) {
 	EP(ncclEpHandleDestroy(NULL));
 	ncclEpGroupConfig_t good = bounds(96), c;
 	good.num_experts = LOCAL;
-	EP_REFUSED(ncclEpCreateGroup(NULL, r->comm, &good), NCCL_EP_INVALID_ARGUMENT, "group is NULL");
-	EP_REFUSED(ncclEpCreateGroup(&g, NULL, &good), NCCL_EP_INVALID_ARGUMENT, "comm is NULL");
-	EP_REFUSED(ncclEpCreateGroup(&g, r->comm, NULL), NCCL_EP_INVALID_ARGUMENT, "config is NULL");
+	EP_INVALID(ncclEpCreateGroup(NULL, r->comm, &good), "group is NULL");
+	EP_INVALID(ncclEpCreateGroup(&g, NULL, &good), "comm is NULL");
+	EP_INVALID(ncclEpCreateGroup(&g, r->comm, NULL), "config is NULL");
 #define BAD(change, result, words)                                                                                     \
 	do {                                                                                                               \
 		c = good;                                                                                                      \
@@ -946,8 +927,8 @@ static void misuse(rank *r) {
 	BAD(c.timeout_ns = 5000000, ARGUMENT, "weft_comm_options.deadline_ms");
 	BAD(c.num_topk = 99, ARGUMENT, "top-k 99");
 	TRUE(g == NULL);
-	EP_REFUSED(ncclEpCreateGroup(&g, (char *)r->comm + 1, &good), NCCL_EP_INVALID_ARGUMENT, "weft_comm");
-	EP_REFUSED(ncclEpCreateGroup(&g, &good, &good), NCCL_EP_INVALID_USAGE, "libnccl.so.2");
+	EP_INVALID(ncclEpCreateGroup(&g, (char *)r->comm + 1, &good), "weft_comm");
+	EP_MISUSED(ncclEpCreateGroup(&g, &good, &good), "libnccl.so.2");
 
 	/* A program of the first version knows less, one of a later version more. */
 	struct {
@@ -964,68 +945,57 @@ static void misuse(rank *r) {
 	c.overflow_policy = -1; /* behind what it says it has */
 	EP(ncclEpCreateGroup(&g, r->comm, &c));
 
-	ncclEpHandleConfig_t a = {.size = sizeof a, .magic = NCCL_EP_MAGIC, .dispatch_output_per_expert_alignment = 3};
-	EP_REFUSED(ncclEpHandleMemSize(g, NCCL_EP_EXPERT_MAJOR, &a, &bytes, 2), NCCL_EP_INVALID_ARGUMENT, "power of two");
-	EP_REFUSED(ncclEpHandleMemSize(g, NCCL_EP_FLAT, NULL, &bytes, 2), NCCL_EP_INVALID_USAGE, "expert-major");
-	EP_REFUSED(ncclEpHandleMemSize(g, NCCL_EP_LAYOUT_UNSET, NULL, &bytes, 2), NCCL_EP_INVALID_USAGE, "expert-major");
-	EP_REFUSED(ncclEpHandleMemSize(g, NCCL_EP_EXPERT_MAJOR, NULL, &bytes, 0), NCCL_EP_INVALID_ARGUMENT,
-			   "num_topk is 0");
-	EP_REFUSED(ncclEpHandleMemSize(g, NCCL_EP_EXPERT_MAJOR, NULL, NULL, 2), NCCL_EP_INVALID_ARGUMENT,
-			   "size_out is NULL");
-	EP_REFUSED(ncclEpHandleMemSize((ncclEpGroup_t)(void *)&c, NCCL_EP_EXPERT_MAJOR, NULL, &bytes, 2),
-			   NCCL_EP_INVALID_ARGUMENT, "is no ncclEpGroup_t");
-	EP_REFUSED(ncclEpInitHandle(&h, g, NCCL_EP_EXPERT_MAJOR, &a, 2, NULL), NCCL_EP_INVALID_ARGUMENT, "power of two");
-	EP_REFUSED(ncclEpInitHandle(&h, g, NCCL_EP_FLAT, NULL, 2, NULL), NCCL_EP_INVALID_USAGE, "expert-major");
-	EP_REFUSED(ncclEpInitHandle(&h, g, NCCL_EP_EXPERT_MAJOR, NULL, 0, NULL), NCCL_EP_INVALID_ARGUMENT, "num_topk is 0");
-	EP_REFUSED(ncclEpInitHandle(&h, g, NCCL_EP_EXPERT_MAJOR, NULL, 33, NULL), NCCL_EP_INVALID_ARGUMENT,
-			   "num_topk is 33");
+	ncclEpHandleConfig_t a = {HEAD(a), .dispatch_output_per_expert_alignment = 3};
+	EP_INVALID(ncclEpHandleMemSize(g, NCCL_EP_EXPERT_MAJOR, &a, &bytes, 2), "power of two");
+	EP_MISUSED(ncclEpHandleMemSize(g, NCCL_EP_FLAT, NULL, &bytes, 2), "expert-major");
+	EP_MISUSED(ncclEpHandleMemSize(g, NCCL_EP_LAYOUT_UNSET, NULL, &bytes, 2), "expert-major");
+	EP_INVALID(ncclEpHandleMemSize(g, NCCL_EP_EXPERT_MAJOR, NULL, &bytes, 0), "num_topk is 0");
+	EP_INVALID(ncclEpHandleMemSize(g, NCCL_EP_EXPERT_MAJOR, NULL, NULL, 2), "size_out is NULL");
+	EP_INVALID(ncclEpHandleMemSize((ncclEpGroup_t)(void *)&c, NCCL_EP_EXPERT_MAJOR, NULL, &bytes, 2),
+			   "is no ncclEpGroup_t");
+	EP_INVALID(ncclEpInitHandle(&h, g, NCCL_EP_EXPERT_MAJOR, &a, 2, NULL), "power of two");
+	EP_MISUSED(ncclEpInitHandle(&h, g, NCCL_EP_FLAT, NULL, 2, NULL), "expert-major");
+	EP_INVALID(ncclEpInitHandle(&h, g, NCCL_EP_EXPERT_MAJOR, NULL, 0, NULL), "num_topk is 0");
+	EP_INVALID(ncclEpInitHandle(&h, g, NCCL_EP_EXPERT_MAJOR, NULL, 33, NULL), "num_topk is 33");
 	a.size = 4;
-	EP_REFUSED(ncclEpInitHandle(&h, g, NCCL_EP_EXPERT_MAJOR, &a, 2, NULL), NCCL_EP_INVALID_ARGUMENT, "size");
-	EP_REFUSED(ncclEpInitHandle(NULL, g, NCCL_EP_EXPERT_MAJOR, NULL, 2, NULL), NCCL_EP_INVALID_ARGUMENT,
-			   "handle is NULL");
-	EP_REFUSED(ncclEpInitHandle(&h, g, NCCL_EP_EXPERT_MAJOR, NULL, 2, look(&v, r->rows, NCCL_EP_UINT8, 64, 0)),
-			   NCCL_EP_INVALID_ARGUMENT, "ncclEpHandleMemSize");
+	EP_INVALID(ncclEpInitHandle(&h, g, NCCL_EP_EXPERT_MAJOR, &a, 2, NULL), "size");
+	EP_INVALID(ncclEpInitHandle(NULL, g, NCCL_EP_EXPERT_MAJOR, NULL, 2, NULL), "handle is NULL");
+	EP_INVALID(ncclEpInitHandle(&h, g, NCCL_EP_EXPERT_MAJOR, NULL, 2, look(&v, r->rows, NCCL_EP_UINT8, 64, 0)),
+			   "ncclEpHandleMemSize");
 	EP(ncclEpInitHandle(&h, g, NCCL_EP_EXPERT_MAJOR, NULL, 2, NULL));
-	EP_REFUSED(ncclEpGroupDestroy((ncclEpGroup_t)(void *)h), NCCL_EP_INVALID_ARGUMENT, "is no ncclEpGroup_t");
-	EP_REFUSED(ncclEpUpdateHandle(h, NULL, NULL, NULL), NCCL_EP_INVALID_ARGUMENT, "topk_idx is NULL");
-	EP_REFUSED(ncclEpUpdateHandle(h, look(&v, r->narrow, NCCL_EP_FLOAT32, 2, 2), NULL, NULL), NCCL_EP_INVALID_ARGUMENT,
-			   "int");
-	EP_REFUSED(ncclEpUpdateHandle(h, look(&v, r->narrow, NCCL_EP_INT32, 2, 3), NULL, NULL), NCCL_EP_INVALID_ARGUMENT,
-			   "");
-	EP_REFUSED(ncclEpUpdateHandle(h, look(&v, r->narrow, NCCL_EP_INT32, MOST + 1, 2), NULL, NULL),
-			   NCCL_EP_INVALID_USAGE, "at most 7");
-	EP_REFUSED(ncclEpUpdateHandle(h, look(&v, r->narrow, 55, 2, 2), NULL, NULL), NCCL_EP_INVALID_ARGUMENT,
-			   "data type 55");
-	EP_REFUSED(ncclEpUpdateHandle(h, look(&v, r->narrow, NCCL_EP_INT32, 2, 2), NULL, (void *)8),
-			   NCCL_EP_INVALID_ARGUMENT, "stream");
+	EP_INVALID(ncclEpGroupDestroy((ncclEpGroup_t)(void *)h), "is no ncclEpGroup_t");
+	EP_INVALID(ncclEpUpdateHandle(h, NULL, NULL, NULL), "topk_idx is NULL");
+	EP_INVALID(ncclEpUpdateHandle(h, look(&v, r->narrow, NCCL_EP_FLOAT32, 2, 2), NULL, NULL), "int");
+	EP_INVALID(ncclEpUpdateHandle(h, look(&v, r->narrow, NCCL_EP_INT32, 2, 3), NULL, NULL), "");
+	EP_MISUSED(ncclEpUpdateHandle(h, look(&v, r->narrow, NCCL_EP_INT32, MOST + 1, 2), NULL, NULL), "at most 7");
+	EP_INVALID(ncclEpUpdateHandle(h, look(&v, r->narrow, 55, 2, 2), NULL, NULL), "data type 55");
+	EP_INVALID(ncclEpUpdateHandle(h, look(&v, r->narrow, NCCL_EP_INT32, 2, 2), NULL, (void *)8), "stream");
 	look(&v, r->narrow, NCCL_EP_INT32, 2, 2);
 	v.t.magic = 7;
-	EP_REFUSED(ncclEpUpdateHandle(h, &v.t, NULL, NULL), NCCL_EP_INVALID_ARGUMENT, "NCCL_EP_TENSOR_MAGIC");
+	EP_INVALID(ncclEpUpdateHandle(h, &v.t, NULL, NULL), "NCCL_EP_TENSOR_MAGIC");
 	r->narrow[0] = 0, r->narrow[1] = 1, r->narrow[2] = 2, r->narrow[3] = 0;
 	v.t.magic = NCCL_EP_TENSOR_MAGIC_LIBRARY; /* as NCCL EP's own allocator leaves it */
 	EP(ncclEpUpdateHandle(h, &v.t, NULL, NULL));
 
-	ncclEpDispatchInputs_t in = {
-		.size = sizeof in, .magic = NCCL_EP_MAGIC, .tokens = look(&x, r->x, NCCL_EP_FLOAT32, 2, HIDDEN)};
-	ncclEpDispatchOutputs_t out = {
-		.size = sizeof out, .magic = NCCL_EP_MAGIC, .tokens = look(&v, r->rows, NCCL_EP_FLOAT32, 96, HIDDEN)};
-	ncclEpDispatchConfig_t d = {.size = sizeof d, .magic = NCCL_EP_MAGIC, .send_only = 1};
+	ncclEpDispatchInputs_t in = {HEAD(in), .tokens = look(&x, r->x, NCCL_EP_FLOAT32, 2, HIDDEN)};
+	ncclEpDispatchOutputs_t out = {HEAD(out), .tokens = look(&v, r->rows, NCCL_EP_FLOAT32, 96, HIDDEN)};
+	ncclEpDispatchConfig_t d = {HEAD(d), .send_only = 1};
 	view w;
-	EP_REFUSED(ncclEpDispatch(h, NULL, &out, NULL, NULL, NULL), NCCL_EP_INVALID_ARGUMENT, "is NULL");
-	EP_REFUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), NCCL_EP_INVALID_ARGUMENT, "in.topk_weights is NULL");
-	EP_REFUSED(ncclEpDispatch(h, &in, &out, NULL, &d, NULL), NCCL_EP_INVALID_USAGE, "send_only");
+	EP_INVALID(ncclEpDispatch(h, NULL, &out, NULL, NULL, NULL), "is NULL");
+	EP_INVALID(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), "in.topk_weights is NULL");
+	EP_MISUSED(ncclEpDispatch(h, &in, &out, NULL, &d, NULL), "send_only");
 	d.send_only = 0, d.quant_recipe = NCCL_EP_DISPATCH_DS_FP8;
-	EP_REFUSED(ncclEpDispatch(h, &in, &out, NULL, &d, NULL), NCCL_EP_INVALID_USAGE, "quant_recipe 2");
+	EP_MISUSED(ncclEpDispatch(h, &in, &out, NULL, &d, NULL), "quant_recipe 2");
 	in.topk_weights = look(&w, r->weights, NCCL_EP_FLOAT32, 2, 2);
 	v.sizes[0] = 95;
-	EP_REFUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), NCCL_EP_INVALID_ARGUMENT, "room for 95 rows");
+	EP_INVALID(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), "room for 95 rows");
 	v.sizes[0] = 96, v.sizes[1] = HIDDEN / 2;
-	EP_REFUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), NCCL_EP_INVALID_ARGUMENT, "different types or lengths");
+	EP_INVALID(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), "different types or lengths");
 	v.sizes[1] = x.sizes[1] = HIDDEN * 2;
-	EP_REFUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), NCCL_EP_INVALID_ARGUMENT, "max_token_bytes");
+	EP_INVALID(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), "max_token_bytes");
 	v.sizes[1] = x.sizes[1] = HIDDEN;
 	v.t.datatype = x.t.datatype = NCCL_EP_FLOAT8_E4M3;
-	EP_REFUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), NCCL_EP_INVALID_ARGUMENT, "quant_recipe 1");
+	EP_INVALID(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), "quant_recipe 1");
 	v.t.datatype = x.t.datatype = NCCL_EP_FLOAT32;
 	EP(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL));
 

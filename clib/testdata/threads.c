@@ -35,9 +35,7 @@ static int all_gather(void *context, const void *mine, size_t bytes, void *all) 
 static void *rank(void *argument) {
 	int r = (int)(intptr_t)argument;
 	caller me = {r, pthread_self()};
-	weft_comm_options options = {0};
-	options.size = sizeof options;
-	options.deadline_ms = 10000;
+	weft_comm_options options = {.size = sizeof options, .deadline_ms = 10000};
 	OK(weft_comm_create_with_all_gather(all_gather, &me, r, RANKS, &options, &comms[r]));
 
 	/* Threads see each other's memory as it is. */
@@ -80,8 +78,7 @@ static void *make_group(void *other) {
 
 static void in_the_way(void) {
 	pthread_t thread, others[RANKS];
-	weft_comm_info info = {0};
-	info.size = sizeof info;
+	weft_comm_info info = {.size = sizeof info};
 	for (int r = 1; r < RANKS; r++) {
 		TRUE(pthread_create(&others[r], NULL, make_group, comms[r]) == 0);
 	}
@@ -109,8 +106,7 @@ static void in_the_way(void) {
 static void *hammer(void *comm) {
 	for (int i = 0; i < 2000; i++) {
 		weft_window window = *(weft_window volatile *)comm;
-		weft_window_info info = {0};
-		info.size = sizeof info;
+		weft_window_info info = {.size = sizeof info};
 		weft_status s = weft_window_get(window, &info);
 		TRUE(s == WEFT_OK || s == WEFT_ERROR_HANDLE || s == WEFT_ERROR_BUSY);
 	}
