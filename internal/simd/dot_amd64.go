@@ -21,24 +21,3 @@ func dot(t Type, a, b unsafe.Pointer, n int) float32 {
 	}
 	return callDot(t, (*byte)(a), (*byte)(b), blocks, &x[0], &y[0], rest)
 }
-
-func callDot(t Type, a, b *byte, blocks int, x, y *byte, rest int) float32 {
-	if active == avx512 {
-		switch t {
-		case BF16:
-			return dotBF16AVX512(a, b, blocks, x, y, rest)
-		case F16:
-			return dotF16AVX512(a, b, blocks, x, y, rest)
-		default:
-			return dotF32AVX512(a, b, blocks, x, y, rest)
-		}
-	}
-	switch t {
-	case BF16:
-		return dotBF16AVX2(a, b, blocks, x, y, rest)
-	case F16:
-		return dotF16AVX2(a, b, blocks, x, y, rest)
-	default:
-		return dotF32AVX2(a, b, blocks, x, y, rest)
-	}
-}

@@ -45,10 +45,7 @@ type fold struct {
 // Patterns of 64 bits that hold a value once or twice.
 func splat32(x float32) uint64 { return uint64(math.Float32bits(x)) * 0x1_0000_0001 }
 
-const (
-	negZero32 = 0x80000000_80000000
-	negZero64 = 0x80000000_00000000
-)
+const negZero32 = 0x80000000_80000000
 
 // ones are the weights of a plain sum.
 var ones = func() (w [MaxRows + 2]float32) {

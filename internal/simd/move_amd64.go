@@ -44,15 +44,10 @@ func fanOutLines(dst []unsafe.Pointer, src unsafe.Pointer, n int, stream bool) {
 	step := callStep(len(dst) + 1)
 	for lo := 0; lo < whole; lo += step {
 		hi := min(lo+step, whole)
-		switch {
-		case stream && active == avx512:
-			fanOutStreamAVX512(table, len(dst), (*byte)(src), lo, hi)
-		case stream:
-			fanOutStreamAVX2(table, len(dst), (*byte)(src), lo, hi)
-		case active == avx512:
-			fanOutAVX512(table, len(dst), (*byte)(src), lo, hi)
-		default:
-			fanOutAVX2(table, len(dst), (*byte)(src), lo, hi)
+		if stream {
+			callFanOutStream(table, len(dst), (*byte)(src), lo, hi)
+		} else {
+			callFanOut(table, len(dst), (*byte)(src), lo, hi)
 		}
 	}
 	if whole < n {
@@ -71,12 +66,7 @@ func zeroRow(dst unsafe.Pointer, n int, stream bool) {
 	clear(view[byte](dst, 0, head))
 	whole := (n - head) &^ (cacheLine - 1)
 	for lo := 0; lo < whole; lo += callBytes {
-		p := (*byte)(unsafe.Add(dst, head+lo))
-		if active == avx512 {
-			zeroStreamAVX512(p, min(callBytes, whole-lo))
-		} else {
-			zeroStreamAVX2(p, min(callBytes, whole-lo))
-		}
+		callZeroStream((*byte)(unsafe.Add(dst, head+lo)), min(callBytes, whole-lo))
 	}
 	clear(view[byte](dst, head+whole, n-head-whole))
 }

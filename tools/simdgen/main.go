@@ -45,6 +45,7 @@ func main() {
 func generate(dir string) error {
 	cfg := printer.Config{Name: "tools/simdgen", Pkg: "simd"}
 	declarations := ir.NewFile()
+	var kernels []*ir.Function
 	for _, family := range families {
 		ctx := build.NewContext()
 		for _, set := range []isa{avx2, avx512} {
@@ -62,12 +63,16 @@ func generate(dir string) error {
 				return err
 			}
 			declarations.AddSection(fn)
+			kernels = append(kernels, fn)
 		}
 		if err := write(printer.NewGoAsm(cfg), file, filepath.Join(dir, family.name+"_amd64.s")); err != nil {
 			return err
 		}
 	}
-	return write(printer.NewStubs(cfg), declarations, filepath.Join(dir, "kernels_amd64.go"))
+	if err := write(printer.NewStubs(cfg), declarations, filepath.Join(dir, "kernels_amd64.go")); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "calls_amd64.go"), calls(kernels), 0o644)
 }
 
 func write(p printer.Printer, file *ir.File, path string) error {
