@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"os"
 	"strings"
@@ -132,11 +133,11 @@ func TestRunWithProcesses(t *testing.T) {
 }
 
 func TestMerge(t *testing.T) {
-	pack := func(us ...time.Duration) []byte {
-		for i := range us {
-			us[i] *= time.Microsecond
+	pack := func(us ...uint32) (times []byte) {
+		for _, n := range us {
+			times = binary.LittleEndian.AppendUint32(times, 1000*n)
 		}
-		return timing.Pack(us...)
+		return times
 	}
 	records, problems, err := Merge(measure.Record{Tokens: 1}, [][]timing.Series{
 		{{Op: "dispatch", Times: pack(1, 2, 3), Wire: 10, Logical: 20, DeepEP: 40, Moved: 100}},

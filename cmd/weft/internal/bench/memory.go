@@ -39,9 +39,6 @@ func NewCopier(threads int) *Copier {
 	return c
 }
 
-// Threads is how many threads copy.
-func (c *Copier) Threads() int { return c.threads }
-
 // Measure returns the bytes that are read and written in a second, by all threads
 // together: the median of a few passes.
 func (c *Copier) Measure() float64 {

@@ -25,9 +25,6 @@ type Progress struct {
 // terminal, a line now and then elsewhere.
 func NewProgress(f *os.File) *Progress { return newProgress(f, Is(f)) }
 
-// NoProgress shows nothing.
-func NoProgress() *Progress { return newProgress(io.Discard, false) }
-
 func newProgress(w io.Writer, terminal bool) *Progress {
 	p := &Progress{w: w}
 	if terminal {

@@ -28,15 +28,6 @@ func (s *Series) Durations() []time.Duration {
 	return out
 }
 
-// Pack is Times for durations.
-func Pack(times ...time.Duration) []byte {
-	r := newRecorder(len(times))
-	for _, d := range times {
-		r.add(d)
-	}
-	return r.pack()
-}
-
 // recorder collects durations without allocating while it is measured.
 type recorder struct{ ns []uint32 }
 
