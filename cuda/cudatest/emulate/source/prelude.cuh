@@ -56,15 +56,16 @@ typedef unsigned long size_t;
 #define EMULATE_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 inline void __syncthreads(EMULATE_HERE) { emulate::barrier(emulate::BARRIER, 0, file, line); }
-inline int __syncthreads_count(int p, EMULATE_HERE) {
-	return (int)emulate::barrier(emulate::BARRIER_COUNT, p != 0, file, line);
-}
-inline int __syncthreads_and(int p, EMULATE_HERE) {
-	return (int)emulate::barrier(emulate::BARRIER_AND, p != 0, file, line);
-}
-inline int __syncthreads_or(int p, EMULATE_HERE) {
-	return (int)emulate::barrier(emulate::BARRIER_OR, p != 0, file, line);
-}
+// clang-format off
+#define EMULATE_BARRIER(name, kind) \
+	inline int __syncthreads_##name(int p, EMULATE_HERE) { \
+		return (int)emulate::barrier(emulate::BARRIER_##kind, p != 0, file, line); \
+	}
+EMULATE_BARRIER(count, COUNT)
+EMULATE_BARRIER(and, AND)
+EMULATE_BARRIER(or, OR)
+#undef EMULATE_BARRIER
+// clang-format on
 inline void __syncwarp(unsigned mask = 0xFFFFFFFFu, EMULATE_HERE) {
 	emulate::meet(emulate::SYNC, mask, 0, 0, file, line);
 }
@@ -167,30 +168,21 @@ template <class T> using same = typename Same<T>::type;
 
 } // namespace emulate
 
-template <class T> inline T atomicAdd(T *p, emulate::same<T> v) {
-	return emulate::change(p, [=](T a) { return (T)(a + v); });
-}
-template <class T> inline T atomicSub(T *p, emulate::same<T> v) {
-	return emulate::change(p, [=](T a) { return (T)(a - v); });
-}
-template <class T> inline T atomicMax(T *p, emulate::same<T> v) {
-	return emulate::change(p, [=](T a) { return a > v ? a : v; });
-}
-template <class T> inline T atomicMin(T *p, emulate::same<T> v) {
-	return emulate::change(p, [=](T a) { return a < v ? a : v; });
-}
-template <class T> inline T atomicAnd(T *p, emulate::same<T> v) {
-	return emulate::change(p, [=](T a) { return (T)(a & v); });
-}
-template <class T> inline T atomicOr(T *p, emulate::same<T> v) {
-	return emulate::change(p, [=](T a) { return (T)(a | v); });
-}
-template <class T> inline T atomicXor(T *p, emulate::same<T> v) {
-	return emulate::change(p, [=](T a) { return (T)(a ^ v); });
-}
-template <class T> inline T atomicExch(T *p, emulate::same<T> v) {
-	return emulate::change(p, [=](T) { return v; });
-}
+// clang-format off
+#define EMULATE_ATOMIC(name, value) \
+	template <class T> inline T atomic##name(T *p, emulate::same<T> v) { \
+		return emulate::change(p, [=](T a) { return (T)(value); }); \
+	}
+EMULATE_ATOMIC(Add, a + v)
+EMULATE_ATOMIC(Sub, a - v)
+EMULATE_ATOMIC(Max, a > v ? a : v)
+EMULATE_ATOMIC(Min, a < v ? a : v)
+EMULATE_ATOMIC(And, a & v)
+EMULATE_ATOMIC(Or, a | v)
+EMULATE_ATOMIC(Xor, a ^ v)
+EMULATE_ATOMIC(Exch, ((void)a, v))
+#undef EMULATE_ATOMIC
+// clang-format on
 template <class T> inline T atomicCAS(T *p, emulate::same<T> expected, emulate::same<T> v) {
 	return emulate::change(p, [=](T a) { return a == expected ? v : a; });
 }

@@ -27,6 +27,13 @@ inline __attribute__((always_inline)) void before_load(const void *p, u32 bytes)
 	if (late()) emulate::land(p, bytes);
 }
 
+// Before a load that a kernel may poll with.
+inline __attribute__((always_inline)) void before_poll(const void *p, u32 bytes, const char *name) {
+	emulate::poll();
+	emulate::reach(p, bytes, name);
+	before_load(p, bytes);
+}
+
 template <int order> inline __attribute__((always_inline)) u32 word(const void *p, int i = 0) {
 	return __atomic_load_n((const u32 *)p + i, order);
 }
@@ -86,20 +93,18 @@ inline __attribute__((always_inline)) void store16(void *p, uint4 v) {
 } // namespace host
 
 __device__ __forceinline__ uint4 load_once(const void *p) {
-	emulate::reach(p, 16, "load_once");
+	emulate::reach(p, 16, __func__);
 	return host::load16(p);
 }
 
 __device__ __forceinline__ uint4 load_relaxed_sys16(const void *p) {
 	emulate::poll();
-	emulate::reach(p, 16, "load_relaxed_sys16");
+	emulate::reach(p, 16, __func__);
 	return host::load16(p);
 }
 
 __device__ __forceinline__ uint2 load_relaxed_sys8(const void *p) {
-	emulate::poll();
-	emulate::reach(p, 8, "load_relaxed_sys8");
-	host::before_load(p, 8);
+	host::before_poll(p, 8, __func__);
 	uint2 v;
 	v.y = host::word<__ATOMIC_RELAXED>(p, 1);
 	host::gap();
@@ -108,16 +113,12 @@ __device__ __forceinline__ uint2 load_relaxed_sys8(const void *p) {
 }
 
 __device__ __forceinline__ u32 load_relaxed_sys4(const void *p) {
-	emulate::poll();
-	emulate::reach(p, 4, "load_relaxed_sys4");
-	host::before_load(p, 4);
+	host::before_poll(p, 4, __func__);
 	return host::word<__ATOMIC_RELAXED>(p);
 }
 
 __device__ __forceinline__ ulonglong2 load_relaxed_sys_u64x2(const void *p) {
-	emulate::poll();
-	emulate::reach(p, 16, "load_relaxed_sys_u64x2");
-	host::before_load(p, 16);
+	host::before_poll(p, 16, __func__);
 	ulonglong2 v;
 	v.y = __atomic_load_n((const u64 *)p + 1, __ATOMIC_RELAXED);
 	host::gap();
@@ -126,81 +127,73 @@ __device__ __forceinline__ ulonglong2 load_relaxed_sys_u64x2(const void *p) {
 }
 
 __device__ __forceinline__ u64 load_relaxed_sys_u64(const void *p) {
-	emulate::poll();
-	emulate::reach(p, 8, "load_relaxed_sys_u64");
-	host::before_load(p, 8);
+	host::before_poll(p, 8, __func__);
 	return __atomic_load_n((const u64 *)p, __ATOMIC_RELAXED);
 }
 
 __device__ __forceinline__ u32 load_relaxed_gpu4(const void *p) {
-	emulate::poll();
-	emulate::reach(p, 4, "load_relaxed_gpu4");
-	host::before_load(p, 4);
+	host::before_poll(p, 4, __func__);
 	return host::word<__ATOMIC_RELAXED>(p);
 }
 
 __device__ __forceinline__ u32 load_acquire_sys4(const void *p) {
-	emulate::poll();
-	emulate::reach(p, 4, "load_acquire_sys4");
-	host::before_load(p, 4);
+	host::before_poll(p, 4, __func__);
 	return host::word<__ATOMIC_ACQUIRE>(p);
 }
 
 __device__ __forceinline__ uint4 load_acquire_sys16(const void *p) {
 	emulate::poll();
-	emulate::reach(p, 16, "load_acquire_sys16");
+	emulate::reach(p, 16, __func__);
 	uint4 v = host::load16(p);
 	__atomic_thread_fence(__ATOMIC_ACQUIRE);
 	return v;
 }
 
 __device__ __forceinline__ u64 load_acquire_sys_u64(const void *p) {
-	emulate::poll();
-	emulate::reach(p, 8, "load_acquire_sys_u64");
-	host::before_load(p, 8);
+	host::before_poll(p, 8, __func__);
 	return __atomic_load_n((const u64 *)p, __ATOMIC_ACQUIRE);
 }
 
 __device__ __forceinline__ void store16(void *p, uint4 v) {
-	emulate::reach(p, 16, "store16");
+	emulate::reach(p, 16, __func__);
 	host::store16(p, v);
 }
 
 __device__ __forceinline__ void store_relaxed_sys16(void *p, uint4 v) {
-	emulate::reach(p, 16, "store_relaxed_sys16");
+	emulate::reach(p, 16, __func__);
 	host::store16(p, v);
 }
 
 __device__ __forceinline__ void store_relaxed_sys8(void *p, uint2 v) {
-	emulate::reach(p, 8, "store_relaxed_sys8");
+	emulate::reach(p, 8, __func__);
 	host::put(p, 1, v.y);
 	host::put(p, 0, v.x);
 }
 
 __device__ __forceinline__ void store_relaxed_sys4(void *p, u32 v) {
-	emulate::reach(p, 4, "store_relaxed_sys4");
+	emulate::reach(p, 4, __func__);
 	host::put(p, 0, v);
 }
 
 __device__ __forceinline__ void store_relaxed_sys_u64x2(void *p, ulonglong2 v) {
-	emulate::reach(p, 16, "store_relaxed_sys_u64x2");
+	emulate::reach(p, 16, __func__);
 	host::put64(p, 1, v.y);
 	host::gap();
 	host::put64(p, 0, v.x);
 }
 
 __device__ __forceinline__ void store_relaxed_sys_u64(void *p, u64 v) {
-	emulate::reach(p, 8, "store_relaxed_sys_u64");
+	emulate::reach(p, 8, __func__);
 	host::put64(p, 0, v);
 }
 
 __device__ __forceinline__ void store_relaxed_gpu4(void *p, u32 v) {
-	emulate::reach(p, 4, "store_relaxed_gpu4");
+	emulate::reach(p, 4, __func__);
 	host::put(p, 0, v);
 }
 
 __device__ __forceinline__ void store_release_sys4(void *p, u32 v) {
-	emulate::reach(p, 4, "store_release_sys4");
+	emulate::reach(p, 4, __func__);
 	emulate::fence();
 	__atomic_store_n((u32 *)p, v, __ATOMIC_RELEASE);
 }
@@ -211,21 +204,21 @@ __device__ __forceinline__ void fence_gpu() { emulate::fence(); }
 
 __device__ __forceinline__ u32 atomic_add_gpu4(void *p, u32 v) {
 	emulate::poll();
-	emulate::reach(p, 4, "atomic_add_gpu4");
+	emulate::reach(p, 4, __func__);
 	emulate::fence();
 	return __atomic_fetch_add((u32 *)p, v, __ATOMIC_ACQ_REL);
 }
 
 __device__ __forceinline__ u32 atomic_cas_gpu4(void *p, u32 expected, u32 v) {
 	emulate::poll();
-	emulate::reach(p, 4, "atomic_cas_gpu4");
+	emulate::reach(p, 4, __func__);
 	emulate::fence();
 	__atomic_compare_exchange_n((u32 *)p, &expected, v, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 	return expected;
 }
 
 __device__ __forceinline__ void add_relaxed_sys_u64(void *p, u64 v) {
-	emulate::reach(p, 8, "add_relaxed_sys_u64");
+	emulate::reach(p, 8, __func__);
 	host::before_load(p, 8);
 	__atomic_fetch_add((u64 *)p, v, __ATOMIC_RELAXED);
 }
