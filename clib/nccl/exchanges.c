@@ -8,10 +8,9 @@ static ncclEpResult_t payload_of(const weft_tensor *rows, const char *name, int3
 	case WEFT_FLOAT16: *payload = WEFT_PAYLOAD_FP16; return NCCL_EP_SUCCESS;
 	case WEFT_FLOAT32: *payload = WEFT_PAYLOAD_FP32; return NCCL_EP_SUCCESS;
 	default:
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT,
-						"%s: rows are bf16, fp16 or fp32; others go with their scales, by a dispatch that forwards "
-						"them (quant_recipe %d)",
-						name, NCCL_EP_DISPATCH_FORWARD_SCALES);
+		return nep_invalid("%s: rows are bf16, fp16 or fp32; others go with their scales, by a dispatch that forwards "
+						   "them (quant_recipe %d)",
+						   name, NCCL_EP_DISPATCH_FORWARD_SCALES);
 	}
 }
 
@@ -20,9 +19,8 @@ static int64_t row_bytes(const weft_tensor *t) { return t->shape[t->dims - 1] * 
 static ncclEpResult_t check_row(const nep_handle *h, int64_t bytes, const char *name) {
 	int64_t most = h->group->config.max_token_bytes;
 	if (bytes > most) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT,
-						"%s: rows of %lld bytes, and max_token_bytes of the group is %lld: raise it", name,
-						(long long)bytes, (long long)most);
+		return nep_invalid("%s: rows of %lld bytes, and max_token_bytes of the group is %lld: raise it", name,
+						   (long long)bytes, (long long)most);
 	}
 	return NCCL_EP_SUCCESS;
 }
@@ -60,18 +58,18 @@ static weft_tensor bytes_of(const weft_tensor *t) {
 /* With zero copy the memory that peers read or write lies in a window. */
 static ncclEpResult_t check_window(const nep_handle *h, const ncclEpTensor_t *t, const char *name) {
 	if (h->group->config.zero_copy == NCCL_EP_ZERO_COPY_ON && t->win_hdl == NULL) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT,
-						"%s lies in no window, which zero_copy asks for: set win_hdl and win_offset, or zero_copy of "
-						"the group to OFF",
-						name);
+		return nep_invalid(
+			"%s lies in no window, which zero_copy asks for: set win_hdl and win_offset, or zero_copy of "
+			"the group to OFF",
+			name);
 	}
 	return NCCL_EP_SUCCESS;
 }
 
 static ncclEpResult_t same_rows(const weft_tensor *a, const weft_tensor *b, const char *names) {
 	if (a->dtype != b->dtype || a->shape[1] != b->shape[1]) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "%s have rows of different types or lengths (%lld and %lld)", names,
-						(long long)a->shape[1], (long long)b->shape[1]);
+		return nep_invalid("%s have rows of different types or lengths (%lld and %lld)", names, (long long)a->shape[1],
+						   (long long)b->shape[1]);
 	}
 	return NCCL_EP_SUCCESS;
 }
@@ -92,10 +90,9 @@ static ncclEpResult_t rows_of(const nep_handle *h, weft_routing routing, int64_t
 
 static ncclEpResult_t check_room(const weft_tensor *t, int64_t rows, const char *name) {
 	if (t->shape[0] < rows) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT,
-						"%s has room for %lld rows, and %lld are needed: max_recv_tokens_per_rank of the group, or "
-						"without one the value of recv_total_counter",
-						name, (long long)t->shape[0], (long long)rows);
+		return nep_invalid("%s has room for %lld rows, and %lld are needed: max_recv_tokens_per_rank of the group, or "
+						   "without one the value of recv_total_counter",
+						   name, (long long)t->shape[0], (long long)rows);
 	}
 	return NCCL_EP_SUCCESS;
 }
@@ -108,8 +105,8 @@ static ncclEpResult_t check_bound(const nep_handle *h, const weft_tensor *t, con
 /* The same for memory that kernels store received rows in. */
 static ncclEpResult_t check_place(const nep_handle *h, const weft_tensor *t, uintptr_t multiple, const char *name) {
 	if (h->group->engine == WEFT_GPU && (uintptr_t)t->data % multiple != 0) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "%s begin at %p: on GPUs they begin on multiples of %zu bytes", name,
-						t->data, (size_t)multiple);
+		return nep_invalid("%s begin at %p: on GPUs they begin on multiples of %zu bytes", name, t->data,
+						   (size_t)multiple);
 	}
 	return NCCL_EP_SUCCESS;
 }
@@ -209,18 +206,15 @@ static ncclEpResult_t read_dispatch(const nep_handle *h, const ncclEpDispatchInp
 									const ncclEpDispatchOutputs_t *out, const ncclEpDispatchConfig_t *config,
 									dispatch_call *d) {
 	if (config->send_only != 0) {
-		return nep_fail(NCCL_EP_INVALID_USAGE,
-						"send_only belongs to low latency: set it to 0, or use weft_ep_dispatch with work");
+		return nep_misused("send_only belongs to low latency: set it to 0, or use weft_ep_dispatch with work");
 	}
 	if (config->pass_direction != NCCL_EP_FORWARD && config->pass_direction != NCCL_EP_BACKWARD) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "pass_direction is %d: want forward (0) or backward (1)",
-						config->pass_direction);
+		return nep_invalid("pass_direction is %d: want forward (0) or backward (1)", config->pass_direction);
 	}
 	if (config->quant_recipe != NCCL_EP_DISPATCH_PLAIN && config->quant_recipe != NCCL_EP_DISPATCH_FORWARD_SCALES) {
-		return nep_fail(NCCL_EP_INVALID_USAGE,
-						"quant_recipe %d: want rows of numbers (0), or rows forwarded with their scales (1); "
-						"weft_ep_create quantises to FP8",
-						config->quant_recipe);
+		return nep_misused("quant_recipe %d: want rows of numbers (0), or rows forwarded with their scales (1); "
+						   "weft_ep_create quantises to FP8",
+						   config->quant_recipe);
 	}
 	d->forward = config->pass_direction == NCCL_EP_FORWARD;
 	d->scaled = config->quant_recipe == NCCL_EP_DISPATCH_FORWARD_SCALES;
@@ -230,16 +224,15 @@ static ncclEpResult_t read_dispatch(const nep_handle *h, const ncclEpDispatchInp
 			"out.topk_idx belongs to other layouts: a row of expert-major is of its zone's expert; leave it NULL");
 	}
 	if (d->forward != (in->topk_weights != NULL)) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT,
-						d->forward ? "in.topk_weights is NULL, and a forward dispatch takes them along"
-								   : "in.topk_weights: a backward dispatch has none; leave them NULL");
+		return nep_invalid(d->forward ? "in.topk_weights is NULL, and a forward dispatch takes them along"
+									  : "in.topk_weights: a backward dispatch has none; leave them NULL");
 	}
 	if (!d->forward && out->topk_weights != NULL) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "out.topk_weights: a backward dispatch has none; leave them NULL");
+		return nep_invalid("out.topk_weights: a backward dispatch has none; leave them NULL");
 	}
 	if (d->scaled != (in->scales != NULL) || d->scaled != (out->scales != NULL)) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "in.scales and out.scales go with quant_recipe %d, and only with it",
-						NCCL_EP_DISPATCH_FORWARD_SCALES);
+		return nep_invalid("in.scales and out.scales go with quant_recipe %d, and only with it",
+						   NCCL_EP_DISPATCH_FORWARD_SCALES);
 	}
 	NEP_TRY(nep_tensor(h->group, in->tokens, 2, "in.tokens", &d->rows));
 	NEP_TRY(nep_tensor(h->group, out->tokens, 2, "out.tokens", &d->to.rows));
@@ -255,7 +248,7 @@ static ncclEpResult_t read_dispatch(const nep_handle *h, const ncclEpDispatchInp
 		NEP_TRY(check_bound(h, &d->to.weights, "out.topk_weights"));
 		NEP_TRY(check_place(h, &d->to.weights, sizeof(float), "out.topk_weights"));
 		if (d->to.weights.dtype != WEFT_FLOAT32) {
-			return nep_fail(NCCL_EP_INVALID_ARGUMENT, "out.topk_weights are fp32");
+			return nep_invalid("out.topk_weights are fp32");
 		}
 	}
 	if (d->scaled) {
@@ -355,16 +348,13 @@ static ncclEpResult_t check_combine(const ncclEpCombineInputs_t *in, const ncclE
 									const ncclEpCombineConfig_t *config) {
 	bool backward = config->pass_direction == NCCL_EP_BACKWARD;
 	if (config->send_only != 0) {
-		return nep_fail(NCCL_EP_INVALID_USAGE,
-						"send_only belongs to low latency: set it to 0, or use weft_ep_combine with work");
+		return nep_misused("send_only belongs to low latency: set it to 0, or use weft_ep_combine with work");
 	}
 	if (!backward && config->pass_direction != NCCL_EP_FORWARD) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "pass_direction is %d: want forward (0) or backward (1)",
-						config->pass_direction);
+		return nep_invalid("pass_direction is %d: want forward (0) or backward (1)", config->pass_direction);
 	}
 	if (config->quant_recipe != NCCL_EP_COMBINE_PLAIN || in->scales != NULL) {
-		return nep_fail(NCCL_EP_INVALID_USAGE,
-						"a combine sums rows of numbers: leave quant_recipe 0 and in.scales NULL");
+		return nep_misused("a combine sums rows of numbers: leave quant_recipe 0 and in.scales NULL");
 	}
 	if (backward != (in->topk_weights != NULL) || backward != (out->topk_weights != NULL)) {
 		return nep_fail(

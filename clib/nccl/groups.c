@@ -69,39 +69,33 @@ ncclEpResult_t nep_exchange_of(nep_group *g, const nep_shape *shape, nep_exchang
 static ncclEpResult_t check_config(const ncclEpGroupConfig_t *c) {
 	bool eager = c->max_recv_tokens_per_rank == 0;
 	if (c->version == 0) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "config has version 0: set it to that of the header, %u",
-						NCCL_EP_VERSION);
+		return nep_invalid("config has version 0: set it to that of the header, %u", NCCL_EP_VERSION);
 	}
 	if (c->algorithm != NCCL_EP_HIGH_THROUGHPUT) {
-		return nep_fail(NCCL_EP_INVALID_USAGE,
-						"algorithm %d: only high throughput (%d) is served here; weft_ep_create has low latency",
-						c->algorithm, NCCL_EP_HIGH_THROUGHPUT);
+		return nep_misused("algorithm %d: only high throughput (%d) is served here; weft_ep_create has low latency",
+						   c->algorithm, NCCL_EP_HIGH_THROUGHPUT);
 	}
 	if ((c->alloc.alloc_fn == NULL) != (c->alloc.free_fn == NULL)) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "alloc has one function of two: give both or neither");
+		return nep_invalid("alloc has one function of two: give both or neither");
 	}
 	if (c->enable_mask != 0) {
-		return nep_fail(NCCL_EP_INVALID_USAGE,
-						"enable_mask belongs to low latency; weft_comm_set_mask leaves ranks of a weft_comm out");
+		return nep_misused("enable_mask belongs to low latency; weft_comm_set_mask leaves ranks of a weft_comm out");
 	}
 	if (c->zero_copy > NCCL_EP_ZERO_COPY_ON || c->overflow_policy > NCCL_EP_OVERFLOW_DROP) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "zero_copy %d and overflow_policy %d: want 0 to 2 each", c->zero_copy,
-						c->overflow_policy);
+		return nep_invalid("zero_copy %d and overflow_policy %d: want 0 to 2 each", c->zero_copy, c->overflow_policy);
 	}
 	if (eager && (c->zero_copy == NCCL_EP_ZERO_COPY_ON || c->overflow_policy == NCCL_EP_OVERFLOW_DROP)) {
-		return nep_fail(NCCL_EP_INVALID_USAGE, "zero copy and dropping need a bound: set max_recv_tokens_per_rank");
+		return nep_misused("zero copy and dropping need a bound: set max_recv_tokens_per_rank");
 	}
 	if (!eager && c->max_recv_tokens_per_rank < c->max_dispatch_tokens_per_rank) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT,
-						"max_recv_tokens_per_rank is %u, less than max_dispatch_tokens_per_rank, %u: raise it",
-						c->max_recv_tokens_per_rank, c->max_dispatch_tokens_per_rank);
+		return nep_invalid("max_recv_tokens_per_rank is %u, less than max_dispatch_tokens_per_rank, %u: raise it",
+						   c->max_recv_tokens_per_rank, c->max_dispatch_tokens_per_rank);
 	}
 	if (c->max_token_bytes == 0 || c->max_token_bytes % 16 != 0) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "max_token_bytes is %u: want a multiple of 16", c->max_token_bytes);
+		return nep_invalid("max_token_bytes is %u: want a multiple of 16", c->max_token_bytes);
 	}
 	if (c->max_num_sms > 1024) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "max_num_sms is %u: want 0 (%d) to 1024", c->max_num_sms,
-						DEFAULT_SMS);
+		return nep_invalid("max_num_sms is %u: want 0 (%d) to 1024", c->max_num_sms, DEFAULT_SMS);
 	}
 	return NCCL_EP_SUCCESS;
 }
@@ -123,10 +117,9 @@ static ncclEpResult_t join(nep_group *g) {
 	weft_comm_info info = {.size = sizeof info};
 	NEP_WEFT(nep_lib.weft_comm_get(g->comm, &info));
 	if (timeout != 0 && info.deadline_ms != deadline) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT,
-						"timeout_ns asks for %lld ms, and the weft_comm has a deadline of %lld ms: set "
-						"weft_comm_options.deadline_ms, and timeout_ns to 0",
-						(long long)deadline, (long long)info.deadline_ms);
+		return nep_invalid("timeout_ns asks for %lld ms, and the weft_comm has a deadline of %lld ms: set "
+						   "weft_comm_options.deadline_ms, and timeout_ns to 0",
+						   (long long)deadline, (long long)info.deadline_ms);
 	}
 	g->rank = info.rank;
 	g->ranks = info.ranks;
@@ -163,7 +156,7 @@ static void discard(nep_group *g) {
 ncclEpResult_t ncclEpCreateGroup(ncclEpGroup_t *group, void *comm, const ncclEpGroupConfig_t *config) {
 	NEP_TRY(nep_open());
 	if (group == NULL || comm == NULL) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "%s is NULL", group == NULL ? "group" : "comm");
+		return nep_invalid("%s is NULL", group == NULL ? "group" : "comm");
 	}
 	NEP_TRY(nep_check_free(comm));
 	nep_group *g = calloc(1, sizeof *g);

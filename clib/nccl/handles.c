@@ -50,20 +50,18 @@ static ncclEpResult_t check_layer(const nep_group *g, ncclEpLayout_t layout, con
 		NEP_TRY(NEP_STRUCT(c, config, sizeof c));
 	}
 	if (layout != NCCL_EP_EXPERT_MAJOR) {
-		return nep_fail(NCCL_EP_INVALID_USAGE,
-						"layout %d: only expert-major (%d) is served here; weft_ep_create has the others", layout,
-						NCCL_EP_EXPERT_MAJOR);
+		return nep_misused("layout %d: only expert-major (%d) is served here; weft_ep_create has the others", layout,
+						   NCCL_EP_EXPERT_MAJOR);
 	}
 	if (num_topk < 1 || num_topk > most_topk || (g->config.num_topk > 0 && (unsigned)num_topk > g->config.num_topk)) {
 		int most = g->config.num_topk > 0 ? (int)g->config.num_topk : most_topk;
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "num_topk is %d: want 1 to %d%s", num_topk, most,
-						most == most_topk ? "" : ", the num_topk of the group");
+		return nep_invalid("num_topk is %d: want 1 to %d%s", num_topk, most,
+						   most == most_topk ? "" : ", the num_topk of the group");
 	}
 	size_t a = c.dispatch_output_per_expert_alignment;
 	if (a > most_alignment || (a & (a - 1)) != 0) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT,
-						"dispatch_output_per_expert_alignment is %zu: want a power of two up to %zu, or 0", a,
-						most_alignment);
+		return nep_invalid("dispatch_output_per_expert_alignment is %zu: want a power of two up to %zu, or 0", a,
+						   most_alignment);
 	}
 	*alignment = a == 0 ? 1 : (int64_t)a;
 	return NCCL_EP_SUCCESS;
@@ -77,7 +75,7 @@ ncclEpResult_t ncclEpHandleMemSize(ncclEpGroup_t group, ncclEpLayout_t layout, c
 	NEP_TRY(nep_enter_group(group, &g));
 	ncclEpResult_t result = check_layer(g, layout, config, num_topk, &alignment);
 	if (result == NCCL_EP_SUCCESS && size_out == NULL) {
-		result = nep_fail(NCCL_EP_INVALID_ARGUMENT, "size_out is NULL");
+		result = nep_invalid("size_out is NULL");
 	}
 	if (result == NCCL_EP_SUCCESS) {
 		*size_out = memory_size(g, num_topk);
@@ -135,7 +133,7 @@ ncclEpResult_t ncclEpInitHandle(ncclEpHandle_t *handle, ncclEpGroup_t group, ncc
 								const ncclEpHandleConfig_t *config, int num_topk, const ncclEpTensor_t *handle_mem) {
 	NEP_TRY(nep_open());
 	if (handle == NULL) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "handle is NULL");
+		return nep_invalid("handle is NULL");
 	}
 	nep_group *g;
 	NEP_TRY(nep_enter_group(group, &g));
@@ -188,15 +186,15 @@ ncclEpResult_t nep_batch(nep_handle *h, const char *op) {
 		NEP_TRY(nep_read(h->group, &found, h->memory, sizeof found));
 	}
 	if (found.magic != header_magic || found.version != HEADER_VERSION || found.sum != sum_of(&found)) {
-		return nep_fail(NCCL_EP_INVALID_USAGE, "%s: the handle has no batch: call ncclEpUpdateHandle first", op);
+		return nep_misused("%s: the handle has no batch: call ncclEpUpdateHandle first", op);
 	}
 	uint32_t tokens = found.batch & ~NEP_WIDE;
 	if (memcmp(&h->pinned->header, &found, offsetof(nep_header, batch)) != 0 || tokens > found.max_tokens) {
-		return nep_fail(NCCL_EP_INVALID_USAGE,
-						"%s: the handle's memory has a batch of top-k %u, alignment %llu, rank %u of %u with at most "
-						"%u tokens, and the handle is of "
-						"another layer or group: call ncclEpUpdateHandle",
-						op, found.topk, (unsigned long long)found.alignment, found.rank, found.ranks, found.max_tokens);
+		return nep_misused(
+			"%s: the handle's memory has a batch of top-k %u, alignment %llu, rank %u of %u with at most "
+			"%u tokens, and the handle is of "
+			"another layer or group: call ncclEpUpdateHandle",
+			op, found.topk, (unsigned long long)found.alignment, found.rank, found.ranks, found.max_tokens);
 	}
 	h->tokens = tokens;
 	h->topk_type = found.batch & NEP_WIDE ? WEFT_INT64 : WEFT_INT32;
@@ -264,9 +262,8 @@ static ncclEpResult_t tell(const nep_handle *h, weft_routing routing, weft_routi
 	NEP_TRY(nep_tensor(h->group, to, 1, name, &out));
 	NEP_WEFT(nep_lib.weft_routing_tensor(routing, part, &from));
 	if (out.shape[0] < from.shape[0] || (out.dtype != WEFT_INT32 && out.dtype != WEFT_INT64)) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT,
-						"%s has room for %lld numbers of %lld bytes: want %lld, int32 or int64", name,
-						(long long)out.shape[0], (long long)nep_bytes_of(out.dtype), (long long)from.shape[0]);
+		return nep_invalid("%s has room for %lld numbers of %lld bytes: want %lld, int32 or int64", name,
+						   (long long)out.shape[0], (long long)nep_bytes_of(out.dtype), (long long)from.shape[0]);
 	}
 	if (out.dtype == WEFT_INT64) {
 		return nep_widen(h->group, out.data, from.data, (size_t)from.shape[0], stream);
@@ -288,11 +285,10 @@ ncclEpResult_t nep_overflowed(const nep_handle *h) {
 		return NCCL_EP_SUCCESS;
 	}
 	h->pinned->demand = 0; /* reported once */
-	return nep_fail(NCCL_EP_INVALID_USAGE,
-					"%d rows came to rank %d, which has room for %u, and the last ones were left out: raise "
-					"max_recv_tokens_per_rank, set it to 0, or "
-					"let overflow_policy drop them",
-					rows, h->group->rank, most);
+	return nep_misused("%d rows came to rank %d, which has room for %u, and the last ones were left out: raise "
+					   "max_recv_tokens_per_rank, set it to 0, or "
+					   "let overflow_policy drop them",
+					   rows, h->group->rank, most);
 }
 
 /* The exchange that counts: its rows are as small as rows can be. */

@@ -51,6 +51,8 @@ ncclEpResult_t nep_open(void);
 
 /* Makes words this thread's last failure, and returns its number. */
 ncclEpResult_t nep_fail(ncclEpResult_t result, const char *format, ...) __attribute__((format(printf, 2, 3)));
+#define nep_invalid(...) nep_fail(NCCL_EP_INVALID_ARGUMENT, __VA_ARGS__)
+#define nep_misused(...) nep_fail(NCCL_EP_INVALID_USAGE, __VA_ARGS__)
 
 /* Maps a status; libweft.so has the message. */
 ncclEpResult_t nep_result(weft_status status);

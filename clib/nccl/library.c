@@ -73,8 +73,8 @@ __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL
 
 ncclEpResult_t nep_open(void) {
 	if (forked && opened) {
-		return nep_fail(NCCL_EP_INVALID_USAGE, "this process was forked after libweft.so was loaded, and has none of "
-											   "its threads; start ranks by fork and exec, or by posix_spawn");
+		return nep_misused("this process was forked after libweft.so was loaded, and has none of "
+						   "its threads; start ranks by fork and exec, or by posix_spawn");
 	}
 	pthread_once(&once, open_once);
 	return opened ? NCCL_EP_SUCCESS : NCCL_EP_SYSTEM_ERROR;

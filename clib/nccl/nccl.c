@@ -40,9 +40,9 @@ ncclEpResult_t nep_nccl_open(void *comm, int64_t deadline_ms, nep_meeting *m) {
 	*(void **)&m->all_gather = find("ncclAllGather");
 	*(void **)&m->async_error = find("ncclCommGetAsyncError");
 	if (count == NULL || user_rank == NULL || device == NULL || m->all_gather == NULL || m->async_error == NULL) {
-		return nep_fail(NCCL_EP_INVALID_USAGE,
-						"the communicator is no weft_comm, and this process has no libnccl.so.2 that it could be of; "
-						"without NCCL make one by weft_comm_create_with_id");
+		return nep_misused(
+			"the communicator is no weft_comm, and this process has no libnccl.so.2 that it could be of; "
+			"without NCCL make one by weft_comm_create_with_id");
 	}
 	NEP_TRY(check(count(comm, &m->ranks), "ncclCommCount"));
 	NEP_TRY(check(user_rank(comm, &m->rank), "ncclCommUserRank"));

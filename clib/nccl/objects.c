@@ -35,8 +35,8 @@ ncclEpResult_t nep_check_free(const void *comm) {
 	bool found = taken(comm);
 	pthread_mutex_unlock(&lock);
 	if (found) {
-		return nep_fail(NCCL_EP_INVALID_USAGE, "the communicator has a group: call ncclEpGroupDestroy before another "
-											   "ncclEpCreateGroup, or use a communicator of its own");
+		return nep_misused("the communicator has a group: call ncclEpGroupDestroy before another "
+						   "ncclEpCreateGroup, or use a communicator of its own");
 	}
 	return NCCL_EP_SUCCESS;
 }
@@ -96,13 +96,13 @@ void nep_remove(uint64_t id) {
 
 static ncclEpResult_t refuse(nep_kind kind, uint64_t id) {
 	if (id == 0) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "the %s is NULL", names[kind]);
+		return nep_invalid("the %s is NULL", names[kind]);
 	}
 	if (id >> 60 == (8 | (unsigned)kind)) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "the %s was destroyed before, or never made", names[kind]);
+		return nep_invalid("the %s was destroyed before, or never made", names[kind]);
 	}
-	return nep_fail(NCCL_EP_INVALID_ARGUMENT, "0x%llx is no %s; pass a handle that a call of this process returned",
-					(unsigned long long)id, names[kind]);
+	return nep_invalid("0x%llx is no %s; pass a handle that a call of this process returned", (unsigned long long)id,
+					   names[kind]);
 }
 
 /* The gate is taken under the lock: a call that destroys a group holds its gate, and removes its number before it
@@ -122,8 +122,7 @@ static ncclEpResult_t enter(nep_kind kind, uint64_t id, void **object) {
 		return refuse(kind, id);
 	}
 	if (!entered) {
-		return nep_fail(NCCL_EP_INVALID_USAGE,
-						"another thread is inside a call on this group; calls on a group take turns");
+		return nep_misused("another thread is inside a call on this group; calls on a group take turns");
 	}
 	return NCCL_EP_SUCCESS;
 }

@@ -54,8 +54,8 @@ static ncclEpResult_t follow(const nep_group *g, const ncclEpTensor_t *t, const 
 	weft_window_info info = {.size = sizeof info};
 	NEP_WEFT(nep_lib.weft_window_get((weft_window)t->win_hdl, &info));
 	if (t->win_offset > info.bytes || bytes > info.bytes - t->win_offset) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "%s: %zu bytes at offset %llu do not fit into its window of %llu",
-						name, bytes, (unsigned long long)t->win_offset, (unsigned long long)info.bytes);
+		return nep_invalid("%s: %zu bytes at offset %llu do not fit into its window of %llu", name, bytes,
+						   (unsigned long long)t->win_offset, (unsigned long long)info.bytes);
 	}
 	*data = (char *)info.memory + t->win_offset;
 	return NCCL_EP_SUCCESS;
@@ -65,31 +65,30 @@ ncclEpResult_t nep_tensor(const nep_group *g, const ncclEpTensor_t *t, unsigned 
 						  weft_tensor *out) {
 	*out = (weft_tensor){.size = sizeof *out};
 	if (t == NULL) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "%s is NULL", name);
+		return nep_invalid("%s is NULL", name);
 	}
 	if (t->magic != NCCL_EP_TENSOR_MAGIC && t->magic != NCCL_EP_TENSOR_MAGIC_LIBRARY) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT,
-						"%s has the magic number 0x%X, not 0x%X: set size to sizeof and magic to NCCL_EP_TENSOR_MAGIC",
-						name, t->magic, NCCL_EP_TENSOR_MAGIC);
+		return nep_invalid(
+			"%s has the magic number 0x%X, not 0x%X: set size to sizeof and magic to NCCL_EP_TENSOR_MAGIC", name,
+			t->magic, NCCL_EP_TENSOR_MAGIC);
 	}
 	if (t->size < sizeof *t) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "%s has a size of %u, and must have at least %zu: set it to sizeof",
-						name, t->size, sizeof *t);
+		return nep_invalid("%s has a size of %u, and must have at least %zu: set it to sizeof", name, t->size,
+						   sizeof *t);
 	}
 	if (t->ndim != dims || t->sizes == NULL) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "%s has %u dimensions%s, and needs %u", name, t->ndim,
-						t->sizes == NULL ? " and no sizes" : "", dims);
+		return nep_invalid("%s has %u dimensions%s, and needs %u", name, t->ndim,
+						   t->sizes == NULL ? " and no sizes" : "", dims);
 	}
 	if (t->datatype < 0 || t->datatype >= (int)(sizeof types / sizeof *types)) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "%s has the data type %d, which is none of ncclDataType_t", name,
-						t->datatype);
+		return nep_invalid("%s has the data type %d, which is none of ncclDataType_t", name, t->datatype);
 	}
 	out->dtype = types[t->datatype];
 	out->dims = (int32_t)dims;
 	size_t bytes = (size_t)nep_bytes_of(out->dtype);
 	for (unsigned i = 0; i < dims; i++) {
 		if (__builtin_mul_overflow(bytes, t->sizes[i], &bytes) || bytes > INT64_MAX) {
-			return nep_fail(NCCL_EP_INVALID_ARGUMENT, "%s is larger than memory can be", name);
+			return nep_invalid("%s is larger than memory can be", name);
 		}
 		out->shape[i] = (int64_t)t->sizes[i];
 	}
@@ -98,7 +97,7 @@ ncclEpResult_t nep_tensor(const nep_group *g, const ncclEpTensor_t *t, unsigned 
 		NEP_TRY(follow(g, t, name, bytes, &out->data));
 	}
 	if (out->data == NULL && bytes > 0) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "%s: %zu bytes at NULL", name, bytes);
+		return nep_invalid("%s: %zu bytes at NULL", name, bytes);
 	}
 	return NCCL_EP_SUCCESS;
 }
