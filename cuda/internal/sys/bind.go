@@ -2,6 +2,7 @@ package sys
 
 import (
 	"encoding/binary"
+	"reflect"
 	"runtime"
 
 	"github.com/weftgo/weft/internal/dl"
@@ -13,9 +14,16 @@ type entry struct {
 	suffix  string // of the exported name
 	version int    // of CUDA, that brought this form of the function
 	field   any    // a pointer to a field that is a function
-	missing func() // makes the field answer Missing
 	// bind makes the field call fn, after setCurrent if it takes a context.
 	bind func(fn, setCurrent dl.Func)
+}
+
+// missing makes the field answer Missing.
+func (e *entry) missing() {
+	field := reflect.ValueOf(e.field).Elem()
+	field.Set(reflect.MakeFunc(field.Type(), func([]reflect.Value) []reflect.Value {
+		return []reflect.Value{reflect.ValueOf(Missing)}
+	}))
 }
 
 // The makers of entries: callN has N parameters, inN has a context before them. The bound functions
@@ -25,7 +33,6 @@ type entry struct {
 func call1[A any](symbol, suffix string, version int, field *func(A) Result) entry {
 	return entry{
 		symbol, suffix, version, field,
-		func() { *field = func(A) Result { return Missing } },
 		func(fn, _ dl.Func) { *field = dl.Bind1[A, Result](fn) },
 	}
 }
@@ -33,7 +40,6 @@ func call1[A any](symbol, suffix string, version int, field *func(A) Result) ent
 func call2[A, B any](symbol, suffix string, version int, field *func(A, B) Result) entry {
 	return entry{
 		symbol, suffix, version, field,
-		func() { *field = func(A, B) Result { return Missing } },
 		func(fn, _ dl.Func) { *field = dl.Bind2[A, B, Result](fn) },
 	}
 }
@@ -41,7 +47,6 @@ func call2[A, B any](symbol, suffix string, version int, field *func(A, B) Resul
 func call3[A, B, C any](symbol, suffix string, version int, field *func(A, B, C) Result) entry {
 	return entry{
 		symbol, suffix, version, field,
-		func() { *field = func(A, B, C) Result { return Missing } },
 		func(fn, _ dl.Func) { *field = dl.Bind3[A, B, C, Result](fn) },
 	}
 }
@@ -49,7 +54,6 @@ func call3[A, B, C any](symbol, suffix string, version int, field *func(A, B, C)
 func call4[A, B, C, D any](symbol, suffix string, version int, field *func(A, B, C, D) Result) entry {
 	return entry{
 		symbol, suffix, version, field,
-		func() { *field = func(A, B, C, D) Result { return Missing } },
 		func(fn, _ dl.Func) { *field = dl.Bind4[A, B, C, D, Result](fn) },
 	}
 }
@@ -57,7 +61,6 @@ func call4[A, B, C, D any](symbol, suffix string, version int, field *func(A, B,
 func call5[A, B, C, D, E any](symbol, suffix string, version int, field *func(A, B, C, D, E) Result) entry {
 	return entry{
 		symbol, suffix, version, field,
-		func() { *field = func(A, B, C, D, E) Result { return Missing } },
 		func(fn, _ dl.Func) { *field = dl.Bind5[A, B, C, D, E, Result](fn) },
 	}
 }
@@ -65,7 +68,6 @@ func call5[A, B, C, D, E any](symbol, suffix string, version int, field *func(A,
 func in0(symbol, suffix string, version int, field *func(Context) Result) entry {
 	return entry{
 		symbol, suffix, version, field,
-		func() { *field = func(Context) Result { return Missing } },
 		func(fn, setCurrent dl.Func) {
 			*field = func(in Context) Result {
 				r := fn.CallAfter(before(setCurrent, in), uintptr(in))
@@ -78,7 +80,6 @@ func in0(symbol, suffix string, version int, field *func(Context) Result) entry 
 func in1[A any](symbol, suffix string, version int, field *func(Context, A) Result) entry {
 	return entry{
 		symbol, suffix, version, field,
-		func() { *field = func(Context, A) Result { return Missing } },
 		func(fn, setCurrent dl.Func) {
 			*field = func(in Context, a A) Result {
 				r := fn.CallAfter(before(setCurrent, in), uintptr(in), dl.Word(a))
@@ -92,7 +93,6 @@ func in1[A any](symbol, suffix string, version int, field *func(Context, A) Resu
 func in2[A, B any](symbol, suffix string, version int, field *func(Context, A, B) Result) entry {
 	return entry{
 		symbol, suffix, version, field,
-		func() { *field = func(Context, A, B) Result { return Missing } },
 		func(fn, setCurrent dl.Func) {
 			*field = func(in Context, a A, b B) Result {
 				r := fn.CallAfter(before(setCurrent, in), uintptr(in), dl.Word(a), dl.Word(b))
@@ -107,7 +107,6 @@ func in2[A, B any](symbol, suffix string, version int, field *func(Context, A, B
 func in3[A, B, C any](symbol, suffix string, version int, field *func(Context, A, B, C) Result) entry {
 	return entry{
 		symbol, suffix, version, field,
-		func() { *field = func(Context, A, B, C) Result { return Missing } },
 		func(fn, setCurrent dl.Func) {
 			*field = func(in Context, a A, b B, c C) Result {
 				r := fn.CallAfter(before(setCurrent, in), uintptr(in), dl.Word(a), dl.Word(b), dl.Word(c))
@@ -123,7 +122,6 @@ func in3[A, B, C any](symbol, suffix string, version int, field *func(Context, A
 func in4[A, B, C, D any](symbol, suffix string, version int, field *func(Context, A, B, C, D) Result) entry {
 	return entry{
 		symbol, suffix, version, field,
-		func() { *field = func(Context, A, B, C, D) Result { return Missing } },
 		func(fn, setCurrent dl.Func) {
 			*field = func(in Context, a A, b B, c C, d D) Result {
 				r := fn.CallAfter(before(setCurrent, in), uintptr(in), dl.Word(a), dl.Word(b), dl.Word(c), dl.Word(d))
@@ -140,7 +138,6 @@ func in4[A, B, C, D any](symbol, suffix string, version int, field *func(Context
 func in5[A, B, C, D, E any](symbol, suffix string, version int, field *func(Context, A, B, C, D, E) Result) entry {
 	return entry{
 		symbol, suffix, version, field,
-		func() { *field = func(Context, A, B, C, D, E) Result { return Missing } },
 		func(fn, setCurrent dl.Func) {
 			*field = func(in Context, a A, b B, c C, d D, e E) Result {
 				r := fn.CallAfter(before(setCurrent, in), uintptr(in), dl.Word(a), dl.Word(b), dl.Word(c), dl.Word(d), dl.Word(e))
@@ -160,7 +157,6 @@ func in6[A, B, C, D, E, F any](symbol, suffix string, version int,
 ) entry {
 	return entry{
 		symbol, suffix, version, field,
-		func() { *field = func(Context, A, B, C, D, E, F) Result { return Missing } },
 		func(fn, setCurrent dl.Func) {
 			*field = func(in Context, a A, b B, c C, d D, e E, f F) Result {
 				r := fn.CallAfter(before(setCurrent, in), uintptr(in), dl.Word(a), dl.Word(b), dl.Word(c),
@@ -182,7 +178,6 @@ func in11[A, B, C, D, E, F, G, H, I, J, K any](
 ) entry {
 	return entry{
 		symbol, suffix, version, field,
-		func() { *field = func(Context, A, B, C, D, E, F, G, H, I, J, K) Result { return Missing } },
 		func(fn, setCurrent dl.Func) {
 			*field = func(in Context, a A, b B, c C, d D, e E, f F, g G, h H, i I, j J, k K) Result {
 				r := fn.CallAfter(before(setCurrent, in), uintptr(in), dl.Word(a), dl.Word(b), dl.Word(c), dl.Word(d),
@@ -209,7 +204,6 @@ func in11[A, B, C, D, E, F, G, H, I, J, K any](
 func byValue(symbol, suffix string, version int, field *func(Context, *Pointer, IpcHandle, uint32) Result) entry {
 	return entry{
 		symbol, suffix, version, field,
-		func() { *field = func(Context, *Pointer, IpcHandle, uint32) Result { return Missing } },
 		func(fn, setCurrent dl.Func) {
 			*field = func(in Context, p *Pointer, handle IpcHandle, flags uint32) Result {
 				runtime.LockOSThread()
