@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -114,6 +115,14 @@ func add[T any](t *handle.Table[T], o *T, gate *sync.Mutex, out unsafe.Pointer) 
 		*(*uint64)(out) = id
 	}
 	return err
+}
+
+// own is add for an object that is made, and is closed if the handle cannot be.
+func own[T any](t *handle.Table[T], o *T, gate *sync.Mutex, out unsafe.Pointer, made io.Closer) error {
+	if err := add(t, o, gate, out); err != nil {
+		return errors.Join(err, made.Close())
+	}
+	return nil
 }
 
 // result checks where a handle is to be put, and puts none there.

@@ -67,10 +67,7 @@ func join(options *C.weft_comm_options, out *C.weft_comm, ms C.int64_t,
 		if err := within(ms, func(ctx context.Context) error { return c.join(ctx, o, meet) }); err != nil {
 			return err
 		}
-		if err := add(comms, c, &c.ops, unsafe.Pointer(out)); err != nil {
-			return errors.Join(err, c.weft.Close())
-		}
-		return nil
+		return own(comms, c, &c.ops, unsafe.Pointer(out), c.weft)
 	})
 }
 

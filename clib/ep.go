@@ -113,10 +113,7 @@ func goweft_ep_create(id C.uint64_t, p *C.weft_ep_spec, out *C.weft_ep, ms C.int
 			return err
 		}
 		o := &epHandle{comm: c, ep: h}
-		if err := add(eps, o, &o.ops, unsafe.Pointer(out)); err != nil {
-			return errors.Join(err, h.Close())
-		}
-		return nil
+		return own(eps, o, &o.ops, unsafe.Pointer(out), h)
 	})
 }
 

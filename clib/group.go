@@ -8,7 +8,6 @@ import "C"
 import (
 	"cmp"
 	"context"
-	"errors"
 	"sync"
 	"unsafe"
 
@@ -49,10 +48,7 @@ func goweft_group_create(id C.uint64_t, options *C.weft_group_options, out *C.we
 			return err
 		}
 		made := &group{comm: c, group: g}
-		if err := add(groups, made, &made.ops, unsafe.Pointer(out)); err != nil {
-			return errors.Join(err, g.Close())
-		}
-		return nil
+		return own(groups, made, &made.ops, unsafe.Pointer(out), g)
 	})
 }
 

@@ -46,10 +46,7 @@ func goweft_ep_token_counter_create(id C.uint64_t, experts, ranks, perNode C.int
 			return err
 		}
 		o := &counter{comm: c, counter: made}
-		if err := add(counters, o, &o.ops, unsafe.Pointer(out)); err != nil {
-			return errors.Join(err, made.Close())
-		}
-		return nil
+		return own(counters, o, &o.ops, unsafe.Pointer(out), made)
 	})
 }
 

@@ -7,7 +7,6 @@ import "C"
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"sync"
@@ -45,10 +44,7 @@ func newWindow(id C.uint64_t, bytes C.size_t, out *C.weft_window, ms C.int64_t,
 			return err
 		}
 		o := &window{comm: c, window: w}
-		if err := add(windows, o, &o.ops, unsafe.Pointer(out)); err != nil {
-			return errors.Join(err, w.Close())
-		}
-		return nil
+		return own(windows, o, &o.ops, unsafe.Pointer(out), w)
 	})
 }
 
