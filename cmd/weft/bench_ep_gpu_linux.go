@@ -269,12 +269,10 @@ func (g *gpuFlags) run(cmd *cobra.Command, e *epFlags, to output) (err error) {
 func (g *gpuFlags) measure(ctx context.Context, m benchep.GPUs, shapes []benchep.Shape, peers []bench.Peer,
 	p *gpuPrinter,
 ) error {
-	name, err := m.Contexts[0].Device().Name()
-	if err != nil {
+	if err := p.locate(m.Contexts[0]); err != nil {
 		return err
 	}
-	hostname, _ := os.Hostname()
-	p.here = where{name, hostname, version()}
+	name := p.here.Device
 	p.facts = []report.Fact{{
 		Name: "measured",
 		Value: fmt.Sprintf("%s on %s (%s), by weft %s", measure.Count(m.Ranks, "rank"),
@@ -283,6 +281,7 @@ func (g *gpuFlags) measure(ctx context.Context, m benchep.GPUs, shapes []benchep
 	contexts := m.Contexts[:min(m.Ranks, len(m.Contexts))]
 	var c link.Ceiling
 	if !g.noLink {
+		var err error
 		if c, err = link.Measure(ctx, contexts, quickLink(m, shapes)); err != nil {
 			return err
 		}
@@ -297,7 +296,7 @@ func (g *gpuFlags) measure(ctx context.Context, m benchep.GPUs, shapes []benchep
 	bar := p.progress.Start("ep, "+measure.Count(m.Ranks, "rank"), m.Rows()*len(shapes))
 	defer bar.Done("")
 	var bytes []int64
-	err = m.Measure(ctx, shapes, func(r benchep.GPURow) error {
+	err := m.Measure(ctx, shapes, func(r benchep.GPURow) error {
 		r.SetLink(c.With(r.SMsUsed))
 		if r.WireBytes > 0 && !slices.Contains(bytes, r.WireBytes) {
 			bytes = append(bytes, r.WireBytes)
@@ -381,6 +380,30 @@ type gpuPrinter struct {
 	wrong     bool
 	found     report.GPUs // for the report
 	facts     []report.Fact
+}
+
+// locate says where the rows are measured.
+func (p *gpuPrinter) locate(c *cuda.Context) error {
+	name, err := c.Device().Name()
+	if err != nil {
+		return err
+	}
+	hostname, _ := os.Hostname()
+	p.here = where{name, hostname, version()}
+	return nil
+}
+
+// createLines has the rows written to a file of this name as well, if it is not empty.
+func (p *gpuPrinter) createLines(name string) (closeLines func() error, err error) {
+	if name == "" {
+		return func() error { return nil }, nil
+	}
+	f, err := os.Create(name)
+	if err != nil {
+		return nil, usageError{err}
+	}
+	p.lines = f
+	return f.Close, nil
 }
 
 func (p *gpuPrinter) note(format string, args ...any) {

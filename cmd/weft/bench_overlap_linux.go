@@ -109,14 +109,11 @@ func (o *overlapFlags) run(cmd *cobra.Command) (err error) {
 	p := &overlapPrinter{gpuPrinter{to: cmd.OutOrStdout(), json: o.json, progress: terminal.NewProgress(os.Stderr)}}
 	defer p.progress.Close()
 	p.to = p.progress.Above(os.Stdout)
-	if o.lines != "" {
-		f, failed := os.Create(o.lines)
-		if failed != nil {
-			return usageError{failed}
-		}
-		defer func() { err = errors.Join(err, f.Close()) }()
-		p.lines = f
+	closeLines, err := p.createLines(o.lines)
+	if err != nil {
+		return err
 	}
+	defer func() { err = errors.Join(err, closeLines()) }()
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	contexts, ranks, closeAll, err := openRanks(o.gpus, o.ranks)
@@ -131,12 +128,9 @@ func (o *overlapFlags) run(cmd *cobra.Command) (err error) {
 }
 
 func (o *overlapFlags) measure(ctx context.Context, m benchep.Overlap, p *overlapPrinter) error {
-	name, err := m.Contexts[0].Device().Name()
-	if err != nil {
+	if err := p.locate(m.Contexts[0]); err != nil {
 		return err
 	}
-	hostname, _ := os.Hostname()
-	p.here = where{name, hostname, version()}
 	shapes := o.shapes()
 	bar := p.progress.Start("overlap, "+measure.Count(m.Ranks, "rank"), 2*len(shapes))
 	defer bar.Done("")

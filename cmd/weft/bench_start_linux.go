@@ -79,14 +79,11 @@ func (s *startFlags) run(cmd *cobra.Command) (err error) {
 		return usageError{err}
 	}
 	p := &startPrinter{gpuPrinter: gpuPrinter{to: cmd.OutOrStdout(), json: s.json}, noCold: s.noCold}
-	if s.lines != "" {
-		f, failed := os.Create(s.lines)
-		if failed != nil {
-			return usageError{failed}
-		}
-		defer func() { err = errors.Join(err, f.Close()) }()
-		p.lines = f
+	closeLines, err := p.createLines(s.lines)
+	if err != nil {
+		return err
 	}
+	defer func() { err = errors.Join(err, closeLines()) }()
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	began := time.Now()
@@ -102,12 +99,9 @@ func (s *startFlags) run(cmd *cobra.Command) (err error) {
 
 // measure shows how long the driver took to start, and measures the steps after it.
 func (s *startFlags) measure(ctx context.Context, m benchep.Start, opened time.Duration, p *startPrinter) (err error) {
-	name, err := m.Contexts[0].Device().Name()
-	if err != nil {
+	if err := p.locate(m.Contexts[0]); err != nil {
 		return err
 	}
-	hostname, _ := os.Hostname()
-	p.here = where{name, hostname, version()}
 	us := measure.Micros(opened)
 	if err := p.row(benchep.StartRow{
 		Op: benchep.Driver, Engine: "gpu", Ranks: m.Ranks, GPUs: len(m.Contexts),
