@@ -1,6 +1,7 @@
 package spec
 
 import (
+	_ "embed"
 	"fmt"
 	"io"
 	"strings"
@@ -127,23 +128,9 @@ const maxTokensGPU = 1 << 15
 //go:generate go run ../internal/supportdoc -o ../../docs/guides/ep-support.md
 
 // supportHeading is the heading of docs/guides/ep-support.md.
-const supportHeading = `<!-- Generated from the rules in ep/spec/support.go by "make generate". -->
-
-# What expert parallelism supports
-
-Each row of the table is a layout, a reduction and a weighting of ep.Spec; each column is a payload.
-
-- **tested**: the conformance suite runs the cell and compares every byte with a plain single-process reference. On the
-  host it runs every variant of the payload. On GPUs it runs one variant of each cell for some number of ranks: 60 cells
-  for each of 1, 2, 3, 4 and 8 ranks, which together are all cells. WEFT_EP_CASES=0 runs every variant.
-- **refused**: NewHandle returns an error on every rank, in the words below, before anything has moved. The code refuses
-  by the same rules that this page is generated from.
-
-A cell holds for one-call and split-phase operations, for host and device counts, and for dispatch, combine and their
-gradients. Opaque rows can only be dispatched, unless the Spec gives an Output type and Hidden; rows of that type
-are then combined and have gradients.
-
-`
+//
+//go:embed support.md
+var supportHeading string
 
 // WriteSupportPage writes the page docs/guides/ep-support.md: the table of [WriteSupport] under a
 // heading.
