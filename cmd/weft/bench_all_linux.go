@@ -20,9 +20,9 @@ func newBenchAll() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "all",
 		Short: "Measure the floors of this machine and the figures that Weft has targets for",
-		Long:  benchAllHelp,
 		Args:  noArgs,
 	}
+	describe(cmd, "bench_all")
 	out := outputFlags(cmd)
 	cmd.Flags().IntVar(&rounds, "rounds", rounds, "how many rounds")
 	cmd.Flags().DurationVar(&each, "time", each, "how long to measure each figure in a round")

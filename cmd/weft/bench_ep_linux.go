@@ -15,15 +15,9 @@ func newBenchEP() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ep",
 		Short: "Measure expert parallelism: dispatch and combine",
-		Long:  benchEPHelp,
-		Example: `  weft bench ep --ranks 2,4 --tokens 1,8,64,512 --report report.html
-  weft bench ep --ranks 2 --tokens 1 --json
-  weft bench ep --dtype fp8 --layout expert-packed --routing zipf
-  weft bench ep --device gpu --tokens 1,128
-  weft bench ep --device gpu --layout expert-major --quantize bf16 --sms 24
-  weft bench ep --device gpu --mode ht --sms 8,24 --report report.html`,
-		Args: noArgs,
+		Args:  noArgs,
 	}
+	describe(cmd, "bench_ep")
 	out, flags := outputFlags(cmd), newEPFlags(cmd)
 	gpus := newGPUFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

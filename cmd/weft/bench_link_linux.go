@@ -32,11 +32,9 @@ func newBenchLink() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "link",
 		Short: "Measure the links between GPUs, and the cost of the smallest operations",
-		Long:  benchLinkHelp,
-		Example: `  weft bench link
-  weft bench link --gpus 2 --sizes 1M,64M --sms 8,24,132 --json`,
-		Args: noArgs,
+		Args:  noArgs,
 	}
+	describe(cmd, "bench_link")
 	f := cmd.Flags()
 	f.IntVar(&gpus, "gpus", 0, "use the first of the GPUs that this process sees (0: all)")
 	f.Var(&bytes, "sizes", "bytes that a GPU sends to each receiver in one operation")

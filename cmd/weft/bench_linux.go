@@ -20,10 +20,10 @@ func newBench() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure operations between ranks on this host, verified in the same run",
-		Long:  benchHelp,
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
+	describe(cmd, "bench")
 	cmd.AddCommand(newBenchEP(), newBenchAllReduce(), newBenchLink(), newBenchJoin(), newBenchOverlap(),
 		newBenchStart(), newBenchAll(), newBenchRank())
 	return cmd

@@ -30,11 +30,9 @@ func newBenchOverlap() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "overlap",
 		Short: "Measure exchanges beside matrix products on the same GPUs",
-		Long:  benchOverlapHelp,
-		Example: `  weft bench overlap
-  weft bench overlap --gpus 2 --layout expert-packed --sms 16,32,64 --json`,
-		Args: noArgs,
+		Args:  noArgs,
 	}
+	describe(cmd, "bench_overlap")
 	f := cmd.Flags()
 	f.IntVar(&o.gpus, "gpus", 0, "use the first of the GPUs that this process sees (0: all)")
 	f.IntVar(&o.ranks, "ranks", 0, "how many ranks (0: one for each GPU)")

@@ -25,11 +25,9 @@ func newBenchStart() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "start",
 		Short: "Measure how long ranks on GPUs take from nothing to the end of their first dispatch",
-		Long:  benchStartHelp,
-		Example: `  weft bench start
-  weft bench start --no-cold --rounds 20 --json`,
-		Args: noArgs,
+		Args:  noArgs,
 	}
+	describe(cmd, "bench_start")
 	f := cmd.Flags()
 	f.IntVar(&s.gpus, "gpus", 0, "use the first of the GPUs that this process sees (0: all)")
 	f.IntVar(&s.ranks, "ranks", 0, "how many ranks (0: one for each GPU)")

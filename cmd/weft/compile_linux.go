@@ -32,9 +32,6 @@ func newCompile() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "compile --out DIR [--arch ARCHITECTURES]",
 		Short: "Compile all GPU kernels into a directory, for machines without a compiler",
-		Long:  compileHelp,
-		Example: `  weft compile --arch sm_90a,sm_100a --out kernels
-  WEFT_CACHE=$HOME/kernels ./program       # on the other machine`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if err := noArgs(cmd, args); err != nil {
 				return err
@@ -50,6 +47,7 @@ func newCompile() *cobra.Command {
 			return compile(ctx, cmd.OutOrStdout(), kernels(cmd.ErrOrStderr()), out, archs.list)
 		},
 	}
+	describe(cmd, "compile")
 	cmd.Flags().Var(&archs, "arch", "which GPUs to compile for")
 	cmd.Flags().StringVar(&out, "out", "", "the `directory` to fill; it is made if it does not exist")
 	return cmd

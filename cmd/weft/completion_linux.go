@@ -8,10 +8,9 @@ import (
 
 func newCompletion() *cobra.Command {
 	shells := []string{"bash", "zsh", "fish", "powershell"}
-	return &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "completion bash|zsh|fish|powershell",
 		Short: "Print a completion script for a shell",
-		Long:  completionHelp,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if err := cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs)(cmd, args); err != nil {
 				return fmt.Errorf("completion: %w; want %s", err, enumerate(shells))
@@ -34,4 +33,6 @@ func newCompletion() *cobra.Command {
 			}
 		},
 	}
+	describe(cmd, "completion")
+	return cmd
 }

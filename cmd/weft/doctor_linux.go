@@ -14,7 +14,6 @@ func newDoctor() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Examine this machine, and say what each finding means for Weft",
-		Long:  doctorHelp,
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			m := doctor.Collect(doctor.System(version()))
@@ -24,6 +23,7 @@ func newDoctor() *cobra.Command {
 			return doctor.Table(cmd.OutOrStdout(), doctor.Findings(m), terminal.Color(os.Stdout))
 		},
 	}
+	describe(cmd, "doctor")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	return cmd
 }

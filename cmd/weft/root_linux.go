@@ -49,13 +49,13 @@ func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "weft",
 		Short:         "Communication for machine learning: start ranks, examine machines, measure",
-		Long:          rootHelp,
 		Version:       version(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          noArgs,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
+	describe(root, "root")
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w\nsee %s --help", err, cmd.CommandPath())}

@@ -27,9 +27,6 @@ func newRun() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run -n N [flags] [--] PROGRAM [ARGS...]",
 		Short: "Start ranks of a program on this host",
-		Long:  runHelp,
-		Example: `  weft run -n 4 ./train --steps 100
-  weft run -n 2 --env OMP_NUM_THREADS=1 -- python train.py`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return errors.New("run: no program given: see weft run --help")
@@ -69,6 +66,7 @@ func newRun() *cobra.Command {
 			return ended(res.Code, err)
 		},
 	}
+	describe(cmd, "run")
 	f := cmd.Flags()
 	f.SetInterspersed(false) // arguments after the program are the program's
 	f.IntVarP(&job.Size, "ranks", "n", 0, "how many ranks")

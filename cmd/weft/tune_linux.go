@@ -42,13 +42,9 @@ func newTuneEP() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ep",
 		Short: "Search for the fastest tuning of expert parallelism's kernels on this machine's GPUs",
-		Long:  tuneHelp,
-		Example: `  weft tune ep
-  weft tune ep --tokens 64,128 --layout rank-major
-  weft tune ep --mode ht --sms 8,24
-  WEFT_TUNING=none weft bench ep --device gpu    # without the table`,
-		Args: noArgs,
+		Args:  noArgs,
 	}
+	describe(cmd, "tune")
 	t := &tuneFlags{ep: epFlags{shape: defaultEP(), mode: lowLatency}}
 	e := &t.ep.shape
 	e.Experts = 256
