@@ -1,4 +1,5 @@
 /* What the test programs have in common: a check that fails says where and ends the program. */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,4 +38,19 @@ static inline weft_tensor tensor(void *data, weft_dtype type, int64_t a, int64_t
 	t.shape[0] = a;
 	t.shape[1] = b < 0 ? 0 : b;
 	return t;
+}
+
+static inline void join_threads(const pthread_t *threads, int n) {
+	for (int i = 0; i < n; i++) {
+		TRUE(pthread_join(threads[i], NULL) == 0);
+	}
+}
+
+/* Starts n threads, each with its number, and waits for them. */
+static inline void run_threads(int n, void *(*run)(void *number)) {
+	pthread_t threads[64];
+	for (int i = 0; i < n; i++) {
+		TRUE(pthread_create(&threads[i], NULL, run, (void *)(intptr_t)i) == 0);
+	}
+	join_threads(threads, n);
 }

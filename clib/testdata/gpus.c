@@ -4,7 +4,6 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
-#include <pthread.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -797,19 +796,13 @@ static void *play(void *number) {
 }
 
 int main(int argc, char **argv) {
-	pthread_t all[MOST_RANKS];
 	threads = argc > 1 ? atoi(argv[1]) : 1;
 	TRUE(threads >= 1 && threads <= MOST_RANKS);
 	find_gpus();
 	for (int i = 0; i < 3; i++) {
 		OK(weft_unique_id_create(ids[i], "lo"));
 	}
-	for (int i = 0; i < threads; i++) {
-		TRUE(pthread_create(&all[i], NULL, play, (void *)(intptr_t)i) == 0);
-	}
-	for (int i = 0; i < threads; i++) {
-		TRUE(pthread_join(all[i], NULL) == 0);
-	}
+	run_threads(threads, play);
 	printf("ok\n");
 	return 0;
 }

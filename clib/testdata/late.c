@@ -2,7 +2,6 @@
  * library's path. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
-#include <pthread.h>
 
 #include "check.h"
 
@@ -40,9 +39,7 @@ int main(int argc, char **argv) {
 	}
 	TRUE(dlsym(library, "goweft_comm_create") == NULL);
 	pthread_barrier_wait(&opened);
-	for (int i = 0; i < 4; i++) {
-		TRUE(pthread_join(threads[i], NULL) == 0);
-	}
+	join_threads(threads, 4);
 	TRUE(dlclose(library) == 0); /* which leaves it where it is */
 	printf("ok\n");
 	return 0;

@@ -1,7 +1,6 @@
 /* Everything that a program can do wrong with the interface, by one rank: each is an error with words, and the rank
  * goes on. */
 #define _GNU_SOURCE
-#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>

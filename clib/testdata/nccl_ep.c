@@ -4,7 +4,6 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
-#include <pthread.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -848,15 +847,9 @@ static void *thread(void *number) {
 }
 
 static void in_threads(int n) {
-	pthread_t all[MOST_RANKS];
 	threads = n;
 	OK(weft_unique_id_create(id, "lo"));
-	for (int i = 0; i < n; i++) {
-		TRUE(pthread_create(&all[i], NULL, thread, (void *)(intptr_t)i) == 0);
-	}
-	for (int i = 0; i < n; i++) {
-		TRUE(pthread_join(all[i], NULL) == 0);
-	}
+	run_threads(n, thread);
 }
 
 /* The last rank dies while the others wait for it: the others are told so before their deadline, and of whom. */

@@ -1,7 +1,6 @@
 /* Ranks that meet through a communicator of NCCL's, a fake one. The archive is linked, for what its library keeps
  * inside is called, too. */
 #define _GNU_SOURCE
-#include <pthread.h>
 
 #include "check.h"
 #include "meeting.h"
@@ -120,9 +119,7 @@ int main(void) {
 		comms[r] = (fake_nccl_comm){.meeting = &meeting, .rank = r, .ranks = RANKS};
 		TRUE(pthread_create(&threads[r], NULL, rank, &comms[r]) == 0);
 	}
-	for (int r = 0; r < RANKS; r++) {
-		TRUE(pthread_join(threads[r], NULL) == 0);
-	}
+	join_threads(threads, RANKS);
 	copies();
 	printf("ok\n");
 	return 0;

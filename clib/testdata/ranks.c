@@ -1,7 +1,6 @@
 /* One rank of several processes. The first argument says which of the scenarios below it plays. */
 #define _GNU_SOURCE
 #include <fcntl.h>
-#include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <time.h>

@@ -4,7 +4,6 @@
  * handlers. Without that none of them would end well.
  */
 #define _GNU_SOURCE
-#include <pthread.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -87,9 +86,7 @@ static void under_fire(void) {
 	for (int i = 0; i < THREADS; i++) {
 		TRUE(pthread_create(&threads[i], NULL, calls, NULL) == 0);
 	}
-	for (int i = 0; i < THREADS; i++) {
-		TRUE(pthread_join(threads[i], NULL) == 0);
-	}
+	join_threads(threads, THREADS);
 	TRUE(handled > 100 * THREADS * SECONDS);
 }
 

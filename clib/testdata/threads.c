@@ -1,7 +1,6 @@
 /* Ranks that are threads of one process and meet through an all-gather of their own, and threads that get in each
  * other's way. */
 #define _GNU_SOURCE
-#include <pthread.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -130,21 +129,13 @@ static void races(void) {
 		}
 		TRUE(s == WEFT_OK);
 	}
-	for (int i = 0; i < 4; i++) {
-		TRUE(pthread_join(threads[i], NULL) == 0);
-	}
+	join_threads(threads, 4);
 	OK(weft_comm_destroy(alone));
 }
 
 int main(void) {
-	pthread_t threads[RANKS];
 	pthread_barrier_init(&meeting, NULL, RANKS);
-	for (int r = 0; r < RANKS; r++) {
-		TRUE(pthread_create(&threads[r], NULL, rank, (void *)(intptr_t)r) == 0);
-	}
-	for (int r = 0; r < RANKS; r++) {
-		TRUE(pthread_join(threads[r], NULL) == 0);
-	}
+	run_threads(RANKS, rank);
 	TRUE(calls == 2 * RANKS); /* while they joined, and never again */
 	in_the_way();
 	races();
