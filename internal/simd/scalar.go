@@ -83,37 +83,28 @@ func F16ToF32(x uint16) float32 {
 
 // E4M3FromF32 rounds x to OCP fp8 e4m3, to nearest even. Values beyond ±448, the infinities
 // included, become ±448.
-func E4M3FromF32(x float32) uint8 {
-	b := math.Float32bits(x)
-	sign := uint8(b >> 24 & 0x80)
-	a := b &^ signF32
-	switch {
-	case a > infF32:
-		return NaNE4M3
-	case a >= 0x43E00000: // 448
-		return sign | 0x7E
-	case a < 0x3C800000: // 2^-6: units of 2^-9
-		return sign | uint8(math.Float32bits(math.Float32frombits(a)+0x1p14)-0x46800000)
-	default:
-		return sign | uint8((a+0x7FFFF+a>>20&1)>>20-120<<3)
-	}
-}
+func E4M3FromF32(x float32) uint8 { return fp8FromF32(x, 3, 7, 448, 0x7E) }
 
 // E5M2FromF32 rounds x to OCP fp8 e5m2, to nearest even. Values beyond ±57344, the infinities
 // included, become ±57344.
-func E5M2FromF32(x float32) uint8 {
+func E5M2FromF32(x float32) uint8 { return fp8FromF32(x, 2, 15, 57344, 0x7B) }
+
+// fp8FromF32 rounds x to a format of so many mantissa bits, whose largest number is most, of this code.
+func fp8FromF32(x float32, mantissa, bias uint32, most float32, code uint8) uint8 {
 	b := math.Float32bits(x)
 	sign := uint8(b >> 24 & 0x80)
 	a := b &^ signF32
+	drop, unit := 23-mantissa, (151-bias-mantissa)<<23
 	switch {
 	case a > infF32:
-		return NaNE5M2
-	case a >= 0x47600000: // 57344
-		return sign | 0x7B
-	case a < 0x38800000: // 2^-14: units of 2^-16
-		return sign | uint8(math.Float32bits(math.Float32frombits(a)+0x1p7)-0x43000000)
+		return NaNE4M3 // and NaNE5M2
+	case a >= math.Float32bits(most):
+		return sign | code
+	case a < (128-bias)<<23:
+		// Subnormal: the addition rounds at the last bit that stays.
+		return sign | uint8(math.Float32bits(math.Float32frombits(a)+math.Float32frombits(unit))-unit)
 	default:
-		return sign | uint8((a+0xFFFFF+a>>21&1)>>21-112<<2)
+		return sign | uint8((a+1<<(drop-1)-1+a>>drop&1)>>drop-(127-bias)<<mantissa)
 	}
 }
 

@@ -313,7 +313,7 @@ inline u32 bf16(float a) {
 	return (b + 0x7FFF + (b >> 16 & 1)) >> 16;
 }
 
-// f16, e4m3 and e5m2 scale the small numbers so that fp32's own rounding is at the last bit that stays.
+// f16 and fp8 scale the small numbers so that fp32's own rounding is at the last bit that stays.
 inline u32 f16(float a) {
 	u32 sign = bits(a) >> 16 & 0x8000, m = bits(a) & 0x7FFFFFFF;
 	if (m > 0x7F800000) return 0x7FFF;
@@ -323,23 +323,19 @@ inline u32 f16(float a) {
 	return sign | ((m >> 13) - (112 << 10));
 }
 
-inline u32 e4m3(float a) {
-	u32 sign = bits(a) >> 24 & 0x80, m = bits(a) & 0x7FFFFFFF;
+// fp8 rounds to a format of so many mantissa bits. From limit on numbers become the largest one, whose code is most.
+inline u32 fp8(float a, u32 mantissa, u32 bias, float limit, u32 most) {
+	u32 sign = bits(a) >> 24 & 0x80, m = bits(a) & 0x7FFFFFFF, drop = 23 - mantissa;
 	if (m > 0x7F800000) return 0x7F;
-	if (m >= 0x43E80000) return sign | 0x7E; // 464 and more
-	if (m < 0x3C800000) return sign | (bits(number(m) + 16384.0f) & 0xF);
-	m += 0x7FFFF + (m >> 20 & 1);
-	return sign | ((m >> 20) - (120 << 3));
+	if (m >= bits(limit)) return sign | most;
+	u32 unit = (151 - bias - mantissa) << 23;
+	if (m < (128 - bias) << 23) return sign | (bits(number(m) + number(unit)) - unit);
+	m += (1u << (drop - 1)) - 1 + (m >> drop & 1);
+	return sign | ((m >> drop) - ((127 - bias) << mantissa));
 }
 
-inline u32 e5m2(float a) {
-	u32 sign = bits(a) >> 24 & 0x80, m = bits(a) & 0x7FFFFFFF;
-	if (m > 0x7F800000) return 0x7F;
-	if (m >= 0x47700000) return sign | 0x7B; // 61440 and more
-	if (m < 0x38800000) return sign | (bits(number(m) + 128.0f) & 0x7);
-	m += 0xFFFFF + (m >> 21 & 1);
-	return sign | ((m >> 21) - (112 << 2));
-}
+inline u32 e4m3(float a) { return fp8(a, 3, 7, 464, 0x7E); }
+inline u32 e5m2(float a) { return fp8(a, 2, 15, 61440, 0x7B); }
 
 } // namespace host
 
