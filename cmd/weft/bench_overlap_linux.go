@@ -9,7 +9,6 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -22,11 +21,9 @@ import (
 
 func newBenchOverlap() *cobra.Command {
 	o := &overlapFlags{
-		sms: counts{8, 24}, operations: 10, replays: 5, deadline: 10 * time.Second, ep: epFlags{shape: defaultEP()},
+		onGPUsFlags: newOnGPUsFlags(4096, "token-major"), sms: counts{8, 24}, operations: 10, replays: 5,
 		product: matmul.Shape{Rows: 4096, Columns: 4096, Inner: 7168},
 	}
-	e := &o.ep.shape
-	e.Tokens, e.Experts, e.Layout = 4096, 256, "token-major"
 	cmd := &cobra.Command{
 		Use:   "overlap",
 		Short: "Measure exchanges beside matrix products on the same GPUs",
@@ -34,23 +31,13 @@ func newBenchOverlap() *cobra.Command {
 	}
 	describe(cmd, "bench_overlap")
 	f := cmd.Flags()
-	f.IntVar(&o.gpus, "gpus", 0, "use the first of the GPUs that this process sees (0: all)")
-	f.IntVar(&o.ranks, "ranks", 0, "how many ranks (0: one for each GPU)")
-	f.IntVar(&e.Tokens, "tokens", e.Tokens, "tokens per rank")
+	o.add(cmd)
 	f.Var(&o.sms, "sms", "SMs for the exchanges' kernels")
-	f.IntVar(&e.Hidden, "hidden", e.Hidden, "elements of a row")
-	f.IntVar(&e.TopK, "topk", e.TopK, "experts that a token selects")
-	f.IntVar(&e.Experts, "experts", e.Experts, "experts of all ranks together")
-	oneOf(cmd, &e.DType, "dtype", benchep.Payloads(), "element type (8-bit types are quantised from bf16)")
-	oneOf(cmd, &e.Layout, "layout", benchep.Layouts(), "order in which a rank receives rows")
 	f.IntVar(&o.product.Rows, "product-rows", o.product.Rows, "rows of a product, a multiple of 64")
 	f.IntVar(&o.product.Columns, "product-columns", o.product.Columns, "columns of a product, a multiple of 64")
 	f.IntVar(&o.product.Inner, "product-inner", o.product.Inner, "the summed dimension of a product, a multiple of 32")
 	f.IntVar(&o.operations, "operations", o.operations, "how many operations a graph has")
 	f.IntVar(&o.replays, "replays", o.replays, "how many runs of each kind are timed")
-	f.DurationVar(&o.deadline, "deadline", o.deadline, "the deadline of each wait on a GPU")
-	f.BoolVar(&o.json, "json", false, "print one JSON object a line")
-	f.StringVar(&o.lines, "lines", "", "write the lines of --json to this `file` as well")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		o.ep.setDefaults(cmd)
 		if err := o.run(cmd); err != nil {
@@ -63,14 +50,10 @@ func newBenchOverlap() *cobra.Command {
 
 // overlapFlags are the flags of bench overlap.
 type overlapFlags struct {
-	gpus, ranks         int
+	onGPUsFlags
 	sms                 counts
-	ep                  epFlags // only the shape is used
 	product             matmul.Shape
 	operations, replays int
-	deadline            time.Duration
-	json                bool
-	lines               string
 }
 
 // shapes are the shapes to measure.

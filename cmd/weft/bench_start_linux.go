@@ -19,9 +19,7 @@ import (
 )
 
 func newBenchStart() *cobra.Command {
-	s := &startFlags{rounds: 5, deadline: 10 * time.Second, ep: epFlags{shape: defaultEP()}}
-	e := &s.ep.shape
-	e.Tokens, e.Experts, e.Layout = 128, 256, "rank-major"
+	s := &startFlags{onGPUsFlags: newOnGPUsFlags(128, "rank-major"), rounds: 5}
 	cmd := &cobra.Command{
 		Use:   "start",
 		Short: "Measure how long ranks on GPUs take from nothing to the end of their first dispatch",
@@ -29,20 +27,10 @@ func newBenchStart() *cobra.Command {
 	}
 	describe(cmd, "bench_start")
 	f := cmd.Flags()
-	f.IntVar(&s.gpus, "gpus", 0, "use the first of the GPUs that this process sees (0: all)")
-	f.IntVar(&s.ranks, "ranks", 0, "how many ranks (0: one for each GPU)")
-	f.IntVar(&e.Tokens, "tokens", e.Tokens, "tokens per rank")
-	f.IntVar(&e.Capacity, "capacity", 0, "the most tokens per rank that the handle takes (0: as many as --tokens)")
-	f.IntVar(&e.Hidden, "hidden", e.Hidden, "elements of a row")
-	f.IntVar(&e.TopK, "topk", e.TopK, "experts that a token selects")
-	f.IntVar(&e.Experts, "experts", e.Experts, "experts of all ranks together")
-	oneOf(cmd, &e.DType, "dtype", benchep.Payloads(), "element type (8-bit types are quantised from bf16)")
-	oneOf(cmd, &e.Layout, "layout", benchep.Layouts(), "order in which a rank receives rows")
+	s.add(cmd)
+	f.IntVar(&s.ep.shape.Capacity, "capacity", 0, "the most tokens per rank that the handle takes (0: as many as --tokens)")
 	f.IntVar(&s.rounds, "rounds", s.rounds, "rounds with all kernels in the cache, after the first")
 	f.BoolVar(&s.noCold, "no-cold", false, "begin with the user's kernel cache, not with an empty one")
-	f.DurationVar(&s.deadline, "deadline", s.deadline, "the deadline of each wait on a GPU")
-	f.BoolVar(&s.json, "json", false, "print one JSON object a line")
-	f.StringVar(&s.lines, "lines", "", "write the lines of --json to this `file` as well")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		s.ep.setDefaults(cmd)
 		if err := s.run(cmd); err != nil {
@@ -55,11 +43,9 @@ func newBenchStart() *cobra.Command {
 
 // startFlags are the flags of bench start.
 type startFlags struct {
-	gpus, ranks, rounds int
-	ep                  epFlags // only the shape is used
-	noCold, json        bool
-	deadline            time.Duration
-	lines               string
+	onGPUsFlags
+	rounds int
+	noCold bool
 }
 
 // check refuses flags that are wrong whatever the GPUs.

@@ -86,10 +86,10 @@ func TestBenchStart(t *testing.T) {
 	t.Setenv("WEFT_CACHE", "")
 	t.Setenv("WEFT_CACHE_DIR", t.TempDir())
 	t.Setenv("TMPDIR", t.TempDir())
-	s := &startFlags{ep: epFlags{shape: benchep.Shape{
+	s := &startFlags{onGPUsFlags: onGPUsFlags{ep: epFlags{shape: benchep.Shape{
 		Tokens: 3, Hidden: 128, TopK: 2, Experts: 4, DType: "bf16", Layout: "rank-major", Reduction: "partial",
 		Weighting: "plain", Routing: "uniform",
-	}}}
+	}}}}
 	for _, tc := range []struct {
 		noCold bool
 		want   []string
