@@ -70,8 +70,8 @@ func in0(symbol, suffix string, version int, field *func(Context) Result) entry 
 		symbol, suffix, version, field,
 		func(fn, setCurrent dl.Func) {
 			*field = func(in Context) Result {
-				r := fn.CallAfter(before(setCurrent, in), uintptr(in))
-				return Result(r)
+				r := after(fn, setCurrent, in)
+				return r
 			}
 		},
 	}
@@ -82,9 +82,9 @@ func in1[A any](symbol, suffix string, version int, field *func(Context, A) Resu
 		symbol, suffix, version, field,
 		func(fn, setCurrent dl.Func) {
 			*field = func(in Context, a A) Result {
-				r := fn.CallAfter(before(setCurrent, in), uintptr(in), dl.Word(a))
+				r := after(fn, setCurrent, in, dl.Word(a))
 				runtime.KeepAlive(a)
-				return Result(r)
+				return r
 			}
 		},
 	}
@@ -95,10 +95,10 @@ func in2[A, B any](symbol, suffix string, version int, field *func(Context, A, B
 		symbol, suffix, version, field,
 		func(fn, setCurrent dl.Func) {
 			*field = func(in Context, a A, b B) Result {
-				r := fn.CallAfter(before(setCurrent, in), uintptr(in), dl.Word(a), dl.Word(b))
+				r := after(fn, setCurrent, in, dl.Word(a), dl.Word(b))
 				runtime.KeepAlive(a)
 				runtime.KeepAlive(b)
-				return Result(r)
+				return r
 			}
 		},
 	}
@@ -109,11 +109,11 @@ func in3[A, B, C any](symbol, suffix string, version int, field *func(Context, A
 		symbol, suffix, version, field,
 		func(fn, setCurrent dl.Func) {
 			*field = func(in Context, a A, b B, c C) Result {
-				r := fn.CallAfter(before(setCurrent, in), uintptr(in), dl.Word(a), dl.Word(b), dl.Word(c))
+				r := after(fn, setCurrent, in, dl.Word(a), dl.Word(b), dl.Word(c))
 				runtime.KeepAlive(a)
 				runtime.KeepAlive(b)
 				runtime.KeepAlive(c)
-				return Result(r)
+				return r
 			}
 		},
 	}
@@ -124,12 +124,12 @@ func in4[A, B, C, D any](symbol, suffix string, version int, field *func(Context
 		symbol, suffix, version, field,
 		func(fn, setCurrent dl.Func) {
 			*field = func(in Context, a A, b B, c C, d D) Result {
-				r := fn.CallAfter(before(setCurrent, in), uintptr(in), dl.Word(a), dl.Word(b), dl.Word(c), dl.Word(d))
+				r := after(fn, setCurrent, in, dl.Word(a), dl.Word(b), dl.Word(c), dl.Word(d))
 				runtime.KeepAlive(a)
 				runtime.KeepAlive(b)
 				runtime.KeepAlive(c)
 				runtime.KeepAlive(d)
-				return Result(r)
+				return r
 			}
 		},
 	}
@@ -140,13 +140,13 @@ func in5[A, B, C, D, E any](symbol, suffix string, version int, field *func(Cont
 		symbol, suffix, version, field,
 		func(fn, setCurrent dl.Func) {
 			*field = func(in Context, a A, b B, c C, d D, e E) Result {
-				r := fn.CallAfter(before(setCurrent, in), uintptr(in), dl.Word(a), dl.Word(b), dl.Word(c), dl.Word(d), dl.Word(e))
+				r := after(fn, setCurrent, in, dl.Word(a), dl.Word(b), dl.Word(c), dl.Word(d), dl.Word(e))
 				runtime.KeepAlive(a)
 				runtime.KeepAlive(b)
 				runtime.KeepAlive(c)
 				runtime.KeepAlive(d)
 				runtime.KeepAlive(e)
-				return Result(r)
+				return r
 			}
 		},
 	}
@@ -159,7 +159,7 @@ func in6[A, B, C, D, E, F any](symbol, suffix string, version int,
 		symbol, suffix, version, field,
 		func(fn, setCurrent dl.Func) {
 			*field = func(in Context, a A, b B, c C, d D, e E, f F) Result {
-				r := fn.CallAfter(before(setCurrent, in), uintptr(in), dl.Word(a), dl.Word(b), dl.Word(c),
+				r := after(fn, setCurrent, in, dl.Word(a), dl.Word(b), dl.Word(c),
 					dl.Word(d), dl.Word(e), dl.Word(f))
 				runtime.KeepAlive(a)
 				runtime.KeepAlive(b)
@@ -167,7 +167,7 @@ func in6[A, B, C, D, E, F any](symbol, suffix string, version int,
 				runtime.KeepAlive(d)
 				runtime.KeepAlive(e)
 				runtime.KeepAlive(f)
-				return Result(r)
+				return r
 			}
 		},
 	}
@@ -180,7 +180,7 @@ func in11[A, B, C, D, E, F, G, H, I, J, K any](
 		symbol, suffix, version, field,
 		func(fn, setCurrent dl.Func) {
 			*field = func(in Context, a A, b B, c C, d D, e E, f F, g G, h H, i I, j J, k K) Result {
-				r := fn.CallAfter(before(setCurrent, in), uintptr(in), dl.Word(a), dl.Word(b), dl.Word(c), dl.Word(d),
+				r := after(fn, setCurrent, in, dl.Word(a), dl.Word(b), dl.Word(c), dl.Word(d),
 					dl.Word(e), dl.Word(f), dl.Word(g), dl.Word(h), dl.Word(i), dl.Word(j), dl.Word(k))
 				runtime.KeepAlive(a)
 				runtime.KeepAlive(b)
@@ -193,7 +193,7 @@ func in11[A, B, C, D, E, F, G, H, I, J, K any](
 				runtime.KeepAlive(i)
 				runtime.KeepAlive(j)
 				runtime.KeepAlive(k)
-				return Result(r)
+				return r
 			}
 		},
 	}
@@ -225,10 +225,10 @@ func byValue(symbol, suffix string, version int, field *func(Context, *Pointer, 
 	}
 }
 
-// before is the call that sets the context, if there is one to set.
-func before(setCurrent dl.Func, in Context) dl.Func {
+// after calls fn, after setCurrent if there is a context to set.
+func after(fn, setCurrent dl.Func, in Context, args ...uintptr) Result {
 	if in == 0 {
-		return 0
+		setCurrent = 0
 	}
-	return setCurrent
+	return Result(fn.CallAfter(setCurrent, uintptr(in), args...))
 }

@@ -69,15 +69,16 @@ EMULATE_BARRIER(or, OR)
 inline void __syncwarp(unsigned mask = 0xFFFFFFFFu, EMULATE_HERE) {
 	emulate::meet(emulate::SYNC, mask, 0, 0, file, line);
 }
-inline unsigned __ballot_sync(unsigned m, int p, EMULATE_HERE) {
-	return (unsigned)emulate::meet(emulate::BALLOT, m, p != 0, 0, file, line);
-}
-inline int __any_sync(unsigned m, int p, EMULATE_HERE) {
-	return (int)emulate::meet(emulate::ANY, m, p != 0, 0, file, line);
-}
-inline int __all_sync(unsigned m, int p, EMULATE_HERE) {
-	return (int)emulate::meet(emulate::ALL, m, p != 0, 0, file, line);
-}
+// clang-format off
+#define EMULATE_VOTE(name, T, op) \
+	inline T __##name##_sync(unsigned m, int p, EMULATE_HERE) { \
+		return (T)emulate::meet(emulate::op, m, p != 0, 0, file, line); \
+	}
+EMULATE_VOTE(ballot, unsigned, BALLOT)
+EMULATE_VOTE(any, int, ANY)
+EMULATE_VOTE(all, int, ALL)
+#undef EMULATE_VOTE
+// clang-format on
 inline unsigned __activemask() { return 1u << emulate::self()->lane; }
 
 namespace emulate {
