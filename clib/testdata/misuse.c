@@ -180,6 +180,14 @@ static void callbacks(void) {
 			"other bytes for rank 0 than it passed");
 }
 
+static weft_status dispatch(weft_ep ep, const weft_ep_dispatch_args *args, weft_ep_dispatch_result *result) {
+	return weft_ep_dispatch(ep, NULL, args, result, NULL);
+}
+
+static weft_status combine(weft_ep ep, const weft_ep_combine_args *args) {
+	return weft_ep_combine(ep, NULL, args, NULL);
+}
+
 static void operations(weft_comm comm) {
 	weft_ep ep, other;
 	weft_ep_spec spec = small();
@@ -227,21 +235,21 @@ static void operations(weft_comm comm) {
 	INVALID(weft_ep_dispatch(ep, NULL, &args, &got, &work), "pass one of them");
 	INVALID(weft_ep_dispatch(other, NULL, &args, &got, NULL), "another weft_ep's");
 	args.topk = &t;
-	INVALID(weft_ep_dispatch(ep, NULL, &args, &got, NULL), "not by both");
+	INVALID(dispatch(ep, &args, &got), "not by both");
 	args.topk = NULL;
 	args.weights = &bad;
-	INVALID(weft_ep_dispatch(ep, NULL, &args, &got, NULL), "weights are");
+	INVALID(dispatch(ep, &args, &got), "weights are");
 	args.weights = NULL;
 	data.size = 4;
-	INVALID(weft_ep_dispatch(ep, NULL, &args, &got, NULL), "tensor of a weft_ep_dispatch_result");
+	INVALID(dispatch(ep, &args, &got), "tensor of a weft_ep_dispatch_result");
 	data.size = sizeof data;
 	args.rows = NULL;
-	INVALID(weft_ep_dispatch(ep, NULL, &args, &got, NULL), "");
+	INVALID(dispatch(ep, &args, &got), "");
 	args.rows = &rows;
 	args.routing = (weft_routing)ep;
-	NO_HANDLE(weft_ep_dispatch(ep, NULL, &args, &got, NULL), "is a weft_ep where a weft_routing belongs");
+	NO_HANDLE(dispatch(ep, &args, &got), "is a weft_ep where a weft_routing belongs");
 	args.routing = routing;
-	OK(weft_ep_dispatch(ep, NULL, &args, &got, NULL));
+	OK(dispatch(ep, &args, &got));
 	TRUE(got.routing == routing && got.received != NULL && data.dtype == WEFT_FLOAT32 && data.dims == 3 &&
 		 data.shape[0] == 4 && data.shape[2] == 8);
 
@@ -265,18 +273,18 @@ static void operations(weft_comm comm) {
 	TRUE(part.dtype == WEFT_NONE && part.data == NULL);
 
 	weft_ep_combine_args home = {.size = sizeof home, .routing = routing, .rows = &data, .out = &o};
-	INVALID(weft_ep_combine(ep, NULL, &home, NULL), "the routing has no weights");
+	INVALID(combine(ep, &home), "the routing has no weights");
 	home.weights = &bad;
-	INVALID(weft_ep_combine(ep, NULL, &home, NULL), "weights are");
+	INVALID(combine(ep, &home), "weights are");
 	home.weights = &w;
-	OK(weft_ep_combine(ep, NULL, &home, NULL));
+	OK(combine(ep, &home));
 	home.weights = NULL;
-	OK(weft_ep_combine(ep, NULL, &home, NULL)); /* it has them now */
+	OK(combine(ep, &home)); /* it has them now */
 	home.size = 48;
-	OK(weft_ep_combine(ep, NULL, &home, NULL)); /* a program of before */
+	OK(combine(ep, &home)); /* a program of before */
 	home.size = sizeof home;
 	home.out = NULL;
-	INVALID(weft_ep_combine(ep, NULL, &home, NULL), "");
+	INVALID(combine(ep, &home), "");
 	home.out = &o;
 	OK(weft_ep_combine(ep, NULL, &home, &work));
 	INVALID(weft_work_receive(work, &got), "weft_work_wait");
@@ -288,18 +296,18 @@ static void operations(weft_comm comm) {
 
 	/* Rows are those of one batch: not when it was released, and not when a later one of the same routing lies there.
 	 */
-	INVALID(weft_ep_combine(ep, NULL, &home, NULL), "was released");
+	INVALID(combine(ep, &home), "was released");
 	home.received = got.received;
-	INVALID(weft_ep_combine(ep, NULL, &home, NULL), "was released");
+	INVALID(combine(ep, &home), "was released");
 	weft_tensor later_data = {.size = sizeof later_data};
 	weft_ep_dispatch_result later = {.size = sizeof later, .data = &later_data};
 	OK(weft_ep_dispatch(ep, NULL, &args, &later, NULL));
 	TRUE(later_data.data == data.data);
-	INVALID(weft_ep_combine(ep, NULL, &home, NULL), "another batch of the routing");
+	INVALID(combine(ep, &home), "another batch of the routing");
 	home.received = later.received;
-	OK(weft_ep_combine(ep, NULL, &home, NULL));
+	OK(combine(ep, &home));
 	home.received = NULL;
-	OK(weft_ep_combine(ep, NULL, &home, NULL)); /* who does not say which batch means the one that is there */
+	OK(combine(ep, &home)); /* who does not say which batch means the one that is there */
 	OK(weft_received_release(later.received));
 
 	OK(weft_ep_dispatch(ep, NULL, &args, NULL, &work));
@@ -311,7 +319,7 @@ static void operations(weft_comm comm) {
 
 	OK(weft_routing_release(routing));
 	GONE(weft_routing_release(routing));
-	NO_HANDLE(weft_ep_combine(ep, NULL, &home, NULL), "weft_routing");
+	NO_HANDLE(combine(ep, &home), "weft_routing");
 	OK(weft_ep_prepare(ep, NULL, &t, &w, &stale));
 	OK(weft_ep_destroy(ep));
 	GONE(weft_routing_release(stale));

@@ -30,6 +30,11 @@ static void ep_check(ncclEpResult_t got, ncclEpResult_t want, const char *words,
 	}
 }
 
+/* A dispatch as most are. */
+static ncclEpResult_t forward(ncclEpHandle_t h, ncclEpDispatchInputs_t *in, ncclEpDispatchOutputs_t *out) {
+	return ncclEpDispatch(h, in, out, NULL, NULL, NULL);
+}
+
 /* A tensor of the caller's, with its sizes. */
 typedef struct view {
 	size_t sizes[2];
@@ -380,7 +385,7 @@ static void dispatch(rank *r, const layer *l, ncclEpHandle_t h) {
 		.tokens = look(&rows, r->rows, l->type, room(r, z.total), HIDDEN),
 		.topk_weights = look(&rw, r->row_weights, NCCL_EP_FLOAT32, room(r, z.total), 0),
 	};
-	EP(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL));
+	EP(forward(h, &in, &out));
 	synchronize(r);
 	for (int i = 0; i < z.total; i++) {
 		const row *w = &z.rows[i];
@@ -522,7 +527,7 @@ static void relocate(rank *r) {
 	ncclEpHandle_t h = handle_on(r, &l, look(&v, first, NCCL_EP_UINT8, bytes, 0));
 	ncclEpDispatchInputs_t in = {HEAD(in)};
 	ncclEpDispatchOutputs_t out = {HEAD(out)};
-	EP_MISUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), "call ncclEpUpdateHandle first");
+	EP_MISUSED(forward(h, &in, &out), "call ncclEpUpdateHandle first");
 	update(r, &l, h);
 	dispatch(r, &l, h);
 	EP(ncclEpHandleDestroy(h));
@@ -538,7 +543,7 @@ static void relocate(rank *r) {
 	/* It says what it is: a handle of another layer is told so. */
 	l.alignment = 4;
 	h = handle_on(r, &l, look(&v, second, NCCL_EP_UINT8, bytes, 0));
-	EP_MISUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), "alignment 8");
+	EP_MISUSED(forward(h, &in, &out), "alignment 8");
 	EP(ncclEpHandleDestroy(h));
 }
 
@@ -599,7 +604,7 @@ static void overflow(rank *r) {
 			TRUE(r->total == mine && model(&l, weft_error_rank()).total == most);
 			ncclEpDispatchInputs_t in = {HEAD(in)};
 			ncclEpDispatchOutputs_t out = {HEAD(out)};
-			EP_MISUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), "ncclEpUpdateHandle first");
+			EP_MISUSED(forward(h, &in, &out), "ncclEpUpdateHandle first");
 		} else {
 			EP(ncclEpUpdateHandle(h, topk_of(r, &l, &topk), &info, NULL));
 			int kept = 0;
@@ -716,18 +721,18 @@ static void windows(rank *r) {
 		.topk_weights = weights_of(r, &l, &w),
 	};
 	ncclEpDispatchOutputs_t out = {HEAD(out), .tokens = look(&rows, NULL, l.type, 96, HIDDEN)};
-	EP_INVALID(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), "at NULL");
+	EP_INVALID(forward(h, &in, &out), "at NULL");
 	rows.t.data = r->rows;
-	EP_INVALID(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), "lies in no window");
+	EP_INVALID(forward(h, &in, &out), "lies in no window");
 	rows.t.data = NULL, rows.t.win_hdl = window, rows.t.win_offset = OFFSET + 16;
 	if (r->of == r->comm) {
-		EP_INVALID(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), "do not fit into its window");
+		EP_INVALID(forward(h, &in, &out), "do not fit into its window");
 	} else if (!nccl.says_where) {
-		EP_INVALID(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), "give the tensor its data, too");
+		EP_INVALID(forward(h, &in, &out), "give the tensor its data, too");
 		rows.t.data = (char *)memory + OFFSET;
 	}
 	rows.t.win_offset = OFFSET;
-	EP(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL));
+	EP(forward(h, &in, &out));
 	synchronize(r);
 	const zones z = model(&l, r->info.rank);
 	copy(r, r->rows, (char *)memory + OFFSET, (size_t)(z.total * HIDDEN) * width(l.type));
@@ -975,27 +980,27 @@ static void misuse(rank *r) {
 	ncclEpDispatchConfig_t d = {HEAD(d), .send_only = 1};
 	view w;
 	EP_INVALID(ncclEpDispatch(h, NULL, &out, NULL, NULL, NULL), "is NULL");
-	EP_INVALID(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), "in.topk_weights is NULL");
+	EP_INVALID(forward(h, &in, &out), "in.topk_weights is NULL");
 	EP_MISUSED(ncclEpDispatch(h, &in, &out, NULL, &d, NULL), "send_only");
 	d.send_only = 0, d.quant_recipe = NCCL_EP_DISPATCH_DS_FP8;
 	EP_MISUSED(ncclEpDispatch(h, &in, &out, NULL, &d, NULL), "quant_recipe 2");
 	in.topk_weights = look(&w, r->weights, NCCL_EP_FLOAT32, 2, 2);
 	v.sizes[0] = 95;
-	EP_INVALID(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), "room for 95 rows");
+	EP_INVALID(forward(h, &in, &out), "room for 95 rows");
 	v.sizes[0] = 96, v.sizes[1] = HIDDEN / 2;
-	EP_INVALID(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), "different types or lengths");
+	EP_INVALID(forward(h, &in, &out), "different types or lengths");
 	v.sizes[1] = x.sizes[1] = HIDDEN * 2;
-	EP_INVALID(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), "max_token_bytes");
+	EP_INVALID(forward(h, &in, &out), "max_token_bytes");
 	v.sizes[1] = x.sizes[1] = HIDDEN;
 	v.t.datatype = x.t.datatype = NCCL_EP_FLOAT8_E4M3;
-	EP_INVALID(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), "quant_recipe 1");
+	EP_INVALID(forward(h, &in, &out), "quant_recipe 1");
 	v.t.datatype = x.t.datatype = NCCL_EP_FLOAT32;
-	EP(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL));
+	EP(forward(h, &in, &out));
 
 	/* In a child of fork every call fails, with words. */
 	pid_t child = fork();
 	if (child == 0) {
-		ncclEpResult_t result = ncclEpDispatch(h, &in, &out, NULL, NULL, NULL);
+		ncclEpResult_t result = forward(h, &in, &out);
 		_exit(result == NCCL_EP_INVALID_USAGE && strstr(weft_error(), "forked") != NULL &&
 					  ncclEpCreateGroup(&g, r->comm, &good) == NCCL_EP_INVALID_USAGE
 				  ? 0
