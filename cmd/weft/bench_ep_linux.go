@@ -40,6 +40,14 @@ type epFlags struct {
 	mode, calls, operand string
 }
 
+// rows adds the flags of what rows are, and where they may go.
+func (e *epFlags) rows(cmd *cobra.Command) {
+	s, f := &e.shape, cmd.Flags()
+	f.IntVar(&s.Hidden, "hidden", s.Hidden, "elements of a row")
+	f.IntVar(&s.TopK, "topk", s.TopK, "experts that a token selects")
+	f.IntVar(&s.Experts, "experts", s.Experts, "experts of all ranks together")
+}
+
 func newEPFlags(cmd *cobra.Command) *epFlags {
 	e := &epFlags{
 		shape: defaultEP(), ranks: counts{4}, tokens: counts{1, 8, 64, 512}, mode: lowLatency,
@@ -48,9 +56,8 @@ func newEPFlags(cmd *cobra.Command) *epFlags {
 	s, f := &e.shape, cmd.Flags()
 	f.Var(&e.ranks, "ranks", "how many ranks")
 	f.Var(&e.tokens, "tokens", "tokens per rank")
-	f.IntVar(&s.Hidden, "hidden", s.Hidden, "elements of a row")
-	f.IntVar(&s.TopK, "topk", s.TopK, "experts that a token selects")
-	f.IntVar(&s.Experts, "experts", s.Experts, "experts of all ranks together; 256 with --device gpu if it is not given")
+	e.rows(cmd)
+	f.Lookup("experts").Usage += "; 256 with --device gpu if it is not given"
 	oneOf(cmd, &s.DType, "dtype", benchep.Payloads(), "element type (8-bit types are quantised from bf16)")
 	oneOf(cmd, &s.DType, "payload", benchep.Payloads(), "the same as --dtype")
 	oneOf(cmd, &s.Scales, "scales", benchep.ScaleOrders(), "order of the scales that arrive with fp8 rows")

@@ -14,10 +14,9 @@ func newBenchJoin() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "join",
 		Short: "Measure how long joining takes, and how much memory a rank has",
-		Long: `Measure how long Join takes from its call to its return, again and again among the
-same processes. Memory is a rank's resident memory after that, without shared memory.`,
-		Args: noArgs,
+		Args:  noArgs,
 	}
+	describe(cmd, "bench_join")
 	out := outputFlags(cmd)
 	cmd.Flags().Var(&ranks, "ranks", "how many ranks")
 	cmd.Flags().IntVar(&cfg.Rounds, "iters", cfg.Rounds, "how often to join")

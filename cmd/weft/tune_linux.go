@@ -54,9 +54,7 @@ func newTuneEP() *cobra.Command {
 	oneOf(cmd, &t.ep.mode, "mode", []string{lowLatency, highThroughput},
 		"the defaults: few tokens (low latency) or many (high throughput)")
 	f.Var(&t.ep.tokens, "tokens", "tokens per rank of the handles")
-	f.IntVar(&e.Hidden, "hidden", e.Hidden, "elements of a row")
-	f.IntVar(&e.TopK, "topk", e.TopK, "experts that a token selects")
-	f.IntVar(&e.Experts, "experts", e.Experts, "experts of all ranks together")
+	t.ep.rows(cmd)
 	oneOf(cmd, &e.DType, "dtype", benchep.Payloads(), "element type (those of 8 bits are quantised from bf16 on the way)")
 	oneOf(cmd, &e.Scales, "scales", benchep.ScaleOrders(), "order of the scales that arrive with fp8 rows")
 	oneOf(cmd, &e.Layout, "layout", benchep.Layouts(), "order in which a rank receives rows")
