@@ -28,7 +28,8 @@ func newBenchStart() *cobra.Command {
 	describe(cmd, "bench_start")
 	f := cmd.Flags()
 	s.add(cmd)
-	f.IntVar(&s.ep.shape.Capacity, "capacity", 0, "the most tokens per rank that the handle takes (0: as many as --tokens)")
+	f.IntVar(&s.ep.shape.Capacity, "capacity", 0,
+		"the most tokens per rank that the handle takes (0: as many as --tokens)")
 	f.IntVar(&s.rounds, "rounds", s.rounds, "rounds with all kernels in the cache, after the first")
 	f.BoolVar(&s.noCold, "no-cold", false, "begin with the user's kernel cache, not with an empty one")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
