@@ -147,6 +147,13 @@ func (l *Lane) Operations() uint64 { return l.operations }
 // Capture is the capture that the call is in, or 0.
 func (l *Lane) Capture() uint64 { return l.capture }
 
+// Capturing reports whether a stream captures now, at any time: within an operation Capture has the
+// answer.
+func Capturing(s *cuda.Stream) (bool, error) {
+	capture, err := s.CaptureID()
+	return capture != 0, err
+}
+
 // Bytes is how much memory of the GPU the lane takes.
 func (l *Lane) Bytes() int {
 	n := l.window.Size() + l.local.Size()

@@ -9,6 +9,7 @@ import (
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/kernel"
+	enginegpu "github.com/weftgo/weft/engine/gpu"
 	"github.com/weftgo/weft/ep/spec"
 )
 
@@ -106,7 +107,7 @@ func (r *gpuRouting) describeRows() error {
 	if r.filled {
 		return nil
 	}
-	captured, err := r.capturing()
+	captured, err := enginegpu.Capturing(r.stream)
 	if err != nil {
 		return err
 	}

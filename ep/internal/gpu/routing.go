@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 
+	enginegpu "github.com/weftgo/weft/engine/gpu"
 	"github.com/weftgo/weft/ep/spec"
 
 	"github.com/weftgo/weft"
@@ -187,16 +188,9 @@ func (r *gpuRouting) tensor(at int, d weft.DType, shape ...int) weft.Tensor {
 	return weft.Tensor{Data: pointer(r.memory.Pointer().Add(at)), DType: d, Shape: shape}
 }
 
-// capturing reports whether the Routing's stream captures now. A caller may ask for parts of a
-// Routing at any time; within an operation Lane.Capture has the answer.
-func (r *gpuRouting) capturing() (bool, error) {
-	capture, err := r.stream.CaptureID()
-	return capture != 0, err
-}
-
 // checkUncaptured refuses what would end a capture of the stream.
 func (r *gpuRouting) checkUncaptured() error {
-	captured, err := r.capturing()
+	captured, err := enginegpu.Capturing(r.stream)
 	if err == nil && captured {
 		err = weft.Unsupportedf("a capture cannot wait for counts, nor allocate")
 	}
