@@ -14,7 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/bootstrap"
+	"github.com/weftgo/weft/internal/ranktest"
 )
 
 // TestRefusal: what one rank writes another reads, cut to the room there is.
@@ -51,28 +51,19 @@ func pair(f *testing.F, ring int) (r *Rounds, comms []*weft.Comm) {
 	f.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	meeting, err := bootstrap.NewInProcess(2)
+	comms, made := ranktest.New(f, 2), make([]*Rounds, 2)
+	err := ranktest.Each(comms, func(c *weft.Comm) (err error) {
+		made[c.Rank()], err = New(ctx, c, Config{Kind: "pair", Ring: ring, Differs: func(own, peer uint64) string {
+			return fmt.Sprintf("it calls %d, this rank %d", peer, own)
+		}})
+		return err
+	})
 	if err != nil {
 		f.Fatal(err)
 	}
-	comms, made, errs := make([]*weft.Comm, 2), make([]*Rounds, 2), make(chan error, 2)
-	for i := range comms {
-		go func() {
-			var err error
-			if comms[i], err = weft.Join(ctx, weft.WithBootstrap(meeting[i])); err == nil {
-				made[i], err = New(ctx, comms[i], Config{Kind: "pair", Ring: ring, Differs: func(own, peer uint64) string {
-					return fmt.Sprintf("it calls %d, this rank %d", peer, own)
-				}})
-			}
-			errs <- err
-		}()
-	}
-	if err := errors.Join(<-errs, <-errs); err != nil {
-		f.Fatal(err)
-	}
 	f.Cleanup(func() {
-		for i, c := range comms {
-			if err := errors.Join(made[i].Window.Close(), c.Close()); err != nil {
+		for _, r := range made {
+			if err := r.Window.Close(); err != nil {
 				f.Error(err)
 			}
 		}
@@ -106,11 +97,8 @@ func FuzzHeader(f *testing.F) {
 		// A failed communicator hides what the next input does.
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		errs := make(chan error, 2)
-		for _, c := range comms {
-			go func() { errs <- c.SetMask(ctx) }()
-		}
-		if err := errors.Join(<-errs, <-errs, r.Begin("fuzz")); err != nil {
+		err := ranktest.Each(comms, func(c *weft.Comm) error { return c.SetMask(ctx) })
+		if err := errors.Join(err, r.Begin("fuzz")); err != nil {
 			t.Fatal(err)
 		}
 		round := r.Last()
@@ -132,7 +120,7 @@ func FuzzHeader(f *testing.F) {
 		if inside("payload", payload, r.Window.Peer(1)); len(payload) != m || cap(payload) != m {
 			t.Fatalf("payload of %d bytes has %d, room for %d", m, len(payload), cap(payload))
 		}
-		err := r.compare("fuzz", round, nil)
+		err = r.compare("fuzz", round, nil)
 		if (err == nil) != (call == 7) {
 			t.Fatalf("%#x: %v", call, err)
 		}

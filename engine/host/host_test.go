@@ -15,8 +15,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/engine/host"
+	"github.com/weftgo/weft/internal/ranktest"
 )
 
 // most is the longest payload of these tests.
@@ -114,32 +114,13 @@ func (s *Summer) refuse(ctx context.Context, op string, number int64) error {
 
 // onRanks runs body on goroutine ranks with a Summer each.
 func onRanks(n int, body func(ctx context.Context, comm *weft.Comm, s *Summer) error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	meeting, err := bootstrap.NewInProcess(n)
-	if err != nil {
-		return err
-	}
-	done := make(chan error, n)
-	for _, b := range meeting {
-		go func() {
-			done <- func() error {
-				comm, err := weft.Join(ctx, weft.WithBootstrap(b))
-				if err != nil {
-					return err
-				}
-				s, err := NewSummer(ctx, comm)
-				if err == nil {
-					err = errors.Join(body(ctx, comm, s), s.Close())
-				}
-				return errors.Join(err, comm.Close())
-			}()
-		}()
-	}
-	for range n {
-		err = errors.Join(err, <-done)
-	}
-	return err
+	return ranktest.Run(n, ranktest.OnHost, func(ctx context.Context, comm *weft.Comm) error {
+		s, err := NewSummer(ctx, comm)
+		if err != nil {
+			return err
+		}
+		return errors.Join(body(ctx, comm, s), s.Close())
+	})
 }
 
 // Two ranks add a number each.

@@ -6,63 +6,33 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 	"unsafe"
 
-	"github.com/weftgo/weft/ep/spec"
-
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/bootstrap"
+	"github.com/weftgo/weft/ep/spec"
+	"github.com/weftgo/weft/internal/ranktest"
 )
-
-// onRanks runs body on every rank, side by side.
-func onRanks(n int, body func(rank int) error) error {
-	errs := make([]error, n)
-	var running sync.WaitGroup
-	for r := range n {
-		running.Go(func() {
-			if err := body(r); err != nil {
-				errs[r] = fmt.Errorf("rank %d: %w", r, err)
-			}
-		})
-	}
-	running.Wait()
-	return errors.Join(errs...)
-}
 
 // joinHandles makes a handle on each of n goroutine ranks, which leave when the test ends. The
 // tests of this file spoil what ranks tell each other, which only the package itself can.
-func joinHandles(t testing.TB, n int, s spec.Spec) []*host {
+func joinHandles(t testing.TB, n int, s spec.Spec) ([]*weft.Comm, []*host) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	ranks, err := bootstrap.NewInProcess(n)
-	if err != nil {
-		t.Fatal(err)
-	}
-	made := make([]*host, n)
-	err = onRanks(n, func(r int) error {
-		c, err := weft.Join(ctx, weft.WithBootstrap(ranks[r]), weft.WithDeadline(10*time.Second))
-		if err != nil {
-			return err
-		}
-		t.Cleanup(func() {
-			if err := c.Close(); err != nil {
-				t.Error(err)
-			}
-		})
+	comms, made := ranktest.New(t, n, weft.WithDeadline(10*time.Second)), make([]*host, n)
+	err := ranktest.Each(comms, func(c *weft.Comm) error {
 		e, err := NewHost(ctx, spec.NewBase(c, s))
 		if err == nil {
-			made[r] = e.(*host)
+			made[c.Rank()] = e.(*host)
 		}
 		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return made
+	return comms, made
 }
 
 // header is the part of a rank's header with its operands.
@@ -85,7 +55,7 @@ func TestBrokenOperand(t *testing.T) {
 	const ranks, bystander = 3, 2
 	topk := [ranks][]int32{{}, {0, 0}, {2, 2}}
 	s := spec.Spec{Experts: ranks, TopK: 1, Hidden: 8, MaxTokens: 2, Payload: spec.FP32, Layout: spec.ExpertPacked}
-	made := joinHandles(t, ranks, s)
+	comms, made := joinHandles(t, ranks, s)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	near := func(h *host, size int) uint64 { return uint64(h.pool.window.Size() - size) }
@@ -136,7 +106,8 @@ func TestBrokenOperand(t *testing.T) {
 	} {
 		t.Run(test.op+"/"+test.name, func(t *testing.T) {
 			told := make(chan struct{})
-			err := onRanks(ranks, func(rank int) error {
+			err := ranktest.Each(comms, func(c *weft.Comm) error {
+				rank := c.Rank()
 				h := made[rank]
 				tokens := len(topk[rank])
 				r, err := h.Prepare(ctx, nil, spec.PrepareArgs{
@@ -203,8 +174,8 @@ func TestBrokenOperand(t *testing.T) {
 			}
 		})
 	}
-	if err := onRanks(ranks, func(rank int) error {
-		_, err := made[rank].Close()
+	if err := ranktest.Each(comms, func(c *weft.Comm) error {
+		_, err := made[c.Rank()].Close()
 		return err
 	}); err != nil {
 		t.Fatal(err)
@@ -214,7 +185,8 @@ func TestBrokenOperand(t *testing.T) {
 // TestRoutingsComeBack has operations make a Routing and fail: it is idle again, for the next to
 // use.
 func TestRoutingsComeBack(t *testing.T) {
-	h := joinHandles(t, 1, spec.Spec{Experts: 2, TopK: 1, Hidden: 8, MaxTokens: 1, Live: 1})[0]
+	_, made := joinHandles(t, 1, spec.Spec{Experts: 2, TopK: 1, Hidden: 8, MaxTokens: 1, Live: 1})
+	h := made[0]
 	ctx := context.Background()
 	topk, weights := weft.TensorOf([]int32{1}, 1, 1), weft.TensorOf([]float32{1}, 1, 1)
 	a := spec.MoveArgs{TopK: topk, Weights: weights, Data: weft.TensorOf(make([]weft.BF16, 8), 1, 8)}
@@ -265,7 +237,8 @@ func TestRoutingsComeBack(t *testing.T) {
 // FuzzOperands moves rows by operands that may be anything: a rank that was left behind reads what
 // others write meanwhile. It reads from windows, or says whose operand makes no sense.
 func FuzzOperands(f *testing.F) {
-	h := joinHandles(f, 1, spec.Spec{Experts: 2, TopK: 2, Hidden: 128, MaxTokens: 3, Payload: spec.FP8})[0]
+	_, made := joinHandles(f, 1, spec.Spec{Experts: 2, TopK: 2, Hidden: 128, MaxTokens: 3, Payload: spec.FP8})
+	h := made[0]
 	f.Cleanup(func() {
 		if _, err := h.Close(); err != nil {
 			f.Error(err)
@@ -277,7 +250,7 @@ func FuzzOperands(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	placed := h.routingOf(r)
+	routing := h.routingOf(r)
 	windows := []uint64{0, 1 << 40}
 	for _, w := range h.windows {
 		windows = append(windows, w.ID())
@@ -317,18 +290,18 @@ func FuzzOperands(f *testing.F) {
 		said := *n
 		base := unsafe.Pointer(unsafe.SliceData(rows))
 		h.scratch.mover = mover{
-			h: h, r: placed, rowBytes: 128, scaleBytes: 4, dst: base,
+			h: h, r: routing, rowBytes: 128, scaleBytes: 4, dst: base,
 			dstScales: unsafe.Add(base, h.Geometry.Rows()*128), scaleRows: h.Geometry.Rows(),
 		}
 		h.scratch.gather = gather{
-			h: h, r: placed, op: "test", weighted: true,
+			h: h, r: routing, op: "test", weighted: true,
 			SumArgs: spec.SumArgs{Out: weft.TensorOf(home, 3, 128)},
 		}
 		for _, move := range []func() error{
 			func() error { return h.scratch.mover.pull("test") },
 			h.scratch.gather.home,
-			func() error { return h.fetchScalars(placed, weights, "test", 0) },
-			func() error { return h.fetchScalars(placed, weights, "test", 1) },
+			func() error { return h.fetchScalars(routing, weights, "test", 0) },
+			func() error { return h.fetchScalars(routing, weights, "test", 1) },
 		} {
 			err := move()
 			if err == nil {
