@@ -20,9 +20,9 @@ type pull struct {
 	launcher[pullArgs]
 	staging launcher[copyArgs] // of handles whose counts the GPU alone has
 
-	h      *handle
-	demand demand
-	bulk   uint32 // flagBulk, if rows go by bulk copies
+	h       *handle
+	request request
+	bulk    uint32 // flagBulk, if rows go by bulk copies
 
 	openings, marks, stage, scalars int64 // offsets in the window
 }
@@ -63,16 +63,16 @@ func (k *pull) load(p *programs) {
 	p.add(pullKernel(pullFormOf(&k.h.Spec), p.arch), &k.functions[0])
 }
 
-func (k *pull) want() *demand {
+func (k *pull) want() *request {
 	c := &k.h.choice
-	k.demand = demand{of: ofCombine, grid: grid{moving: c.CombineBlocks, threads: c.CombineThreads}, whole: true}
-	return &k.demand
+	k.request = request{of: ofCombine, grid: grid{moving: c.CombineBlocks, threads: c.CombineThreads}, whole: true}
+	return &k.request
 }
 
 func (k *pull) layout(window, _ *enginegpu.Workspace) {
 	g, ranks := &k.h.Geometry, int64(k.h.Geometry.Ranks)
 	k.openings = window.Ones(3 * ranks * device.OpeningBytes)
-	k.marks = window.Zeros(ranks * int64(k.demand.moving) * 4)
+	k.marks = window.Zeros(ranks * int64(k.request.moving) * 4)
 	size := int64(g.Rows()) * int64(k.h.Spec.OutputSize())
 	k.stage = window.Raw(size)
 	k.h.lend(k.stage, size)
@@ -82,7 +82,7 @@ func (k *pull) layout(window, _ *enginegpu.Workspace) {
 func (k *pull) prepare() error {
 	h, s := k.h, &k.h.Spec
 	a := pullArgs{
-		shape: h.shape(), openings: uint64(k.openings), marks: uint64(k.marks), first: uint32(k.demand.first),
+		shape: h.shape(), openings: uint64(k.openings), marks: uint64(k.marks), first: uint32(k.request.first),
 		pieces:   device.NewDivisor(spec.CeilDiv(s.OutputSize(), spec.PullUnits*spec.UnitBytes)),
 		rowBytes: uint32(s.OutputSize()),
 		scalars:  scalarArgs{at: uint64(k.scalars), topk: device.NewDivisor(h.Geometry.TopK)},
@@ -91,8 +91,8 @@ func (k *pull) prepare() error {
 	if err != nil {
 		return err
 	}
-	config, most := h.config(k.demand.grid, false), s.PullRows(h.Geometry.Ranks)
-	if c := s.PullCarry(k.demand.threads, most); bulk && c.Warps > 0 {
+	config, most := h.config(k.request.grid, false), s.PullRows(h.Geometry.Ranks)
+	if c := s.PullCarry(k.request.threads, most); bulk && c.Warps > 0 {
 		k.bulk = flagBulk
 		a.chunk, a.chunks = uint32(c.Chunk), device.NewDivisor(spec.CeilDiv(s.OutputSize(), c.Chunk))
 		a.carriers, a.depth, a.most = uint32(c.Warps), spec.PullDepth, uint32(most)

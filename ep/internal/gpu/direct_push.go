@@ -18,7 +18,7 @@ import (
 type push struct {
 	launcher[pushArgs] // the second is of calls that bring weights
 	*rowMap            // prepares
-	demand             demand
+	request            request
 }
 
 // pushArgs are the arguments of a dispatch: the Push of direct_push.cu.
@@ -61,10 +61,10 @@ func (k *push) load(p *programs) {
 	p.add(pushKernel(k.h.Spec.Quantize, true, p.arch), &k.functions[1])
 }
 
-func (k *push) want() *demand {
+func (k *push) want() *request {
 	c := &k.h.choice
-	k.demand = demand{of: ofDispatch, grid: grid{moving: c.DispatchBlocks, threads: c.DispatchThreads}, whole: true}
-	return &k.demand
+	k.request = request{of: ofDispatch, grid: grid{moving: c.DispatchBlocks, threads: c.DispatchThreads}, whole: true}
+	return &k.request
 }
 
 func (k *push) layout(window, _ *enginegpu.Workspace) {
@@ -104,8 +104,8 @@ func (k *push) prepare() error {
 	if err != nil {
 		return err
 	}
-	config := h.config(k.demand.grid, false)
-	if c := s.PushCarry(k.demand.threads); bulk && c.Warps > 0 {
+	config := h.config(k.request.grid, false)
+	if c := s.PushCarry(k.request.threads); bulk && c.Warps > 0 {
 		a.flags |= flagBulk
 		a.chunk, a.carriers = uint32(c.Chunk), uint32(c.Warps)
 		a.chunks = device.NewDivisor(spec.CeilDiv(s.RowSize(), c.Chunk))

@@ -91,7 +91,7 @@ func (k *rowMap) load(p *programs) {
 }
 
 // want implements [mover]: a row map has the grid of a dispatch, which goes by it.
-func (k *rowMap) want() *demand { return nil }
+func (k *rowMap) want() *request { return nil }
 
 // blocks is how many of them have something to do.
 func (k *rowMap) blocks() int { return mapping(&k.h.Geometry, k.h.grids[ofDispatch].moving) }

@@ -20,8 +20,8 @@ import (
 // gradients.cu.
 type gradients struct {
 	launcher[gradientArgs]
-	h      *handle
-	demand demand
+	h       *handle
+	request request
 
 	openings, marks, scalars, tokens int64 // offsets in the window; of the tokens' gradients, for peers to read
 }
@@ -77,18 +77,18 @@ func (m *gradients) load(p *programs) {
 }
 
 // want implements [mover]: gradients have as many blocks as the other kernels have taken room for.
-func (m *gradients) want() *demand {
-	m.demand = demand{
+func (m *gradients) want() *request {
+	m.request = request{
 		of: ofGradients, functions: m.functions[:], grid: grid{threads: gradientThreads},
 		most: mostGradientThreads,
 	}
-	return &m.demand
+	return &m.request
 }
 
 func (m *gradients) layout(window, _ *enginegpu.Workspace) {
 	g := &m.h.Geometry
 	m.openings = window.Ones(3 * int64(g.Ranks) * device.OpeningBytes)
-	m.marks = window.Zeros(int64(g.Ranks) * int64(m.demand.moving) * 4)
+	m.marks = window.Zeros(int64(g.Ranks) * int64(m.request.moving) * 4)
 	m.scalars = window.Raw(2 * int64(g.Tokens) * int64(g.TopK) * 4)
 	size := int64(g.Tokens) * int64(m.h.Spec.OutputSize())
 	m.tokens = window.Raw(size)
@@ -96,9 +96,9 @@ func (m *gradients) layout(window, _ *enginegpu.Workspace) {
 }
 
 func (m *gradients) prepare() error {
-	h, g, s, threads := m.h, &m.h.Geometry, &m.h.Spec, m.demand.threads
+	h, g, s, threads := m.h, &m.h.Geometry, &m.h.Spec, m.request.threads
 	a := gradientArgs{
-		shape: h.shape(), openings: uint64(m.openings), marks: uint64(m.marks), first: uint32(m.demand.first),
+		shape: h.shape(), openings: uint64(m.openings), marks: uint64(m.marks), first: uint32(m.request.first),
 		at: uint32(m.tokens / 16), rowBytes: uint32(s.OutputSize()), align: uint32(g.Align),
 		scalars: scalarArgs{at: uint64(m.scalars), topk: device.NewDivisor(g.TopK)},
 	}
@@ -106,7 +106,7 @@ func (m *gradients) prepare() error {
 	if err != nil {
 		return err
 	}
-	config := h.config(m.demand.grid, false)
+	config := h.config(m.request.grid, false)
 	// Blocks that have an SM to themselves have its shared memory.
 	if c := s.GradientCarry(threads); bulk && h.whole && c.Warps > 0 {
 		warps := min(spec.ProductWarps, threads/32)

@@ -19,9 +19,9 @@ type grid struct {
 
 func (g grid) blocks() int { return g.moving + g.notify }
 
-// A demand is the grid that a kernel asks for. Until fit has sized it, moving is how many
+// A request is the grid that a kernel asks for. Until fit has sized it, moving is how many
 // blocks would have something to do.
-type demand struct {
+type request struct {
 	grid
 	of        operation
 	functions []*cuda.Function // that are launched so; nil ones are none
@@ -56,7 +56,7 @@ func (c *costs) of(threads int, functions ...*cuda.Function) (cost int) {
 // handle that is alone on its GPU has as many blocks of each kernel as fit.
 func (h *handle) fit(ctx context.Context) (err error) {
 	var c costs
-	var all []*demand
+	var all []*request
 	cost, least := 0, 1 // of the dearest block; blocks that an operation needs
 	for _, m := range h.movers {
 		d := m.want()
@@ -98,7 +98,7 @@ func (h *handle) fit(ctx context.Context) (err error) {
 }
 
 // size gives the grid as many blocks as have something to do and find room.
-func (d *demand) size(c *costs, room *enginegpu.Room, sms, cost int) {
+func (d *request) size(c *costs, room *enginegpu.Room, sms, cost int) {
 	if d.widens && !room.Alone {
 		for d.moving > room.Blocks && d.threads <= 256 && c.of(2*d.threads, d.functions...) <= cost {
 			d.threads, d.moving = 2*d.threads, spec.CeilDiv(d.moving, 2)
@@ -118,7 +118,7 @@ func (d *demand) size(c *costs, room *enginegpu.Room, sms, cost int) {
 }
 
 // fill takes the blocks that the other kernels have, with as many threads as fit.
-func (d *demand) fill(c *costs, blocks, cost int) {
+func (d *request) fill(c *costs, blocks, cost int) {
 	d.moving = blocks
 	for wide := 2 * d.threads; wide <= d.most && c.of(wide, d.functions...) <= cost; wide *= 2 {
 		d.threads = wide

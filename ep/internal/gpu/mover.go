@@ -18,7 +18,7 @@ type mover interface {
 	// load names the programs, and where their functions go.
 	load(p *programs)
 	// want asks for a grid. It is nil for kernels that wait for no peer: they take no room.
-	want() *demand
+	want() *request
 	// layout adds regions to the window, which peers reach, and to this GPU's own memory.
 	layout(window, local *enginegpu.Workspace)
 	// prepare lays out the launches: functions, grids and regions are known.
@@ -30,7 +30,7 @@ type mover interface {
 // apart is the part of movers whose kernels wait for no peer and keep nothing between calls.
 type apart struct{}
 
-func (apart) want() *demand                    { return nil }
+func (apart) want() *request                   { return nil }
 func (apart) layout(_, _ *enginegpu.Workspace) {}
 func (apart) point()                           {}
 

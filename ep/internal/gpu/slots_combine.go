@@ -20,7 +20,7 @@ import (
 type slotCombine struct {
 	launcher[combineArgs] // the second is of calls that send and receive
 	h                     *handle
-	demand                demand
+	request               request
 
 	heads, home, returned int64 // offsets in the window
 	turnBytes             int64 // of a turn of home
@@ -37,14 +37,14 @@ func (c *slotCombine) load(p *programs) {
 	}
 }
 
-func (c *slotCombine) want() *demand {
+func (c *slotCombine) want() *request {
 	t := &c.h.choice
-	c.demand = demand{
+	c.request = request{
 		of: ofCombine, functions: c.functions[:],
 		grid:   grid{moving: t.CombineBlocks, notify: 1, threads: t.CombineThreads},
 		widens: c.h.Spec.Tuning.Combine.Threads == 0,
 	}
-	return &c.demand
+	return &c.request
 }
 
 func (c *slotCombine) layout(window, local *enginegpu.Workspace) {
@@ -55,7 +55,7 @@ func (c *slotCombine) layout(window, local *enginegpu.Workspace) {
 	}
 	c.turnBytes = int64(slots) * int64(g.Tokens) * int64(s.OutputSize())
 	c.heads = window.Ones(3 * int64(g.Ranks) * device.OpeningBytes)
-	c.returned = window.Zeros(int64(g.Ranks) * int64(c.demand.moving) * 4)
+	c.returned = window.Zeros(int64(g.Ranks) * int64(c.request.moving) * 4)
 	if c.h.choice.ValueCombine {
 		c.home = window.Ones(3 * c.turnBytes)
 	} else {
@@ -69,14 +69,14 @@ func (c *slotCombine) prepare() error {
 	h := c.h
 	s, t := &h.Spec, &h.choice
 	a := combineArgs{
-		shape: h.shape(), senders: spec.Senders(c.demand.moving, t.CombineSenders), first: uint32(c.demand.first),
+		shape: h.shape(), senders: spec.Senders(c.request.moving, t.CombineSenders), first: uint32(c.request.first),
 		heads: uint64(c.heads), home: uint64(c.home), returned: uint64(c.returned), turnBytes: uint64(c.turnBytes),
 		rowBytes: uint32(s.OutputSize()), pieces: device.NewDivisor(spec.CeilDiv(s.OutputSize(), spec.UnitBytes)),
 	}
 	if h.Geometry.Ranks > 1 {
 		a.groups = device.NewDivisor(combineGroups(t, s, h.Geometry.Ranks))
 	}
-	return c.layOut(h.config(c.demand.grid, t.DependentCombine), a)
+	return c.layOut(h.config(c.request.grid, t.DependentCombine), a)
 }
 
 func (c *slotCombine) point() {

@@ -20,7 +20,7 @@ import (
 type slotDispatch struct {
 	launcher[dispatchArgs] // the second is of calls that do everything at once
 	h                      *handle
-	demand                 demand
+	request                request
 
 	heads, counts, records, rows, arrived, ready int64 // offsets in the window
 	slotBytes, turnBytes                         int64 // of a slot, and of a turn of all
@@ -36,14 +36,14 @@ func (d *slotDispatch) load(p *programs) {
 	}
 }
 
-func (d *slotDispatch) want() *demand {
+func (d *slotDispatch) want() *request {
 	c := &d.h.choice
-	d.demand = demand{
+	d.request = request{
 		of: ofDispatch, functions: d.functions[:],
 		grid:   grid{moving: c.DispatchBlocks, notify: c.DispatchNotify, threads: c.DispatchThreads},
 		widens: d.h.Spec.Tuning.Dispatch.Threads == 0 && !(c.ValueDispatch && c.DispatchUnits == 1),
 	}
-	return &d.demand
+	return &d.request
 }
 
 // inPlace says whether peers store rows where the caller reads them, rather than in slots.
@@ -60,7 +60,7 @@ func (d *slotDispatch) layout(window, local *enginegpu.Workspace) {
 		d.counts = window.Ones(3 * ranks * int64(countWords+g.Local) * 4)
 	}
 	d.records = window.Ones(3 * ranks * tokens * int64(g.TopK) * int64(pairBytes))
-	d.arrived = window.Zeros(ranks * int64(d.demand.moving) * 4)
+	d.arrived = window.Zeros(ranks * int64(d.request.moving) * 4)
 	d.ready = window.Zeros(ranks * 4)
 	d.slotBytes = int64(s.RowSize()) + (int64(s.ScaleSize())+15)&^15
 	d.turnBytes = ranks * tokens * d.slotBytes
@@ -92,15 +92,15 @@ func (d *slotDispatch) prepare() error {
 		selections: device.NewDivisor(g.Tokens * g.TopK),
 		turnBytes:  uint64(d.turnBytes), slotBytes: uint32(d.slotBytes), rowBytes: uint32(s.RowSize()),
 		scaleWords: uint32(s.ScaleSize() / 4), pieceWords: pieceWords(s, c.DispatchUnits), hidden: uint32(s.Hidden),
-		zone: device.NewDivisor(g.Capacity), senders: spec.Senders(d.demand.moving, c.DispatchSenders),
-		notifyBlocks: uint32(d.demand.notify), flags: quantizeFlags(s),
+		zone: device.NewDivisor(g.Capacity), senders: spec.Senders(d.request.moving, c.DispatchSenders),
+		notifyBlocks: uint32(d.request.notify), flags: quantizeFlags(s),
 	}
 	scales := spec.ScaleStrides(s.ScaleOrder, a.scaleWords, a.zone.By)
 	a.scaleRow, a.scaleZone, a.scaleWord = scales.Row, scales.Zone, scales.Word
 	if d.inPlace() {
 		a.flags |= flagInPlace
 	}
-	return d.layOut(h.config(d.demand.grid, c.DependentDispatch), a)
+	return d.layOut(h.config(d.request.grid, c.DependentDispatch), a)
 }
 
 func (d *slotDispatch) point() {
