@@ -25,8 +25,8 @@ type TCPConfig struct {
 	// ID replaces Address, and Secret where that is empty.
 	ID ID
 
-	// Secret is shared by all ranks of the job and known to no one else. Without one, only peers on
-	// the loopback interface are accepted.
+	// Secret is known to the ranks of the job alone. Without one, only peers on the loopback
+	// interface are accepted.
 	Secret []byte
 
 	// Interface is the name or an address of the network interface to listen on. Without one, rank

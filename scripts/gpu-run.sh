@@ -36,8 +36,8 @@ work=$(mktemp -d) || exit 1
 trap 'trap "" HUP INT TERM; rm -rf "$work"' EXIT # a second Ctrl-C goes to rm too
 trap stop HUP INT TERM
 
-# The bundle may have come with any owner and mode. Kernels are believed only where nobody else can
-# write, so they are copied to such a place.
+# The bundle may have come with any owner and mode. Weft loads kernels only from
+# a directory that no other user can write, so they are copied to such a place.
 umask 022
 if [ -d "$bundle/cache" ]; then
 	mkdir "$work/cache" && cp "$bundle"/cache/*.cubin.gz "$work/cache/" && gunzip "$work"/cache/*.gz || exit 1

@@ -15,8 +15,8 @@ describe() {
 }
 
 # keep FOLDER COMMAND...: has COMMAND make a new folder, whose path is its last argument, and names
-# it FOLDER when it is whole, unless FOLDER is there. Who comes meanwhile waits. What nobody has
-# used for a month goes.
+# it FOLDER when it is whole, unless FOLDER is there. A second caller waits meanwhile. Folders that no
+# run has used for a month go.
 keep() {
 	whole=$1
 	shift

@@ -98,7 +98,7 @@ if [ "$1" = all ]; then
 	limit=60m
 	set -- python nvrtc vet test race pytest tools
 fi
-# Compiled kernels that nobody has wanted for a month go.
+# Compiled kernels that no run has read for a month go.
 find "$XDG_CACHE_HOME/weft/emulated" "$XDG_CACHE_HOME/weft/compiled" -type f -atime +30 -delete 2>/dev/null || true
 for name in "$@"; do
 	part "$name" "${name}_part"

@@ -87,12 +87,12 @@ func TestMisuse(t *testing.T) {
 		}, cuda.ErrInvalidValue, "device 0 has no peer access"},
 		"past the end": {do: func(r *rig) error {
 			return r.streams[0].Memset(r.alloc(0, 64).Pointer(), 1, 65)
-		}, code: cuda.ErrInvalidValue, say: "nobody's memory"},
+		}, code: cuda.ErrInvalidValue, say: "no memory of the machine"},
 		"freed": {do: func(r *rig) error {
 			m := r.alloc(0, 64)
 			r.ok(m.Close())
 			return r.streams[0].Copy(m.Pointer(), m.Pointer(), 1)
-		}, code: cuda.ErrInvalidValue, say: "nobody's memory"},
+		}, code: cuda.ErrInvalidValue, say: "no memory of the machine"},
 		"no access to a mapping": {cudatest.Config{Devices: 2}, func(r *rig) error {
 			v, err := r.contexts[0].AllocVirtual(1, cuda.AllocationOptions{})
 			r.ok(err)

@@ -8,7 +8,7 @@ import (
 	"github.com/weftgo/weft/cuda/internal/sys"
 )
 
-// attributes are those of an H200, as far as anybody asks.
+// attributes are those of an H200, as far as tests ask.
 var attributes = map[cuda.Attribute]int{
 	cuda.MaxThreadsPerBlock: 1024, cuda.MaxGridX: 1<<31 - 1, cuda.WarpSize: 32, cuda.MultiprocessorCount: 132,
 	cuda.SharedMemoryPerBlock: 48 << 10, cuda.SharedMemoryPerBlockOptIn: 227 << 10,

@@ -30,7 +30,7 @@ func newFile(size, device int) (*file, error) {
 	return &file{fd: fd, size: size, device: device}, nil
 }
 
-// duplicate takes part in a file that somebody else made.
+// duplicate takes part in a file that another process made.
 func duplicate(fd int, device int) (*file, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {

@@ -96,7 +96,7 @@ func (m *Machine) reach(p *primary, at uintptr, size int) string {
 			continue
 		}
 		if r == nil {
-			return fmt.Sprintf("%d bytes at %#x are nobody's memory", size, at)
+			return fmt.Sprintf("%d bytes at %#x are no memory of the machine", size, at)
 		}
 		switch r.kind {
 		case deviceMemory, ipcMemory:

@@ -109,8 +109,8 @@ func (d *Device) Sync(c *weft.Comm) error {
 }
 
 // Alloc implements [Engine]. Memory may come and go only while no rank has work that waits for
-// another's: the driver may stop the GPU for it, and with it whoever is waited for. So ranks meet
-// before they go on with what they were given, and before they give it up.
+// another's: the driver may stop the GPU for it, and with it the rank that the other waits for.
+// So ranks meet before they go on with what they were given, and before they give it up.
 func (d *Device) Alloc(c *weft.Comm, size int, window bool) (Memory, error) {
 	const slack = 64 // of the host's engine, too
 	var memory io.Closer

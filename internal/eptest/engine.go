@@ -16,8 +16,8 @@ type Engine interface {
 	Kind() ep.Engine
 
 	// Recycles reports whether the memory that rows of the layout are received in comes round from
-	// earlier dispatches, so that nobody says what stands in rows that hold no token. Where it does
-	// not, the suite makes sure that they are left alone.
+	// earlier dispatches. Rows that hold no token are then undefined. Where it does not, the suite
+	// makes sure that dispatch leaves them alone.
 	Recycles(l ep.Layout) bool
 
 	// Sizes lists the numbers of ranks that the engine can run, ascending. The suite takes its

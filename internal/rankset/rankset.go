@@ -150,7 +150,7 @@ func (s Set) String() string {
 }
 
 // Shared is a set that several goroutines, or processes, read and write word by word. Readers that
-// need all words of one moment have to know otherwise that no one writes.
+// need all words of one moment read while no goroutine and no process writes.
 type Shared [Words]atomic.Uint64
 
 // Load returns the set.

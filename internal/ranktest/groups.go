@@ -17,7 +17,7 @@ import (
 // when they are first asked for, and kept until Close.
 type Groups struct {
 	name     string
-	borrowed bool // the communicators are somebody else's
+	borrowed bool // the communicators are the caller's
 	sizes    []int
 	options  func(rank int) []weft.Option
 

@@ -12,8 +12,8 @@ import (
 // hugePage is the only huge page size in use; every architecture with 4 KiB pages has it.
 const hugePage = 2 << 20
 
-// seals keep the file's size: a mapping of it can't be cut short under anybody. The last one keeps
-// the seals.
+// seals keep the file's size: no process can cut a mapping of it short. The last one keeps the
+// seals.
 const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
 // Region is memory backed by a sealed memory file and mapped, shared, into this process.

@@ -61,7 +61,7 @@ const (
 	basic    kind = iota // a type of C's own
 	listed               // an enumeration, passed as an int
 	sized                // a struct that begins with its size
-	handle               // a pointer to a struct that nobody sees
+	handle               // a pointer to a struct that callers cannot see into
 	address              // another pointer
 	callback             // a pointer to a function
 )

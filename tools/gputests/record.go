@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// entry is what one part of a run of run.sh came to, or what somebody ran by hand.
+// entry is the result of one part of a run of run.sh, or of a command run by hand.
 type entry struct {
 	Date    string `json:"date"`
 	GPUs    string `json:"gpus"` // "2 x H200"

@@ -28,7 +28,7 @@ type gpuRouting struct {
 	measured  bool // and for the traffic
 	traffic   spec.Traffic
 
-	rows        *cuda.Memory // what each row is, once somebody has asked
+	rows        *cuda.Memory // what each row is, once a caller has asked
 	description describedRows
 	filled      bool // it is enqueued that it says so, of what the Routing is now
 	rewritten   bool // a graph brings weights, other ones each time

@@ -29,7 +29,7 @@ struct Combine {
 	Divisor pieces, groups;	   // of a row, and of the ranks that a warp sends for at once
 	u32 row_bytes, flags, tokens, biases;
 	u32 senders; // so many blocks send and the rest sum, where rows are their own flags; 0: all do both
-	u32 free;	 // the blocks of received rows that no one reads here any more, once this operation has begun
+	u32 free;	 // blocks of received rows that this rank reads no more, once this operation has begun
 	u32 first;	 // the lane's first count
 	u32 call;
 	Pair *routed;		   // [capacity][top-k]: this rank's selections
@@ -426,7 +426,7 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 	b.buffer = VALUE ? b.turn : (u32)(b.epoch & 1);
 	Wait w(a.group, a.state, OP_COMBINE, b.epoch + 1);
 
-	// The handle may be made for far more tokens than anybody has. What is beyond this rank's own
+	// The handle may be made for far more tokens than any rank has. What is beyond this rank's own
 	// is looked at once it is known that there is something.
 	u32 per = a.pieces.by * (VALUE ? groups : 1), bound = a.tokens * per;
 	Slots filled = {};

@@ -275,8 +275,8 @@ struct RecvRow {
 		row = le < a.shape.local ? (BY_EXPERT ? le * a.zone.by + (record.x >> 16) : le) + 1 : 0;
 	}
 
-	// missing is a source of the earlier selections whose is not known: whoever waits waits for it,
-	// and not for the slot's own.
+	// missing is a source whose earlier selections are not known yet: a waiting lane waits for that
+	// source, not for the slot's own.
 	__device__ __forceinline__ static u32 missing(const Dispatch &a, u32 src, u32 earlier) {
 		u32 lacks = __ballot_sync(0xFFFFFFFFu, earlier == EMPTY), rest;
 		return lacks != 0 ? a.selections.quotient(__ffs((int)lacks) - 1, rest) : src;

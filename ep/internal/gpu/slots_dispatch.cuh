@@ -25,7 +25,7 @@ struct Dispatch {
 	u32 flags, tokens, hidden;
 	u32 senders;	   // so many blocks send and the rest receive, where rows are their own flags; 0: all do both
 	u32 block;		   // direct: where the rows go, at every rank
-	u32 free;		   // the blocks that no one reads here any more, once this operation has begun
+	u32 free;		   // blocks that this rank reads no more, once this operation has begun
 	u32 notify_blocks; // so many blocks, the last, move no rows
 	const void *ids;   // [tokens][top-k]
 	const float *weights;
