@@ -6,10 +6,13 @@
 // A .cu file is a kernel. The Go file beside it has the mover: the kernel's programs, arguments,
 // grid, memory and launches. Rows move in one of two ways:
 //
-//   - slots (slots_dispatch, slots_combine): rows leave before anything is counted, to a slot whose
-//     address follows from source and token. The receiver finds their row on arrival.
-//   - direct (direct_row_map, direct_push, direct_pull): a row map computes the final row of every selection.
-//     Dispatch stores it there, and the token's home reads it from there.
+//   - slots (slots_dispatch, slots_combine), for few tokens: rows leave before anything is counted,
+//     to a slot whose address follows from source and token. The receiver finds their row on arrival.
+//   - direct (direct_row_map, direct_push, direct_pull), for many: a row map computes the final row
+//     of every selection. Dispatch stores it there, and the token's home reads it from there.
+//
+// Kernels poll for what peers send: Wait::more of device/wait.cuh is the step between two polls,
+// where a wait looks at the deadline and the abort word. gather in slots_combine.cu awaits rows.
 //
 // The other kernels serve both: gradients moves gradients, describe says what each row is, copy
 // copies what has arrived. token_counts counts where tokens go, for a Counter rather than a handle.
