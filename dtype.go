@@ -24,6 +24,7 @@ const (
 	Uint16
 	Uint32
 	Uint64
+	Bool // a byte, true if it is not 0
 	dtypes
 )
 
@@ -47,6 +48,7 @@ var dtypeInfo = [dtypes]struct {
 	Uint16:       {"uint16", 2},
 	Uint32:       {"uint32", 4},
 	Uint64:       {"uint64", 8},
+	Bool:         {"bool", 1},
 }
 
 // Size is the size of one element in bytes.
@@ -78,17 +80,20 @@ func ParseDType(name string) (DType, error) {
 // Op is a reduction.
 type Op uint8
 
-// The reductions. Avg is the sum divided by the number of ranks, rounded once.
+// The reductions. Avg is the sum divided by the number of ranks, rounded once. PreMulSum multiplies
+// every element by a scalar first, in one multiply-add a rank. Sum and Max of bool are OR, Prod and
+// Min are AND.
 const (
 	Sum Op = iota
 	Prod
 	Min
 	Max
 	Avg
+	PreMulSum
 	ops
 )
 
-var opNames = [ops]string{"sum", "prod", "min", "max", "avg"}
+var opNames = [ops]string{"sum", "prod", "min", "max", "avg", "premulsum"}
 
 // String is the reduction's name: "sum".
 func (o Op) String() string {

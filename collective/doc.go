@@ -1,5 +1,6 @@
-// Package collective is the collectives of a communicator: all-reduce, all-gather, broadcast and
-// barrier, between ranks that share memory.
+// Package collective is the collectives of a communicator, between ranks that share memory and between
+// GPUs: all-reduce, all-gather, reduce-scatter, all-to-all, broadcast, reduce, gather, scatter and
+// barrier.
 //
 //	group, err := collective.New(ctx, comm, collective.Options{})
 //	...

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/collective/internal/host"
+	enginehost "github.com/weftgo/weft/engine/host"
 	"github.com/weftgo/weft/internal/ranktest/processes"
 )
 
@@ -20,13 +22,14 @@ func playPart() bool {
 
 // member is a rank that repeats one operation and checks each result.
 type member struct {
-	comm  *weft.Comm
-	group *Group
-	kind  Collective
-	bytes int
-	mem   []byte
-	times int // operations so far
-	steps int // of the operation in progress
+	comm   *weft.Comm
+	group  *Group
+	rounds *enginehost.Rounds
+	kind   Collective
+	bytes  int
+	mem    []byte
+	times  int // operations so far
+	steps  int // of the operation in progress
 }
 
 type memberArgs struct {
@@ -62,7 +65,7 @@ func (m *member) Do(r *processes.Rank, c processes.Command) (any, error) {
 		if a.Step == 0 {
 			at()
 		}
-		m.group.call.Step = func() {
+		m.rounds.Step = func() {
 			if m.steps++; m.steps == a.Step {
 				at()
 			}
@@ -86,10 +89,7 @@ func (m *member) Do(r *processes.Rank, c processes.Command) (any, error) {
 }
 
 func (m *member) join(ctx context.Context, r *processes.Rank, a memberArgs) error {
-	algorithm, err := algorithmNamed(a.Algorithm)
-	if err != nil {
-		return err
-	}
+	var err error
 	if m.comm, err = r.Join(a.ID, weft.WithDeadline(a.Deadline)); err != nil {
 		return err
 	}
@@ -97,8 +97,9 @@ func (m *member) join(ctx context.Context, r *processes.Rank, a memberArgs) erro
 	if m.group, err = New(ctx, m.comm, Options{Scratch: 64 << 10, Force: []string{a.Algorithm}}); err != nil {
 		return err
 	}
-	m.group.call.Step = func() { m.steps++ }
-	m.kind, m.bytes, m.mem = algorithm.Collective, a.Bytes, make([]byte, a.Bytes*(r.Size+1))
+	m.rounds = m.group.engine.(*host.Engine).Rounds()
+	m.rounds.Step = func() { m.steps++ }
+	m.kind, m.bytes, m.mem = algorithmNamed(a.Algorithm).Collective, a.Bytes, make([]byte, a.Bytes*(r.Size+1))
 	if a.Window {
 		w, err := m.comm.Alloc(ctx, len(m.mem))
 		if err != nil {
@@ -109,15 +110,24 @@ func (m *member) join(ctx context.Context, r *processes.Rank, a memberArgs) erro
 	return nil
 }
 
+func algorithmNamed(name string) *Algorithm {
+	for _, a := range Algorithms() {
+		if a.Name == name {
+			return &a
+		}
+	}
+	return nil
+}
+
 // othersWait returns when every other rank waits for what this one has not published yet.
 func (m *member) othersWait(ctx context.Context) error {
-	for _, r := range m.group.call.Live {
+	for _, r := range m.rounds.Live {
 		if r == m.comm.Rank() {
 			continue
 		}
 		for {
 			w := m.comm.Operations().Waiter().Peers[r].Record()
-			if w.Peer == m.comm.Rank() && w.Expected > m.group.call.Last() {
+			if w.Peer == m.comm.Rank() && w.Expected > m.rounds.Last() {
 				break
 			}
 			select {
@@ -201,7 +211,7 @@ func startCrew(t *testing.T, a *Algorithm, deadline time.Duration) (crew *proces
 		ID: crew.ID(), Deadline: deadline, Algorithm: a.Name, Bytes: 256 << 10,
 		Window: !a.Supports(Request{}),
 	}
-	if a.eager {
+	if a.Eager {
 		args.Bytes = 1 << 10
 	}
 	crew.Must([]int{0, 1, 2}, "join", args)
@@ -270,7 +280,7 @@ func goOn(t *testing.T, crew *processes.Crew, others []int, victim int) {
 // TestKilledRank kills every rank at every phase of every algorithm: the others return an error
 // that names it within two seconds, and go on without it.
 func TestKilledRank(t *testing.T) {
-	for k, a := range algorithms {
+	for k, a := range Algorithms() {
 		var steps int
 		for i, p := range phases {
 			if i > 0 && !distinct(i, steps) {
@@ -282,7 +292,7 @@ func TestKilledRank(t *testing.T) {
 				}
 				t.Run(fmt.Sprintf("%s %s rank %d", a.Name, p.name, victim), func(t *testing.T) {
 					var crew *processes.Crew
-					crew, steps = startCrew(t, a, 30*time.Second)
+					crew, steps = startCrew(t, &a, 30*time.Second)
 					others := halt(t, crew, victim, p.at(steps))
 					killed := time.Now()
 					crew.Kill(victim)
@@ -303,13 +313,13 @@ func TestKilledRank(t *testing.T) {
 // returns an error too.
 func TestStoppedRank(t *testing.T) {
 	const deadline = 800 * time.Millisecond
-	for k, a := range algorithms {
+	for k, a := range Algorithms() {
 		p, victim := phases[k%len(phases)], (k+k/len(phases))%crewSize
 		if testing.Short() && k%3 > 0 {
 			continue
 		}
 		t.Run(fmt.Sprintf("%s %s rank %d", a.Name, p.name, victim), func(t *testing.T) {
-			crew, steps := startCrew(t, a, deadline)
+			crew, steps := startCrew(t, &a, deadline)
 			others := halt(t, crew, victim, p.at(steps))
 			stopped := time.Now()
 			crew.Stop(victim)

@@ -12,8 +12,9 @@ import (
 
 // Options configures an [Engine]. All ranks pass the same.
 type Options struct {
-	Staging int // bytes of slots in each rank's window
-	SMs     int // that kernels may fill; 0: see [enginegpu.Want]
+	Staging int      // bytes of slots in each rank's window
+	SMs     int      // that kernels may fill; 0: see [enginegpu.Want]
+	Force   []string // algorithms that are used wherever they support the request
 	// Loopback makes the only rank of a communicator one of so many: see loopback.go. 0: it is not.
 	Loopback int
 }
@@ -29,6 +30,7 @@ type Engine struct {
 	blocks    int
 	turnBytes int
 	dependent bool // launches may begin while the one before ends
+	forced    []*algorithm
 
 	args  laneArgs // but for what is an operation's own
 	group device.Group
@@ -59,6 +61,13 @@ const opNew = "new group"
 // New makes an engine. It is collective.
 func New(ctx context.Context, comm *weft.Comm, o Options) (*Engine, error) {
 	e := &Engine{comm: comm, ranks: max(comm.Size(), o.Loopback)}
+	for _, name := range o.Force {
+		for _, a := range algorithms {
+			if a.Name == name {
+				e.forced = append(e.forced, a)
+			}
+		}
+	}
 	if err := e.open(ctx, o); err != nil {
 		_, again := e.Close()
 		return nil, errors.Join(err, again)

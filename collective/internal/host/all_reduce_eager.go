@@ -1,15 +1,20 @@
-package collective
+package host
 
-import "context"
+import (
+	"context"
+
+	"github.com/weftgo/weft/collective/spec"
+)
 
 // allReduceEager publishes the input with the round that opens the operation; every rank then
 // reduces those of all ranks. One trip of a cache line for operands of up to 40 bytes, the least there
 // is.
-var allReduceEager = Algorithm{
-	Name:       "all-reduce/eager",
-	Collective: AllReduce,
-	Supports:   fitsSlot,
-	eager:      true,
+var allReduceEager = algorithm{
+	Algorithm: spec.Algorithm{
+		Name: "all-reduce/eager", Collective: spec.AllReduce,
+		Supports: fitsSlot,
+		Eager:    true,
+	},
 	run: func(ctx context.Context, c *call) error {
 		if err := c.open(ctx, c.in); err != nil {
 			return err
@@ -23,4 +28,4 @@ var allReduceEager = Algorithm{
 	},
 }
 
-func fitsSlot(q Request) bool { return q.Bytes <= q.Slot }
+func fitsSlot(q spec.Request) bool { return q.Bytes <= q.Slot }

@@ -1,14 +1,19 @@
-package collective
+package host
 
-import "context"
+import (
+	"context"
+
+	"github.com/weftgo/weft/collective/spec"
+)
 
 // allReduceTwoShot reduces every element once: each rank reduces its chunk of a step, and the
 // others copy it. A step takes two rounds, the inputs' and the results'; the inputs of the next
 // step are staged between them. Its traffic on each rank is about five passes, however many ranks.
-var allReduceTwoShot = Algorithm{
-	Name:       "all-reduce/two-shot",
-	Collective: AllReduce,
-	Supports:   func(Request) bool { return true },
+var allReduceTwoShot = algorithm{
+	Algorithm: spec.Algorithm{
+		Name: "all-reduce/two-shot", Collective: spec.AllReduce,
+		Supports: func(spec.Request) bool { return true },
+	},
 	run: func(ctx context.Context, c *call) error {
 		size := c.step(tuning.TwoShotStep)
 		// stage publishes what the others need of a step: all but this rank's chunk.

@@ -1,13 +1,18 @@
-package collective
+package host
 
-import "context"
+import (
+	"context"
+
+	"github.com/weftgo/weft/collective/spec"
+)
 
 // allGatherPipeline is allGatherEager by steps: while the others copy one out of this rank's ring,
 // it stages the next.
-var allGatherPipeline = Algorithm{
-	Name:       "all-gather/pipeline",
-	Collective: AllGather,
-	Supports:   func(Request) bool { return true },
+var allGatherPipeline = algorithm{
+	Algorithm: spec.Algorithm{
+		Name: "all-gather/pipeline", Collective: spec.AllGather,
+		Supports: func(spec.Request) bool { return true },
+	},
 	run: func(ctx context.Context, c *call) error {
 		size := c.step(tuning.CopyStep)
 		stage := func(at int) {

@@ -1,13 +1,18 @@
-package collective
+package host
 
-import "context"
+import (
+	"context"
+
+	"github.com/weftgo/weft/collective/spec"
+)
 
 // allGatherEager publishes the input with the round that opens the operation.
-var allGatherEager = Algorithm{
-	Name:       "all-gather/eager",
-	Collective: AllGather,
-	Supports:   fitsSlot,
-	eager:      true,
+var allGatherEager = algorithm{
+	Algorithm: spec.Algorithm{
+		Name: "all-gather/eager", Collective: spec.AllGather,
+		Supports: fitsSlot,
+		Eager:    true,
+	},
 	run: func(ctx context.Context, c *call) error {
 		if err := c.open(ctx, c.in); err != nil {
 			return err

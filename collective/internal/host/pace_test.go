@@ -1,13 +1,14 @@
-package collective
+package host
 
 import (
-	"bytes"
 	"context"
 	"math"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/collective/spec"
 )
 
 // paced is a pace and what it is told of a write: how many microseconds its 8000 bytes took.
@@ -61,17 +62,14 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// TestPacesAgree: groups whose ranks find every write slow, or every write fast, go their ways, and
-// their results are the same.
+// TestPacesAgree: ranks that find every write slow, or every write fast, go their ways, and their
+// results are the same.
 func TestPacesAgree(t *testing.T) {
-	const count = 200_001
-	j := newJob(t, 3)
-	s := shape{dtype: weft.Float32, count: count, seed: 5}
-	want := reference(weft.Sum, s.dtype, [][]byte{s.input(0), s.input(1), s.input(2)})
+	const ranks, count = 3, 200_001
 	for _, past := range []bool{false, true} {
-		groups := j.group(t, Options{Scratch: 256 << 10, Force: []string{"all-reduce/two-shot"}})
-		for _, g := range groups {
-			for _, p := range []*pace{&g.call.staging, &g.call.sharing} {
+		j := newJob(t, ranks, 256<<10, allReduceTwoShot.Name)
+		for _, e := range j.engines {
+			for _, p := range []*pace{&e.call.staging, &e.call.sharing} {
 				p.enough = 0
 				if past {
 					p.enough = math.MaxInt64 / int64(time.Hour)
@@ -79,18 +77,26 @@ func TestPacesAgree(t *testing.T) {
 			}
 		}
 		j.must(t, func(ctx context.Context, r int) error {
-			out := make([]byte, len(want))
-			err := groups[r].AllReduce(ctx, nil, weft.TensorAt(out, s.dtype, count),
-				weft.TensorAt(s.input(r), s.dtype, count), weft.Sum)
-			if err == nil && !bytes.Equal(out, want) {
-				t.Errorf("past the caches %t: rank %d differs from the loop", past, r)
+			in, out, want := make([]int32, count), make([]int32, count), make([]int32, count)
+			for i := range in {
+				in[i] = int32(i * (r + 1))
+				want[i] = int32(i * ranks * (ranks + 1) / 2)
+			}
+			e := j.engines[r]
+			c := &spec.Call{Collective: spec.AllReduce, Out: weft.TensorOf(out), In: weft.TensorOf(in)}
+			if err := e.Begin("test"); err != nil {
+				return err
+			}
+			_, err := e.Run(ctx, nil, c, c.Check(r, ranks))
+			if err == nil && !slices.Equal(out, want) {
+				t.Errorf("past the caches %t: rank %d has another sum", past, r)
 			}
 			return err
 		})
-		for r, g := range groups {
-			if g.call.staging.past != past || g.call.sharing.past != past {
-				t.Errorf("rank %d stages past the caches: %t, shares: %t, want %t", r, g.call.staging.past,
-					g.call.sharing.past, past)
+		for r, e := range j.engines {
+			if e.call.staging.past != past || e.call.sharing.past != past {
+				t.Errorf("rank %d stages past the caches: %t, shares: %t, want %t", r, e.call.staging.past,
+					e.call.sharing.past, past)
 			}
 		}
 	}

@@ -1,4 +1,6 @@
-package collective
+package host
+
+import "github.com/weftgo/weft/collective/spec"
 
 // bounceBytes is a piece of a result that is made in the first-level cache.
 const bounceBytes = 16 << 10
@@ -31,32 +33,32 @@ var tuning = sizes{
 // A preference chooses an algorithm for requests of at most so many bytes on at most so many ranks,
 // whose operands lie so. Zero means any.
 type preference struct {
-	algorithm *Algorithm
+	algorithm *algorithm
 	bytes     int
 	ranks     int
-	windows   Windows
+	windows   spec.Windows
 }
 
 // preferences are asked in this order, and the first one whose algorithm supports the request wins.
 // The last of each collective supports everything.
-var preferences = [collectives][]preference{
-	Barrier: {{algorithm: &barrierEager}},
-	AllReduce: {
+var preferences = [spec.Collectives][]preference{
+	spec.Barrier: {{algorithm: &barrierEager}},
+	spec.AllReduce: {
 		{algorithm: &allReduceEager, bytes: 32 << 10},
 		{algorithm: &allReducePull, bytes: 4 << 20, ranks: 2},
 		// In place every line of the output is in the other rank's cache: until it has gone,
 		// staging costs less than taking it back.
-		{algorithm: &allReducePipeline, bytes: 2 << 20, ranks: 2, windows: InPlace},
+		{algorithm: &allReducePipeline, bytes: 2 << 20, ranks: 2, windows: spec.InPlace},
 		{algorithm: &allReduceWindow},
 		{algorithm: &allReducePipeline, bytes: 1 << 20, ranks: 2},
 		{algorithm: &allReduceTwoShot},
 	},
-	AllGather: {
+	spec.AllGather: {
 		{algorithm: &allGatherEager, bytes: 16 << 10},
 		{algorithm: &allGatherWindow},
 		{algorithm: &allGatherPipeline},
 	},
-	Broadcast: {
+	spec.Broadcast: {
 		{algorithm: &broadcastEager, bytes: 64 << 10},
 		{algorithm: &broadcastWindow},
 		{algorithm: &broadcastPipeline},
@@ -66,10 +68,10 @@ var preferences = [collectives][]preference{
 // eager chooses an algorithm that sends its data at once, or none: then ranks first tell each other
 // where their operands are. Like afterExchange it depends on nothing but the request and on what was
 // forced when the group was made, so all ranks choose the same.
-func eager(q *Request, forced []*Algorithm) *Algorithm {
+func eager(q *spec.Request, forced []*algorithm) *algorithm {
 	for _, a := range forced {
 		if a.Collective == q.Collective {
-			if !a.eager {
+			if !a.Eager {
 				return nil
 			}
 			if a.Supports(*q) {
@@ -78,7 +80,7 @@ func eager(q *Request, forced []*Algorithm) *Algorithm {
 		}
 	}
 	for i := range preferences[q.Collective] {
-		if p := &preferences[q.Collective][i]; p.algorithm.eager && p.wants(q) {
+		if p := &preferences[q.Collective][i]; p.algorithm.Eager && p.wants(q) {
 			return p.algorithm
 		}
 	}
@@ -86,21 +88,21 @@ func eager(q *Request, forced []*Algorithm) *Algorithm {
 }
 
 // afterExchange chooses an algorithm once every rank knows which operands lie in windows.
-func afterExchange(q *Request, forced []*Algorithm) *Algorithm {
+func afterExchange(q *spec.Request, forced []*algorithm) *algorithm {
 	for _, a := range forced {
-		if a.Collective == q.Collective && !a.eager && a.Supports(*q) {
+		if a.Collective == q.Collective && !a.Eager && a.Supports(*q) {
 			return a
 		}
 	}
 	for i := range preferences[q.Collective] {
-		if p := &preferences[q.Collective][i]; !p.algorithm.eager && p.wants(q) {
+		if p := &preferences[q.Collective][i]; !p.algorithm.Eager && p.wants(q) {
 			return p.algorithm
 		}
 	}
-	panic("collective: no algorithm for " + q.fingerprint().String())
+	return nil
 }
 
-func (p *preference) wants(q *Request) bool {
+func (p *preference) wants(q *spec.Request) bool {
 	return (p.bytes == 0 || q.Bytes <= p.bytes) && (p.ranks == 0 || q.Ranks <= p.ranks) &&
 		q.Windows&p.windows == p.windows && p.algorithm.Supports(*q)
 }

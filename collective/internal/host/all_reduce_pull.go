@@ -1,14 +1,19 @@
-package collective
+package host
 
-import "context"
+import (
+	"context"
+
+	"github.com/weftgo/weft/collective/spec"
+)
 
 // allReducePull reads the whole inputs of all ranks in their windows and reduces them into the
 // caller's output, wherever that is: ranks+1 passes, two rounds. It cannot work in place, where a result
 // would overwrite an input that others still read.
-var allReducePull = Algorithm{
-	Name:       "all-reduce/pull",
-	Collective: AllReduce,
-	Supports:   func(q Request) bool { return q.Windows&(Inputs|InPlace) == Inputs },
+var allReducePull = algorithm{
+	Algorithm: spec.Algorithm{
+		Name: "all-reduce/pull", Collective: spec.AllReduce,
+		Supports: func(q spec.Request) bool { return q.Windows&(spec.Inputs|spec.InPlace) == spec.Inputs },
+	},
 	run: func(ctx context.Context, c *call) error {
 		for i := range c.Live {
 			var err error

@@ -1,34 +1,24 @@
-package collective
+package host
 
 import (
 	"context"
 	"fmt"
 
-	"github.com/weftgo/weft/engine/host"
-
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/collective/spec"
+	enginehost "github.com/weftgo/weft/engine/host"
 )
 
-// Algorithm is one way to run a collective. Each stands in a file of its own and is listed in
-// [Algorithms]; the table in tuning.go says when it is chosen.
-type Algorithm struct {
-	// Name is unique among all algorithms: "all-reduce/pipeline".
-	Name       string
-	Collective Collective
-
-	// Supports says whether the algorithm can do what is asked. Like the choice itself it must
-	// depend on the request alone.
-	Supports func(Request) bool
-
-	// eager algorithms send their data in the round that opens the operation, before any rank knows
-	// where the others' operands lie.
-	eager bool
+// algorithm is one way to run a collective. Each stands in a file of its own and is listed in
+// algorithms; the table in tuning.go says when it is chosen.
+type algorithm struct {
+	spec.Algorithm
 
 	run func(ctx context.Context, c *call) error
 }
 
 // algorithms is the registry.
-var algorithms = []*Algorithm{
+var algorithms = []*algorithm{
 	&barrierEager,
 	&allReduceEager, &allReducePipeline, &allReduceTwoShot, &allReduceWindow, &allReducePull,
 	&allGatherEager, &allGatherPipeline, &allGatherWindow,
@@ -36,28 +26,29 @@ var algorithms = []*Algorithm{
 }
 
 // Algorithms lists all algorithms.
-func Algorithms() []Algorithm {
-	all := make([]Algorithm, len(algorithms))
+func Algorithms() []spec.Algorithm {
+	all := make([]spec.Algorithm, len(algorithms))
 	for i, a := range algorithms {
-		all[i] = *a
+		all[i] = a.Algorithm
 	}
 	return all
 }
 
-func algorithmNamed(name string) (*Algorithm, error) {
+func algorithmNamed(name string) *algorithm {
 	for _, a := range algorithms {
 		if a.Name == name {
-			return a, nil
+			return a
 		}
 	}
-	return nil, weft.Invalidf("there is no algorithm %q", name)
+	return nil
 }
 
-// call is an operation in progress. A group has one, used again and again.
+// call is an operation in progress. An engine has one, used again and again.
 type call struct {
-	*host.Rounds
-	Request
-	name string
+	*enginehost.Rounds
+	spec.Request
+	given *spec.Call
+	name  string
 
 	// What the caller passed. AllReduce and AllGather read in and write out; Broadcast uses out
 	// alone.
@@ -73,14 +64,14 @@ type call struct {
 
 	staging, sharing pace // of copies and of reductions that others read
 
-	inputs, outputs []host.OperandRef // by index among the live ranks, once they have been exchanged
+	inputs, outputs []enginehost.OperandRef // by index among the live ranks, once they have been exchanged
 }
 
 // open publishes the round that opens the operation, with data of this rank in it, and waits for
 // the others'. It fails on every rank alike unless all of them make the same call.
 func (c *call) open(ctx context.Context, data []byte) error {
 	c.stage(c.Fill(len(data)), data)
-	return c.opened(ctx, c.Open(uint64(c.fingerprint())), nil)
+	return c.opened(ctx, c.Open(uint64(c.given.Fingerprint())), nil)
 }
 
 func (c *call) opened(ctx context.Context, round uint64, own error) error {
@@ -99,29 +90,29 @@ func (c *call) exchangeOperands(ctx context.Context) error {
 		out.Stride = inPlace
 	}
 	c.PutOperands(in, out)
-	round := c.Open(uint64(c.fingerprint()))
+	round := c.Open(uint64(c.given.Fingerprint()))
 	if err := c.opened(ctx, round, nil); err != nil {
 		return err
 	}
-	c.Windows = Inputs | Outputs
+	c.Windows = spec.Inputs | spec.Outputs
 	for i, r := range c.Live {
 		in, out := c.Operand(r, round, 0), c.Operand(r, round, 1)
 		c.inputs[i], c.outputs[i] = in, out
-		if in.Window == 0 && (c.Collective != Broadcast || r == c.Root) {
-			c.Windows &^= Inputs
+		if in.Window == 0 && (c.Collective != spec.Broadcast || r == c.Root) {
+			c.Windows &^= spec.Inputs
 		}
 		if out.Window == 0 {
-			c.Windows &^= Outputs
+			c.Windows &^= spec.Outputs
 		}
 		if out.Stride == inPlace {
-			c.Windows |= InPlace
+			c.Windows |= spec.InPlace
 		}
 	}
 	return nil
 }
 
 // peer is n bytes of an operand of the i-th live rank, read where it lies.
-func (c *call) peer(i int, ref host.OperandRef, n int) ([]byte, error) {
+func (c *call) peer(i int, ref enginehost.OperandRef, n int) ([]byte, error) {
 	rank := c.Live[i]
 	mem, err := c.Resolve(rank, ref, c.name)
 	if err != nil {

@@ -1,14 +1,19 @@
-package collective
+package host
 
-import "context"
+import (
+	"context"
+
+	"github.com/weftgo/weft/collective/spec"
+)
 
 // allReducePipeline is allReduceEager by steps: a rank stages a step in its ring, and the next
 // one while the others read. Its traffic on each rank is two passes over its input to stage
 // it, and ranks+1 to reduce.
-var allReducePipeline = Algorithm{
-	Name:       "all-reduce/pipeline",
-	Collective: AllReduce,
-	Supports:   func(Request) bool { return true },
+var allReducePipeline = algorithm{
+	Algorithm: spec.Algorithm{
+		Name: "all-reduce/pipeline", Collective: spec.AllReduce,
+		Supports: func(spec.Request) bool { return true },
+	},
 	run: func(ctx context.Context, c *call) error {
 		size := c.step(tuning.ReduceStep)
 		stage := func(at int) {

@@ -1,6 +1,10 @@
-package collective
+package host
 
-import "context"
+import (
+	"context"
+
+	"github.com/weftgo/weft/collective/spec"
+)
 
 // allReduceWindow reduces every element once, in place: each rank reads its chunk of every
 // rank's input in its window and writes the result to its own output, from where the others copy
@@ -9,10 +13,11 @@ import "context"
 //
 // In place it needs no care: only rank r reads the chunk of rank r in other ranks' inputs, before it
 // publishes the result, and that overwrites the chunk.
-var allReduceWindow = Algorithm{
-	Name:       "all-reduce/window",
-	Collective: AllReduce,
-	Supports:   func(q Request) bool { return q.Windows&(Inputs|Outputs) == Inputs|Outputs },
+var allReduceWindow = algorithm{
+	Algorithm: spec.Algorithm{
+		Name: "all-reduce/window", Collective: spec.AllReduce,
+		Supports: func(q spec.Request) bool { return q.Windows&(spec.Inputs|spec.Outputs) == spec.Inputs|spec.Outputs },
+	},
 	run: func(ctx context.Context, c *call) error {
 		ins, outs := c.ins[:c.Ranks], c.outs[:c.Ranks]
 		for i := range c.Live {

@@ -1,0 +1,70 @@
+package gpu
+
+import (
+	"github.com/weftgo/weft/collective/spec"
+	"github.com/weftgo/weft/cuda"
+)
+
+// algorithm is one way to run a collective: a kernel, or several of them one after the other. Each has
+// files of its own, and is listed in algorithms; the first that supports a request is chosen.
+type algorithm struct {
+	spec.Algorithm
+	start func(e *Engine, stream *cuda.Stream, c *spec.Call) error
+}
+
+// algorithms is the registry.
+var algorithms = []*algorithm{
+	{spec.Algorithm{Name: "barrier/flagged", Collective: spec.Barrier, Supports: always}, (*Engine).startBarrier},
+	{
+		spec.Algorithm{Name: "all-reduce/one-shot", Collective: spec.AllReduce, Supports: always},
+		(*Engine).startOneShot,
+	},
+	{
+		spec.Algorithm{Name: "all-reduce/two-shot", Collective: spec.AllReduce, Supports: always},
+		(*Engine).startTwoShot,
+	},
+	{
+		spec.Algorithm{Name: "reduce-scatter/flagged", Collective: spec.ReduceScatter, Supports: always},
+		(*Engine).startReduceParts,
+	},
+	{spec.Algorithm{Name: "reduce/flagged", Collective: spec.Reduce, Supports: always}, (*Engine).startReduceParts},
+	moveOf(spec.AllGather), moveOf(spec.AllToAll), moveOf(spec.Broadcast), moveOf(spec.Gather), moveOf(spec.Scatter),
+}
+
+func moveOf(k spec.Collective) *algorithm {
+	return &algorithm{
+		spec.Algorithm{Name: k.String() + "/flagged", Collective: k, Supports: always}, (*Engine).startMove,
+	}
+}
+
+func always(spec.Request) bool { return true }
+
+// Algorithms lists all algorithms.
+func Algorithms() []spec.Algorithm {
+	all := make([]spec.Algorithm, len(algorithms))
+	for i, a := range algorithms {
+		all[i] = a.Algorithm
+	}
+	return all
+}
+
+// choose chooses an algorithm by what is the same on every rank, or none.
+func (e *Engine) choose(q *spec.Request) *algorithm {
+	for _, a := range e.forced {
+		if a.Collective == q.Collective && a.Supports(*q) {
+			return a
+		}
+	}
+	for _, a := range algorithms {
+		if a.Collective == q.Collective && a.Supports(*q) && prefers(a, q) {
+			return a
+		}
+	}
+	return nil
+}
+
+// prefers says whether an algorithm is the faster one. Between two ranks both algorithms of an
+// all-reduce move the same, and one step is one less.
+func prefers(a *algorithm, q *spec.Request) bool {
+	return a.Name != "all-reduce/one-shot" || q.Ranks == 2 || q.Bytes <= oneShotBytes
+}

@@ -1,0 +1,105 @@
+package gpu
+
+import (
+	"context"
+	"unsafe"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/collective/spec"
+	"github.com/weftgo/weft/cuda"
+)
+
+// Begin implements [spec.Engine].
+func (e *Engine) Begin(op string) error { return e.comm.Operations().Begin(op) }
+
+// Algorithms implements [spec.Engine].
+func (e *Engine) Algorithms() []spec.Algorithm { return Algorithms() }
+
+// Run implements [spec.Engine]. Ranks do not meet before they enqueue, so what is wrong with the
+// arguments of one rank is returned there alone.
+func (e *Engine) Run(ctx context.Context, s *weft.Stream, c *spec.Call, refused error) (string, error) {
+	if refused != nil {
+		return "", refused
+	}
+	q := c.Request(e.live(), e.turnBytes)
+	a := e.choose(&q)
+	if a == nil {
+		return "", weft.Unsupportedf("%v: there is no algorithm on GPUs; join a communicator of the host's for it",
+			c.Collective)
+	}
+	name := c.Collective.String()
+	stream, err := e.Enter(ctx, name, s)
+	if err != nil {
+		return a.Name, err
+	}
+	if c.Collective.Reduces() {
+		if err := e.Prepare(ctx, c.DType); err != nil {
+			return a.Name, err
+		}
+	}
+	if err := a.start(e, stream, c); err != nil {
+		return a.Name, err
+	}
+	return a.Name, e.Finish(ctx, s)
+}
+
+func (e *Engine) startBarrier(stream *cuda.Stream, _ *spec.Call) error { return e.Barrier(stream) }
+
+func (e *Engine) startOneShot(stream *cuda.Stream, c *spec.Call) error {
+	r := e.reduction(c)
+	return e.oneShot(stream, &r)
+}
+
+func (e *Engine) startTwoShot(stream *cuda.Stream, c *spec.Call) error {
+	r := e.reduction(c)
+	return e.twoShot(stream, &r)
+}
+
+func (e *Engine) startReduceParts(stream *cuda.Stream, c *spec.Call) error {
+	r := e.reduction(c)
+	if c.Collective == spec.Reduce {
+		return e.Reduce(stream, &r, c.Root)
+	}
+	return e.ReduceScatter(stream, &r)
+}
+
+func (e *Engine) startMove(stream *cuda.Stream, c *spec.Call) error {
+	in, out := e.addresses(c)
+	t := Transfer{Out: out, In: in, Part: c.Bytes, DType: c.DType}
+	switch c.Collective {
+	case spec.AllGather:
+		return e.AllGather(stream, t)
+	case spec.AllToAll:
+		return e.AllToAll(stream, t)
+	case spec.Broadcast:
+		return e.Broadcast(stream, t, c.Root)
+	case spec.Gather:
+		return e.Gather(stream, t, c.Root)
+	default:
+		return e.Scatter(stream, t, c.Root)
+	}
+}
+
+// addresses are those of the operands that this rank has.
+func (e *Engine) addresses(c *spec.Call) (in, out uint64) {
+	if c.Collective.HasInput(e.comm.Rank(), c.Root) {
+		in = uint64(c.In.Pointer())
+	}
+	if c.Collective.HasOutput(e.comm.Rank(), c.Root) {
+		out = uint64(c.Out.Pointer())
+	}
+	return in, out
+}
+
+func (e *Engine) reduction(c *spec.Call) Reduction {
+	in, out := e.addresses(c)
+	r := Reduction{Out: out, In: in, Elements: c.Count, DType: c.DType, Op: c.Op}
+	if c.Op == weft.PreMulSum {
+		if c.ScalarOnDevice {
+			r.ScalarAt = uint64(c.Scalar.Pointer())
+		} else {
+			copy(unsafe.Slice((*byte)(unsafe.Pointer(&r.Scalar)), 8), c.Scalar.Raw())
+		}
+	}
+	return r
+}

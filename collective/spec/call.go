@@ -1,0 +1,267 @@
+package spec
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/weftgo/weft"
+)
+
+// Call is what one rank asks for. The caller sets the first part; Check derives the second.
+type Call struct {
+	Collective Collective
+	Out, In    weft.Tensor // rows of elements; shapes play no part
+	Op         weft.Op     // of a reduction
+	Scalar     weft.Tensor // of a pre-multiplied sum: one number of [ScalarType], the same on all ranks
+	Root       int
+	Counts     Counts // of a V form
+	Algorithm  string // by name; empty: the fastest is chosen
+
+	// ScalarOnDevice says that the scalar lies in the GPU's memory, where the kernel reads it.
+	ScalarOnDevice bool
+
+	DType   weft.DType
+	Count   int  // elements of a part; of a V form, the digest of its counts, or 0
+	Bytes   int  // the bytes of a part; of a V form, of the longest one that this rank knows of
+	InPlace bool // the input is part of the output, or the other way round
+}
+
+// Check says what is wrong with a call on a rank of so many, and derives what engines go by.
+func (c *Call) Check(rank, ranks int) error {
+	k := c.Collective
+	if k >= Collectives {
+		return weft.Invalidf("there is no %v", k)
+	}
+	c.DType, c.Count, c.Bytes, c.InPlace = weft.InvalidDType, 0, 0, false
+	if k == Barrier {
+		return nil
+	}
+	if k.Rooted() && (c.Root < 0 || c.Root >= ranks) {
+		return weft.Invalidf("%v: root %d of %d ranks", k, c.Root, ranks)
+	}
+	in, out := k.HasInput(rank, c.Root), k.HasOutput(rank, c.Root)
+	if k == Broadcast && out && !in && c.Out.IsZero() {
+		c.Out = c.In
+	}
+	if err := c.checkTensors(in, out); err != nil {
+		return err
+	}
+	if err := c.checkCounts(rank, ranks, in, out); err != nil {
+		return err
+	}
+	if k.Reduces() {
+		if err := Reducible(k, c.Op, c.DType); err != nil {
+			return err
+		}
+		if err := c.checkScalar(); err != nil {
+			return err
+		}
+	}
+	return c.checkOverlap(rank, in, out)
+}
+
+func (c *Call) checkTensors(in, out bool) error {
+	k := c.Collective
+	for _, t := range [...]struct {
+		given bool
+		what  string
+		weft.Tensor
+	}{{in, "input", c.In}, {out, "output", c.Out}} {
+		if !t.given {
+			continue
+		}
+		if why := t.Absence(); why != "" {
+			return weft.Invalidf("%v: %s", k, why)
+		}
+		n := t.Elems()
+		switch {
+		case n < 0 || n > maxElems:
+			return weft.Invalidf("%v: an %s of %d elements", k, t.what, n)
+		case n > 0 && (t.Data == nil || t.DType.Size() == 0):
+			return weft.Invalidf("%v: an %s of %d elements of type %v without memory", k, t.what, n, t.DType)
+		}
+		c.DType = t.DType
+	}
+	if in && out && c.In.DType != c.Out.DType {
+		return weft.Invalidf("%v: input of %v, output of %v", k, c.In.DType, c.Out.DType)
+	}
+	return nil
+}
+
+// checkCounts compares the sizes of the operands.
+func (c *Call) checkCounts(rank, ranks int, in, out bool) error {
+	k, n := c.Collective, &c.Counts
+	ins, outs := c.In.Elems(), c.Out.Elems()
+	switch k {
+	case AllGatherV:
+		if err := firstError(checkParts(k.String(), "output", n.Recv, n.RecvAt, ranks, outs),
+			checkApart(k.String(), "output", n.Recv, n.RecvAt)); err != nil {
+			return err
+		}
+		if ins != n.Recv[rank] {
+			return weft.Invalidf("%v: input of %d elements, and the count of rank %d is %d", k, ins, rank, n.Recv[rank])
+		}
+		c.Count, c.Bytes = int(digest(n.Recv, n.RecvAt)), longest(n.Recv)*c.DType.Size()
+	case ReduceScatterV:
+		if err := checkParts(k.String(), "input", n.Send, n.SendAt, ranks, ins); err != nil {
+			return err
+		}
+		if outs != n.Send[rank] {
+			return weft.Invalidf("%v: output of %d elements, and the count of rank %d is %d", k, outs, rank, n.Send[rank])
+		}
+		c.Count, c.Bytes = int(digest(n.Send, n.SendAt)), longest(n.Send)*c.DType.Size()
+	case AllToAllV:
+		if err := firstError(checkParts(k.String(), "input", n.Send, n.SendAt, ranks, ins),
+			checkParts(k.String(), "output", n.Recv, n.RecvAt, ranks, outs),
+			checkApart(k.String(), "output", n.Recv, n.RecvAt)); err != nil {
+			return err
+		}
+		if n.Send[rank] != n.Recv[rank] {
+			return weft.Invalidf("%v: rank %d sends itself %d elements and receives %d", k, rank, n.Send[rank], n.Recv[rank])
+		}
+		c.Bytes = max(longest(n.Send), longest(n.Recv)) * c.DType.Size()
+	default:
+		switch {
+		case in && k.inParts():
+			c.Count = ins / ranks
+		case in:
+			c.Count = ins
+		case k.outParts():
+			c.Count = outs / ranks
+		default:
+			c.Count = outs
+		}
+		wantIn, wantOut := c.Count, c.Count
+		if k.inParts() {
+			wantIn *= ranks
+		}
+		if k.outParts() {
+			wantOut *= ranks
+		}
+		if in && ins != wantIn {
+			return weft.Invalidf("%v: input of %d elements is no part for each of %d ranks", k, ins, ranks)
+		}
+		if in && out && outs != wantOut && !k.inParts() && !k.outParts() {
+			return weft.Invalidf("%v: input of %d elements, output of %d", k, ins, outs)
+		}
+		if in && out && outs != wantOut {
+			return weft.Invalidf("%v: input of %d elements on %d ranks, output of %d; it takes %d", k, ins, ranks, outs,
+				wantOut)
+		}
+		if !in && outs != wantOut {
+			return weft.Invalidf("%v: output of %d elements is no part for each of %d ranks", k, outs, ranks)
+		}
+		c.Bytes = c.Count * c.DType.Size()
+	}
+	return nil
+}
+
+// Reducible says why elements of a type cannot be reduced so, if they cannot.
+func Reducible(k Collective, op weft.Op, t weft.DType) error {
+	switch {
+	case !op.Valid():
+		return weft.Invalidf("%v: no such reduction: %v", k, op)
+	case t == weft.UE8M0 || t.Size() == 0:
+		return weft.Unsupportedf("%v: elements of type %v cannot be reduced; convert them first", k, t)
+	case t == weft.Bool && (op == weft.Avg || op == weft.PreMulSum):
+		return weft.Unsupportedf("%v: %v of bool is no bool; convert the elements to uint8", k, op)
+	}
+	return nil
+}
+
+func (c *Call) checkScalar() error {
+	k, t := c.Collective, c.Scalar
+	if c.Op != weft.PreMulSum {
+		return nil
+	}
+	want := ScalarType(c.DType)
+	if t.Data == nil || t.Elems() != 1 || t.DType != want {
+		return weft.Invalidf("%v: a pre-multiplied sum of %v takes a scalar: one element of %v", k, c.DType, want)
+	}
+	return nil
+}
+
+// ScalarType is the type of the number by which a pre-multiplied sum multiplies elements of a type: that
+// of the sum itself.
+func ScalarType(t weft.DType) weft.DType {
+	switch t {
+	case weft.BFloat16, weft.Float16, weft.Float8E4M3, weft.Float8E5M2:
+		return weft.Float32
+	default:
+		return t
+	}
+}
+
+// checkOverlap finds operands that are in place, and refuses others that overlap.
+func (c *Call) checkOverlap(rank int, in, out bool) error {
+	if !in || !out {
+		return nil
+	}
+	k := c.Collective
+	input, output := c.In.Raw(), c.Out.Raw()
+	from, _ := c.InputPart(rank)
+	inputPart := unsafe.Add(unsafe.Pointer(unsafe.SliceData(input)), from)
+	from, _ = c.OutputPart(rank)
+	outputPart := unsafe.Add(unsafe.Pointer(unsafe.SliceData(output)), from)
+	whole := k == AllToAll
+	c.InPlace = len(input) > 0 && len(output) > 0 && (whole && c.In.Data == c.Out.Data ||
+		!whole && k != AllToAllV && inputPart == outputPart)
+	if !c.InPlace && overlap(input, output) {
+		if k.inParts() == k.outParts() {
+			return weft.Invalidf("%v: input and output overlap; they may be the same memory or disjoint", k)
+		}
+		return weft.Invalidf("%v: input and output overlap; one may be this rank's part of the other, or apart "+
+			"from it", k)
+	}
+	return nil
+}
+
+// InputPart is where the part of the input lies that goes to a rank, in bytes: all of it where the
+// input has no parts.
+func (c *Call) InputPart(rank int) (from, n int) {
+	return c.partOf(c.Collective.inParts(), c.In, c.Counts.Send, c.Counts.SendAt, rank)
+}
+
+// OutputPart is where the part of the output lies that comes from a rank, in bytes: all of it where
+// the output has no parts.
+func (c *Call) OutputPart(rank int) (from, n int) {
+	return c.partOf(c.Collective.outParts(), c.Out, c.Counts.Recv, c.Counts.RecvAt, rank)
+}
+
+func (c *Call) partOf(parts bool, t weft.Tensor, counts, at []int, rank int) (from, n int) {
+	switch {
+	case !parts:
+		return 0, t.Bytes()
+	case c.Collective.Varies():
+		from, n = part(counts, at, rank)
+		size := c.DType.Size()
+		return from * size, n * size
+	default:
+		return rank * c.Bytes, c.Bytes
+	}
+}
+
+func overlap(a, b []byte) bool {
+	x, y := uintptr(unsafe.Pointer(unsafe.SliceData(a))), uintptr(unsafe.Pointer(unsafe.SliceData(b)))
+	return len(a) > 0 && len(b) > 0 && x < y+uintptr(len(b)) && y < x+uintptr(len(a))
+}
+
+func longest(counts []int) (most int) {
+	for _, n := range counts {
+		most = max(most, n)
+	}
+	return most
+}
+
+// firstError is cmp.Or, which asks whether errors are comparable.
+func firstError(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// String says the call in words, as errors about calls that differ do.
+func (c *Call) String() string { return fmt.Sprint(c.Fingerprint()) }

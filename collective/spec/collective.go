@@ -1,0 +1,69 @@
+package spec
+
+import "fmt"
+
+// Collective is a kind of operation.
+type Collective uint8
+
+// The collectives. Those whose name ends in V have parts of different lengths.
+const (
+	Barrier Collective = iota
+	AllReduce
+	AllGather
+	AllGatherV
+	ReduceScatter
+	ReduceScatterV
+	AllToAll
+	AllToAllV
+	Broadcast
+	Reduce
+	Gather
+	Scatter
+	Collectives // how many there are
+)
+
+var collectiveNames = [Collectives]string{
+	Barrier: "barrier", AllReduce: "all-reduce", AllGather: "all-gather", AllGatherV: "all-gather-v",
+	ReduceScatter: "reduce-scatter", ReduceScatterV: "reduce-scatter-v", AllToAll: "all-to-all",
+	AllToAllV: "all-to-all-v", Broadcast: "broadcast", Reduce: "reduce", Gather: "gather", Scatter: "scatter",
+}
+
+// String is the collective's name: "all-reduce".
+func (c Collective) String() string {
+	if c >= Collectives {
+		return fmt.Sprintf("collective(%d)", uint8(c))
+	}
+	return collectiveNames[c]
+}
+
+// Reduces reports whether the collective reduces elements.
+func (c Collective) Reduces() bool {
+	return c == AllReduce || c == ReduceScatter || c == ReduceScatterV || c == Reduce
+}
+
+// Rooted reports whether the collective has a root.
+func (c Collective) Rooted() bool {
+	return c == Broadcast || c == Reduce || c == Gather || c == Scatter
+}
+
+// Varies reports whether parts have different lengths.
+func (c Collective) Varies() bool { return c == AllGatherV || c == ReduceScatterV || c == AllToAllV }
+
+// HasInput and HasOutput report whether a rank has such an operand.
+func (c Collective) HasInput(rank, root int) bool {
+	return c != Barrier && (c != Broadcast && c != Scatter || rank == root)
+}
+
+// HasOutput is described with HasInput.
+func (c Collective) HasOutput(rank, root int) bool {
+	return c != Barrier && (c != Reduce && c != Gather || rank == root)
+}
+
+// inParts and outParts report whether an operand has a part for each rank.
+func (c Collective) inParts() bool {
+	return c == ReduceScatter || c == ReduceScatterV || c == AllToAll || c == AllToAllV || c == Scatter
+}
+
+func (c Collective) outParts() bool {
+	return c == AllGather || c == AllGatherV || c == AllToAll || c == AllToAllV || c == Gather
+}

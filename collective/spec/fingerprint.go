@@ -1,0 +1,77 @@
+package spec
+
+import (
+	"fmt"
+
+	"github.com/weftgo/weft"
+)
+
+// A Fingerprint is what ranks' calls must have in common, in one word. Nothing is lost but the counts
+// of V forms: equal words are equal calls.
+//
+//	63      0: see package engine/host
+//	59..62  collective
+//	54..58  element type
+//	51..53  reduction
+//	41..50  root
+//	0..40   elements of a part, or the digest of a V form's counts
+type Fingerprint uint64
+
+const (
+	countBits  = 41
+	maxElems   = 1<<countBits - 1
+	rootShift  = countBits
+	rootBits   = 10
+	opShift    = rootShift + rootBits
+	dtypeShift = opShift + 3
+	kindShift  = dtypeShift + 5
+)
+
+// Fingerprint is the call's.
+func (c *Call) Fingerprint() Fingerprint {
+	f := Fingerprint(c.Collective)<<kindShift | Fingerprint(c.DType)<<dtypeShift | Fingerprint(c.Count)
+	if c.Collective.Reduces() {
+		f |= Fingerprint(c.Op) << opShift
+	}
+	if c.Collective.Rooted() {
+		f |= Fingerprint(c.Root) << rootShift
+	}
+	return f
+}
+
+// Differs says how the call of a peer differs from this rank's.
+func Differs(own, peer uint64) string {
+	a, b := Fingerprint(own), Fingerprint(peer)
+	if k := a.collective(); k.Varies() && a>>rootShift == b>>rootShift {
+		return fmt.Sprintf("it calls %v with other counts than this rank", k)
+	}
+	return fmt.Sprintf("it calls %v, this rank %v", b, a)
+}
+
+func (f Fingerprint) collective() Collective { return Collective(f >> kindShift & 15) }
+
+// String says the call in words: "all-reduce sum of 12 fp32".
+func (f Fingerprint) String() string {
+	k := f.collective()
+	text := k.String()
+	if k == Barrier {
+		return text
+	}
+	if k.Reduces() {
+		text += fmt.Sprintf(" %v", weft.Op(f>>opShift&7))
+	}
+	if dtype := weft.DType(f >> dtypeShift & 31); k.Varies() {
+		text += fmt.Sprintf(" of %v", dtype)
+	} else {
+		text += fmt.Sprintf(" of %d %v", uint64(f&maxElems), dtype)
+	}
+	root := f >> rootShift & (1<<rootBits - 1)
+	switch k {
+	case Broadcast, Scatter:
+		text += fmt.Sprintf(" from rank %d", root)
+	case Reduce, Gather:
+		text += fmt.Sprintf(" to rank %d", root)
+	default:
+	}
+	return text
+}

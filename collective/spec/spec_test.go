@@ -1,0 +1,52 @@
+package spec
+
+import (
+	"math"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/engine/host"
+)
+
+// TestFingerprints: equal words are equal calls.
+func TestFingerprints(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		draw := func(name string) Call {
+			c := Call{
+				Collective: Collective(rapid.IntRange(0, int(Collectives)-1).Draw(t, name)),
+				DType:      weft.DType(rapid.IntRange(0, int(weft.Bool)).Draw(t, name)),
+				Count:      rapid.OneOf(rapid.IntRange(0, 3), rapid.IntRange(0, maxElems)).Draw(t, name),
+			}
+			if c.Collective.Reduces() {
+				c.Op = weft.Op(rapid.IntRange(0, int(weft.PreMulSum)).Draw(t, name))
+			}
+			if c.Collective.Rooted() {
+				c.Root = rapid.IntRange(0, weft.MaxRanks-1).Draw(t, name)
+			}
+			return c
+		}
+		a, b := draw("a"), draw("b")
+		same := a.Collective == b.Collective && a.DType == b.DType && a.Count == b.Count && a.Op == b.Op &&
+			a.Root == b.Root
+		if f, g := a.Fingerprint(), b.Fingerprint(); (f == g) != same || uint64(f)&host.RefusedCall != 0 {
+			t.Fatalf("%v: %x, %v: %x", f, uint64(f), g, uint64(g))
+		}
+	})
+}
+
+// FuzzCall compares calls with what a peer may say: errors can be printed.
+func FuzzCall(f *testing.F) {
+	f.Add(uint64(0), uint64(0))
+	f.Add(uint64(AllReduce)<<kindShift|uint64(7)<<opShift|uint64(31)<<dtypeShift|maxElems, uint64(math.MaxUint64))
+	f.Add(uint64(Broadcast)<<kindShift|uint64(1023)<<rootShift, uint64(15)<<kindShift)
+	f.Fuzz(func(t *testing.T, own, peer uint64) {
+		words := Differs(own, peer)
+		if !strings.HasPrefix(words, "it calls ") || !strings.Contains(words, "this rank") ||
+			len(words) > host.RefusalBytes {
+			t.Fatalf("%#x against %#x: %q", own, peer, words)
+		}
+	})
+}
