@@ -30,15 +30,21 @@ __global__ void __launch_bounds__(THREADS) all_reduce_one_shot(const __grid_cons
 			if (i < vectors) send(there + slot_of(c.turn, g.rank, a.slot_bytes, i), v);
 		});
 	}
+	Arrivals arrivals(wait, a.lane, live, c.o.own + c.turn, a.slot_bytes);
+	if (c.at < vectors) arrivals.look(c.at);
 	c.clear(a.lane);
+	c.note(a.lane, g.ranks * a.slot_bytes, true);
 	for (u32 i = c.at; i < vectors; i += c.step) {
-		Fold fold(a.how, live.count);
 		uint4 own = first;
-		if (i != c.at) own = in.load(i);
-		fold_slots(fold, wait, a.lane, live, c.o.own + slot_of(c.turn, 0, 0, i), a.slot_bytes, own);
+		if (i != c.at) {
+			own = in.load(i);
+			arrivals.look(i);
+		}
+		Fold fold(a.how, live.count);
+		arrivals.fold(fold, i, own);
 		if (!wait.over) out.store(i, fold.result());
 	}
-	c.end(a.lane, g.ranks * a.slot_bytes, true);
+	let_next_start();
 }
 
 } // namespace collective

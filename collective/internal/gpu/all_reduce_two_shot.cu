@@ -24,21 +24,33 @@ __global__ void __launch_bounds__(THREADS) all_reduce_two_shot(const __grid_cons
 	bool full = vectors >= live.count;			   // every rank owns something
 	if (!full) say_begun(g, a.lane, c.o);
 	await_begun(g, a.lane, c, wait, live.others);
+	u32 from = shares.first(live.own), own = shares.size(live.own);
+	Parts parts;
+	uint4 mine = make_uint4(0, 0, 0, 0); // of the thread's first vector
+	if (c.at < own) mine = in.load(from + c.at);
 	for (u32 base = c.at & ~31u; base < shares.longest(); base += c.step) {
 		u32 i = base + (threadIdx.x & 31);
-		send_parts(
-			peers, live.others, slot_of(c.turn, g.rank, a.slot_bytes, i),
-			[&](u32 r) { return i < shares.size(live.number(r)); },
-			[&](u32 r) { return in.load(shares.first(live.number(r)) + i); });
+		auto has = [&](u32 r) { return i < shares.size(live.number(r)); };
+		auto load = [&](u32 r) {
+			return has(r) ? in.load(shares.first(live.number(r)) + i) : make_uint4(0, 0, 0, 0);
+		};
+		parts.fetch(load);
+		parts.send(peers, live.others, slot_of(c.turn, g.rank, a.slot_bytes, i), has, load);
 	}
+	Arrivals inputs(wait, a.lane, live, c.o.own + c.turn, a.slot_bytes);
+	if (c.at < own) inputs.look(c.at);
 	c.clear(a.lane);
-	u32 from = shares.first(live.own), own = shares.size(live.own);
+	c.note(a.lane, 2 * g.ranks * a.slot_bytes, full);
 	for (u32 base = c.at & ~31u; base < own; base += c.step) {
 		u32 i = base + (threadIdx.x & 31);
 		uint4 v = make_uint4(0, 0, 0, 0);
 		if (i < own) {
+			if (i != c.at) {
+				mine = in.load(from + i);
+				inputs.look(i);
+			}
 			Fold fold(a.how, live.count);
-			fold_slots(fold, wait, a.lane, live, c.o.own + slot_of(c.turn, 0, 0, i), a.slot_bytes, in.load(from + i));
+			inputs.fold(fold, i, mine);
 			v = fold.result();
 			if (!wait.over) out.store(from + i, v);
 		}
@@ -46,13 +58,13 @@ __global__ void __launch_bounds__(THREADS) all_reduce_two_shot(const __grid_cons
 			if (i < own && !wait.over) send(there + slot_of(results, g.rank, a.slot_bytes, i), v);
 		});
 	}
-	for (u32 base = c.at & ~31u; base < shares.longest(); base += c.step) {
-		u32 i = base + (threadIdx.x & 31);
-		gather_slots(wait, a.lane, live.others, c.o.own + slot_of(results, 0, 0, i), a.slot_bytes,
-					 [&](u32 r) { return i < shares.size(live.number(r)); },
-					 [&](u32 r, uint4 v) { out.store(shares.first(live.number(r)) + i, v); });
+	Arrivals sums(wait, a.lane, live, c.o.own + results, a.slot_bytes);
+	for (u32 i = c.at; i < shares.longest(); i += c.step) {
+		auto has = [&](u32 r) { return i < shares.size(live.number(r)); };
+		sums.look(i, live.others, has);
+		sums.each(i, live.others, has, [&](u32 r, uint4 v) { out.store(shares.first(live.number(r)) + i, v); });
 	}
-	c.end(a.lane, 2 * g.ranks * a.slot_bytes, full);
+	let_next_start();
 }
 
 } // namespace collective

@@ -1,5 +1,7 @@
 // Barrier: every rank tells every other that it has begun the operation, and waits for all of them. What
-// a rank's kernels stored before, anywhere, the others' kernels behind the barrier see.
+// a rank's kernels stored before, anywhere, the others' kernels behind the barrier see: a kernel that has
+// ended has its stores performed for the whole system, and one that begins reads afresh. So the words
+// need no fence, which would take as long as the rest.
 #include "slots.cuh"
 
 namespace weft {
@@ -19,13 +21,13 @@ __global__ void __launch_bounds__(THREADS) barrier(const __grid_constant__ Barri
 	Collective c(a.lane);
 	if (!c.begin(g, a.lane)) return;
 	Live live(g, c.o.mask);
-	Wait wait(g, a.lane.state, a.lane.op, c.o.epoch);
 	u32 r = threadIdx.x;
 	bool meets = r < g.ranks && holds(live.others, r);
-	if (meets) store_release_sys4(g.window[r] + a.lane.heard + g.rank * 4, (u32)c.o.epoch);
+	if (meets) store_relaxed_sys4(g.window[r] + a.lane.heard + g.rank * 4, (u32)c.o.epoch);
 	c.clear(a.lane);
-	if (meets) await_epoch(wait, r, c.o.own + a.lane.heard + r * 4, (u32)c.o.epoch);
-	c.end(a.lane, 0, true);
+	c.note(a.lane, 0, true);
+	if (meets) poll_begun(g, a.lane.state, a.lane.op, c.o.epoch, r, c.o.own + a.lane.heard + r * 4, (u32)c.o.epoch);
+	let_next_start();
 }
 
 } // namespace collective

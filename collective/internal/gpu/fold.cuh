@@ -268,15 +268,10 @@ struct Fold {
 	}
 
 	__device__ __forceinline__ void take(uint4 v) {
+		if (op == SUM || op == AVG) return add(v);
 		Accumulator y[ELEMENTS];
 		unpack(y, v);
-		if (op == SUM || op == AVG) {
-#pragma unroll
-			for (u32 i = 0; i < ELEMENTS; i++) {
-				x[i] = WEFT_TYPE == TYPE_BOOL ? greater(x[i], y[i]) : plus(x[i], y[i]);
-				carry.take(i, y[i], x[i]);
-			}
-		} else if (op == PROD) {
+		if (op == PROD) {
 #pragma unroll
 			for (u32 i = 0; i < ELEMENTS; i++) x[i] = times(x[i], y[i]);
 		} else if (op == MIN) {
@@ -288,6 +283,28 @@ struct Fold {
 		} else {
 #pragma unroll
 			for (u32 i = 0; i < ELEMENTS; i++) x[i] = times_plus(scalar, y[i], x[i]);
+		}
+	}
+
+	// rows takes a row of every rank. Sums are the common case, whose instructions follow each other.
+	template <u32 N> __device__ __forceinline__ void rows(const uint4 (&v)[N]) {
+		start(v[0]);
+		if (op == SUM || op == AVG) {
+#pragma unroll
+			for (u32 r = 1; r < N; r++) add(v[r]);
+			return;
+		}
+#pragma unroll
+		for (u32 r = 1; r < N; r++) take(v[r]);
+	}
+
+	__device__ __forceinline__ void add(uint4 v) {
+		Accumulator y[ELEMENTS];
+		unpack(y, v);
+#pragma unroll
+		for (u32 i = 0; i < ELEMENTS; i++) {
+			x[i] = WEFT_TYPE == TYPE_BOOL ? greater(x[i], y[i]) : plus(x[i], y[i]);
+			carry.take(i, y[i], x[i]);
 		}
 	}
 

@@ -33,7 +33,14 @@ __global__ void __launch_bounds__(THREADS) move(const __grid_constant__ Move a) 
 	bool rooted = a.sender >= 0 || a.receiver >= 0;
 	bool sends = a.sender < 0 || (u32)a.sender == g.rank, receives = a.receiver < 0 || (u32)a.receiver == g.rank;
 	uint4 first = make_uint4(0, 0, 0, 0);
-	if (a.in_step == 0 && sends && c.at < vectors) first = whole.load(c.at);
+	Parts parts;
+	if (sends && c.at < vectors) {
+		if (a.in_step == 0) {
+			first = whole.load(c.at);
+		} else {
+			parts.fetch([&](u32 r) { return Part(a.in, r * a.in_step, a.part_bytes).load(c.at); });
+		}
+	}
 	if (!c.begin(g, a.lane)) return;
 	Peers peers(g);
 	Live live(g, c.o.mask);
@@ -47,27 +54,37 @@ __global__ void __launch_bounds__(THREADS) move(const __grid_constant__ Move a) 
 	if (sends) {
 		for (u32 base = c.at & ~31u; base < vectors; base += c.step) {
 			u32 i = base + (threadIdx.x & 31);
-			uint4 v = first;
-			if (a.in_step == 0 && i != c.at && i < vectors) v = whole.load(i);
-			send_parts(
-				peers, to, slot_of(c.turn, g.rank, a.slot_bytes, i), [&](u32) { return i < vectors; },
-				[&](u32 r) { return a.in_step == 0 ? v : Part(a.in, r * a.in_step, a.part_bytes).load(i); });
+			auto has = [&](u32) { return i < vectors; };
+			u64 slot = slot_of(c.turn, g.rank, a.slot_bytes, i);
+			if (a.in_step == 0) {
+				uint4 v = first;
+				if (i != c.at && i < vectors) v = whole.load(i);
+				peers.each(to, [&](u32 r, char *there) {
+					if (has(r)) send(there + slot, v);
+				});
+			} else {
+				auto load = [&](u32 r) { return Part(a.in, r * a.in_step, a.part_bytes).load(i); };
+				if (i != c.at && i < vectors) parts.fetch(load);
+				parts.send(peers, to, slot, has, load);
+			}
 		}
 	}
+	Arrivals arrivals(wait, a.lane, live, c.o.own + c.turn, a.slot_bytes);
+	auto all = [](u32) { return true; };
+	if (receives && c.at < vectors) arrivals.look(c.at, from, all);
 	c.clear(a.lane);
+	c.note(a.lane, g.ranks * a.slot_bytes, !rooted);
 	if (sends && receives) { // what this rank has for itself
 		Part mine(a.in, g.rank * a.in_step, a.part_bytes), out(a.out, g.rank * a.out_step, a.part_bytes);
 		for (u32 i = c.at; mine.at != out.at && i < vectors; i += c.step) {
 			out.store(i, a.in_step == 0 && i == c.at ? first : mine.load(i));
 		}
 	}
-	if (receives) {
-		for (u32 i = c.at; i < vectors; i += c.step) {
-			gather_slots(wait, a.lane, from, c.o.own + slot_of(c.turn, 0, 0, i), a.slot_bytes, [](u32) { return true; },
-						 [&](u32 r, uint4 v) { Part(a.out, r * a.out_step, a.part_bytes).store(i, v); });
-		}
+	for (u32 i = c.at; receives && i < vectors; i += c.step) {
+		if (i != c.at) arrivals.look(i, from, all);
+		arrivals.each(i, from, all, [&](u32 r, uint4 v) { Part(a.out, r * a.out_step, a.part_bytes).store(i, v); });
 	}
-	c.end(a.lane, g.ranks * a.slot_bytes, !rooted);
+	let_next_start();
 }
 
 } // namespace collective

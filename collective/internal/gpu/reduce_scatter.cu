@@ -24,32 +24,44 @@ namespace collective {
 __global__ void __launch_bounds__(THREADS) reduce_scatter(const __grid_constant__ ReduceScatter a) {
 	const Group &g = a.group;
 	Collective c(a.lane);
+	bool rooted = a.root >= 0;
+	auto part = [&](u32 r) { return Part(a.in, rooted ? 0 : r * a.part_step, a.part_bytes); };
+	Part own = part(g.rank), out(a.out);
+	u32 vectors = own.vectors();
+	Parts parts;
+	uint4 mine = make_uint4(0, 0, 0, 0);
+	if (c.at < vectors) {
+		parts.fetch([&](u32 r) { return part(r).load(c.at); });
+		mine = own.load(c.at);
+	}
 	if (!c.begin(g, a.lane)) return;
 	Peers peers(g);
 	Live live(g, c.o.mask);
 	Wait wait(g, a.lane.state, a.lane.op, c.o.epoch);
-	bool rooted = a.root >= 0;
-	auto part = [&](u32 r) { return Part(a.in, rooted ? 0 : r * a.part_step, a.part_bytes); };
 	RankSet to = rooted ? live.others & RankSet::one((u32)a.root) : live.others;
-	Part own = part(g.rank), out(a.out);
-	u32 vectors = own.vectors();
 	if (rooted) say_begun(g, a.lane, c.o);
 	await_begun(g, a.lane, c, wait, to);
 	for (u32 base = c.at & ~31u; base < vectors; base += c.step) {
 		u32 i = base + (threadIdx.x & 31);
-		send_parts(
-			peers, to, slot_of(c.turn, g.rank, a.slot_bytes, i), [&](u32) { return i < vectors; },
-			[&](u32 r) { return part(r).load(i); });
+		auto load = [&](u32 r) { return part(r).load(i); };
+		if (i != c.at && i < vectors) parts.fetch(load);
+		parts.send(peers, to, slot_of(c.turn, g.rank, a.slot_bytes, i), [&](u32) { return i < vectors; }, load);
 	}
+	bool receives = !rooted || (u32)a.root == g.rank;
+	Arrivals arrivals(wait, a.lane, live, c.o.own + c.turn, a.slot_bytes);
+	if (receives && c.at < vectors) arrivals.look(c.at);
 	c.clear(a.lane);
-	if (!rooted || (u32)a.root == g.rank) {
-		for (u32 i = c.at; i < vectors; i += c.step) {
-			Fold fold(a.how, live.count);
-			fold_slots(fold, wait, a.lane, live, c.o.own + slot_of(c.turn, 0, 0, i), a.slot_bytes, own.load(i));
-			if (!wait.over) out.store(i, fold.result());
+	c.note(a.lane, g.ranks * a.slot_bytes, !rooted);
+	for (u32 i = c.at; receives && i < vectors; i += c.step) {
+		if (i != c.at) {
+			mine = own.load(i);
+			arrivals.look(i);
 		}
+		Fold fold(a.how, live.count);
+		arrivals.fold(fold, i, mine);
+		if (!wait.over) out.store(i, fold.result());
 	}
-	c.end(a.lane, g.ranks * a.slot_bytes, !rooted);
+	let_next_start();
 }
 
 } // namespace collective

@@ -98,9 +98,22 @@ __device__ __forceinline__ uint4 value(const Slot &s) {
 
 #endif
 
+// poll looks at a slot until a vector of peer's is there, or the wait is over. It is a function of its
+// own, as poll_begun is: kernels of few instructions are fast ones, and each of them waits in many
+// places.
+__device__ __noinline__ Slot poll(const Group &g, State *state, u32 op, u64 epoch, u32 peer, const char *slot) {
+	Wait w(g, state, op, epoch);
+	Slot s = look(slot);
+	while (!there(s) && w.more(peer, 0, 0)) s = look(slot);
+	return s;
+}
+
 // await waits until a vector of peer's is in a slot that has been looked at, and gives it.
 __device__ __forceinline__ uint4 await(Wait &w, u32 peer, const char *slot, Slot s) {
-	while (!there(s) && !w.over && w.more(peer, 0, 0)) s = look(slot);
+	if (!there(s) && !w.over) {
+		s = poll(w.group, w.state, w.op, w.epoch, peer, slot);
+		w.over = !there(s);
+	}
 	return value(s);
 }
 
@@ -239,26 +252,35 @@ struct Peers {
 	}
 };
 
-// send_parts sends a vector to every rank of a set: load(rank) gives it, where has(rank), and it goes to
-// an offset in the rank's window. All loads are on their way before the first store. All lanes of the
-// warp call it.
-template <class H, class L> __device__ __forceinline__ void send_parts(const Peers &peers, const RankSet &to, u64 slot,
-																	   H has, L load) {
+// Parts are a vector of each rank's part, on the way to the ranks. Where the number of ranks is known at
+// compile time all of them are loaded before the first is sent; a kernel loads those of a thread's first
+// vector before it knows which ranks take part. F gives a rank's: load(rank).
+struct Parts {
 #if WEFT_RANKS == 0
-	peers.each(to, [&](u32 r, char *there) {
-		if (has(r)) send(there + slot, load(r));
-	});
+	template <class F> __device__ __forceinline__ void fetch(F) {}
+	// send sends to every rank of a set, at an offset in the rank's window, where has(rank). All lanes of
+	// the warp call it.
+	template <class H, class F> __device__ __forceinline__ void send(const Peers &peers, const RankSet &to, u64 slot,
+																	 H has, F load) const {
+		peers.each(to, [&](u32 r, char *there) {
+			if (has(r)) weft::send(there + slot, load(r));
+		});
+	}
 #else
 	uint4 v[RANKS];
+
+	template <class F> __device__ __forceinline__ void fetch(F load) {
 #pragma unroll
-	for (u32 r = 0; r < RANKS; r++) {
-		if (holds(to, r) && has(r)) v[r] = load(r);
+		for (u32 r = 0; r < RANKS; r++) v[r] = load(r);
 	}
-	peers.each(to, [&](u32 r, char *there) {
-		if (has(r)) send(there + slot, v[r]);
-	});
+	template <class H, class F> __device__ __forceinline__ void send(const Peers &peers, const RankSet &to, u64 slot,
+																	 H has, F) const {
+		peers.each(to, [&](u32 r, char *there) {
+			if (has(r)) weft::send(there + slot, v[r]);
+		});
+	}
 #endif
-}
+};
 
 // Shares cuts vectors into one share for each live rank, by its number: they differ by one at most.
 struct Shares {
@@ -314,9 +336,9 @@ struct Collective {
 		for (u64 i = (u64)at * 16; i < before.bytes; i += (u64)step * 16) store16(p + i, empty16());
 	}
 
-	// end is the last thing that all threads do. bytes are what the operation used of its turn.
-	__device__ __forceinline__ void end(const Lane &l, u64 bytes, bool full) const {
-		let_next_start();
+	// note leaves what the next operation goes by. All threads call it, once, while their data is on the
+	// way. bytes are what the operation uses of its turn.
+	__device__ __forceinline__ void note(const Lane &l, u64 bytes, bool full) const {
 		__syncthreads(); // all have read the count
 		if (at == 0) l.left[o.turn] = {l.clear != 0 ? 0 : bytes, full, 0};
 		Count next = {o.epoch, o.turn == 2 ? 0 : o.turn + 1, 0};
@@ -329,63 +351,102 @@ __device__ __forceinline__ u64 slot_of(u64 turn, u32 src, u64 slot_bytes, u64 ve
 	return turn + src * slot_bytes + vector * SLOT_BYTES;
 }
 
-// fold_slots reduces a vector of every live rank, in rank order: own of this rank's, and of the others
-// what stands in their slots. F is a Fold.
-template <class F> __device__ __forceinline__ void fold_slots(F &fold, Wait &w, const Lane &l, const Live &live,
-															  char *slots, u64 slot_bytes, uint4 own) {
-	constexpr u32 FLIGHT = RANKS != 0 ? RANKS : 4; // slots looked at together
-	const Group &g = w.group;
-	u32 ranks = RANKS != 0 ? RANKS : g.ranks;
-	bool begun = false;
-	for (u32 first = 0; first < ranks; first += FLIGHT) {
-		Slot s[FLIGHT];
-#pragma unroll
-		for (u32 j = 0; j < FLIGHT; j++) {
-			u32 r = first + j;
-			if (r < ranks && holds(live.others, r)) s[j] = look(slots + r * slot_bytes);
-		}
-#pragma unroll
-		for (u32 j = 0; j < FLIGHT; j++) {
-			u32 r = first + j;
-			if (r >= ranks || !holds(live.set, r)) continue;
-			uint4 v = own;
-			if (r != g.rank) {
-				v = await(w, r, slots + r * slot_bytes, s[j]);
-				if (l.clear != 0) empty(l, slots + r * slot_bytes);
-			}
-			if (begun) {
-				fold.take(v);
-			} else {
-				fold.start(v);
-			}
-			begun = true;
-		}
-	}
-}
+// Slots of a vector are looked at together: FLIGHT ranks' at a time.
+constexpr u32 FLIGHT = RANKS != 0 ? RANKS : 4;
 
-// gather_slots waits for a vector of every rank of a set, where wants(rank), and calls take(rank, vector)
-// for each.
-template <class W, class T> __device__ __forceinline__ void gather_slots(Wait &w, const Lane &l, const RankSet &from,
-																		 char *slots, u64 slot_bytes, W wants, T take) {
-	constexpr u32 FLIGHT = RANKS != 0 ? RANKS : 4; // slots looked at together
-	u32 ranks = RANKS != 0 ? RANKS : w.group.ranks;
-	for (u32 first = 0; first < ranks; first += FLIGHT) {
-		Slot s[FLIGHT];
+// Looks are what was seen in the slots of a vector, of FLIGHT ranks from first on. A thread looks for its
+// first vector before it clears and notes what it must, which takes as long as the look.
+struct Looks {
+	Slot s[FLIGHT];
+
+	template <class W> __device__ __forceinline__ void look_at(u32 first, u32 ranks, const RankSet &from,
+															  const char *slots, u64 slot_bytes, W wants) {
 #pragma unroll
 		for (u32 j = 0; j < FLIGHT; j++) {
 			u32 r = first + j;
 			if (r < ranks && holds(from, r) && wants(r)) s[j] = look(slots + r * slot_bytes);
 		}
+	}
+};
+
+// Arrivals are the slots of one vector after the other in which peers' data arrives.
+struct Arrivals {
+	Wait &wait;
+	const Lane &lane;
+	const Live &live;
+	char *slots; // rank 0's, of vector 0
+	u64 slot_bytes;
+	u32 ranks;
+	Looks looks;
+
+	__device__ __forceinline__ Arrivals(Wait &w, const Lane &l, const Live &live, char *slots, u64 slot_bytes)
+		: wait(w), lane(l), live(live), slots(slots), slot_bytes(slot_bytes), ranks(RANKS != 0 ? RANKS : w.group.ranks) {}
+
+	__device__ __forceinline__ char *slot(u32 rank, u32 vector) const {
+		return slots + (u64)vector * SLOT_BYTES + rank * slot_bytes;
+	}
+
+	// look begins a vector: its data comes from a set of ranks, where wants(rank).
+	template <class W> __device__ __forceinline__ void look(u32 vector, const RankSet &from, W wants) {
+		looks.look_at(0, ranks, from, slot(0, vector), slot_bytes, wants);
+	}
+	__device__ __forceinline__ void look(u32 vector) {
+		look(vector, live.others, [](u32) { return true; });
+	}
+
+	__device__ __forceinline__ uint4 take(u32 rank, u32 vector, const Slot &seen) {
+		uint4 v = await(wait, rank, slot(rank, vector), seen);
+		if (lane.clear != 0) empty(lane, slot(rank, vector));
+		return v;
+	}
+
+	// fold reduces a vector that was looked at, of every live rank in rank order; own is this rank's. F is
+	// a Fold.
+	template <class F> __device__ __forceinline__ void fold(F &fold, u32 vector, uint4 own) {
+		u32 me = wait.group.rank;
+		if (RANKS != 0 && live.all) {
+			uint4 v[FLIGHT];
 #pragma unroll
-		for (u32 j = 0; j < FLIGHT; j++) {
-			u32 r = first + j;
-			if (r >= ranks || !holds(from, r) || !wants(r)) continue;
-			uint4 v = await(w, r, slots + r * slot_bytes, s[j]);
-			if (l.clear != 0) empty(l, slots + r * slot_bytes);
-			if (!w.over) take(r, v);
+			for (u32 r = 0; r < FLIGHT; r++) {
+				v[r] = own;
+				if (r != me) v[r] = take(r, vector, looks.s[r]);
+			}
+			return fold.rows(v);
+		}
+		bool begun = false;
+		for (u32 first = 0; first < ranks; first += FLIGHT) {
+			if (first != 0)
+				looks.look_at(first, ranks, live.others, slot(0, vector), slot_bytes, [](u32) { return true; });
+#pragma unroll
+			for (u32 j = 0; j < FLIGHT; j++) {
+				u32 r = first + j;
+				if (r >= ranks || !holds(live.set, r)) continue;
+				uint4 v = own;
+				if (r != me) v = take(r, vector, looks.s[j]);
+				if (begun) {
+					fold.take(v);
+				} else {
+					fold.start(v);
+				}
+				begun = true;
+			}
 		}
 	}
-}
+
+	// each calls f(rank, vector's data) for every rank of a set that was looked at.
+	template <class W, class F> __device__ __forceinline__ void each(u32 vector, const RankSet &from, W wants, F f) {
+		for (u32 first = 0; first < ranks; first += FLIGHT) {
+			if (first != 0) looks.look_at(first, ranks, from, slot(0, vector), slot_bytes, wants);
+#pragma unroll
+			for (u32 j = 0; j < FLIGHT; j++) {
+				u32 r = first + j;
+				if (r >= ranks || !holds(from, r) || !wants(r)) continue;
+				uint4 v = take(r, vector, looks.s[j]);
+				if (!wait.over) f(r, v);
+			}
+		}
+	}
+};
 
 // say_begun tells every rank that this one has begun the operation. Rooted and sparse operations call
 // it, on all threads.
@@ -395,16 +456,24 @@ __device__ __forceinline__ void say_begun(const Group &g, const Lane &l, const O
 		store_relaxed_sys4(g.window[r] + l.heard + g.rank * 4, (u32)o.epoch);
 }
 
+// poll_begun looks at a word until peer has begun an operation, and is false if the wait is over.
+__device__ __noinline__ bool poll_begun(const Group &g, State *state, u32 op, u64 epoch, u32 peer, const char *word,
+										u32 begun) {
+	Wait w(g, state, op, epoch);
+	u32 v = load_relaxed_sys4(word);
+	while ((int)(v - begun) < 0 && w.more(peer, begun, v)) v = load_relaxed_sys4(word);
+	return (int)(v - begun) >= 0;
+}
+
 // await_begun waits until the ranks of a set have begun the operation before this one, unless that was
 // full. All lanes of the warp call it, before they send.
 __device__ __forceinline__ void await_begun(const Group &g, const Lane &l, const Collective &c, Wait &w,
 											const RankSet &to) {
 	if (c.before.full != 0) return;
+#pragma unroll 1
 	for (u32 r = threadIdx.x & 31; r < g.ranks; r += 32) {
-		if (!holds(to, r) || r == g.rank) continue;
-		const char *p = c.o.own + l.heard + r * 4;
-		u32 last = (u32)c.o.epoch - 1, v = load_relaxed_sys4(p);
-		while ((int)(v - last) < 0 && !w.over && w.more(r, last, v)) v = load_relaxed_sys4(p);
+		if (holds(to, r) && r != g.rank && !w.over)
+			w.over = !poll_begun(g, w.state, w.op, w.epoch, r, c.o.own + l.heard + r * 4, (u32)c.o.epoch - 1);
 	}
 	__syncwarp();
 }
