@@ -17,6 +17,10 @@ type Call struct {
 	Counts     Counts // of a V form
 	Algorithm  string // by name; empty: the fastest is chosen
 
+	// Symmetric says that operands that lie in windows lie at the same place of the same window on every
+	// rank. Without it GPUs, which do not meet before they enqueue, read and write no operand of a peer.
+	Symmetric bool
+
 	// ScalarOnDevice says that the scalar lies in the GPU's memory, where the kernel reads it.
 	ScalarOnDevice bool
 

@@ -20,14 +20,30 @@ var algorithms = []*algorithm{
 		(*Engine).startOneShot,
 	},
 	{
+		spec.Algorithm{Name: "all-reduce/direct", Collective: spec.AllReduce, Supports: inWindows(spec.Inputs | spec.Outputs)},
+		(*Engine).startDirectReduce,
+	},
+	{
 		spec.Algorithm{Name: "all-reduce/two-shot", Collective: spec.AllReduce, Supports: always},
 		(*Engine).startTwoShot,
+	},
+	{
+		spec.Algorithm{Name: "reduce-scatter/direct", Collective: spec.ReduceScatter, Supports: inWindows(spec.Inputs)},
+		(*Engine).startDirectReduce,
 	},
 	{
 		spec.Algorithm{Name: "reduce-scatter/flagged", Collective: spec.ReduceScatter, Supports: always},
 		(*Engine).startReduceParts,
 	},
 	{spec.Algorithm{Name: "reduce/flagged", Collective: spec.Reduce, Supports: always}, (*Engine).startReduceParts},
+	{
+		spec.Algorithm{Name: "all-gather/direct", Collective: spec.AllGather, Supports: inWindows(spec.Outputs)},
+		(*Engine).startDirectMove,
+	},
+	{
+		spec.Algorithm{Name: "all-to-all/direct", Collective: spec.AllToAll, Supports: writable},
+		(*Engine).startDirectMove,
+	},
 	moveOf(spec.AllGather), moveOf(spec.AllToAll), moveOf(spec.Broadcast), moveOf(spec.Gather), moveOf(spec.Scatter),
 }
 
@@ -38,6 +54,14 @@ func moveOf(k spec.Collective) *algorithm {
 }
 
 func always(spec.Request) bool { return true }
+
+// inWindows supports operands that lie in windows.
+func inWindows(w spec.Windows) func(spec.Request) bool {
+	return func(q spec.Request) bool { return q.Windows&w == w }
+}
+
+// writable: no peer may overwrite what a rank has yet to send.
+func writable(q spec.Request) bool { return q.Windows&(spec.Outputs|spec.InPlace) == spec.Outputs }
 
 // Algorithms lists all algorithms.
 func Algorithms() []spec.Algorithm {
@@ -63,8 +87,24 @@ func (e *Engine) choose(q *spec.Request) *algorithm {
 	return nil
 }
 
-// prefers says whether an algorithm is the faster one. Between two ranks both algorithms of an
-// all-reduce move the same, and one step is one less.
+// prefers says whether an algorithm is the faster one. Between two ranks one-shot and two-shot
+// all-reduces move the same, and one step is one less. Direct ones meet twice, and stage nothing.
 func prefers(a *algorithm, q *spec.Request) bool {
-	return a.Name != "all-reduce/one-shot" || q.Ranks == 2 || q.Bytes <= oneShotBytes
+	switch a.Name {
+	case "all-reduce/one-shot":
+		return q.Ranks == 2 || q.Bytes <= oneShotBytes
+	case "all-reduce/direct":
+		return q.Bytes >= directReduceBytes
+	case "reduce-scatter/direct", "all-gather/direct", "all-to-all/direct":
+		return q.Bytes*(q.Ranks-1) >= directMoveBytes
+	default:
+		return true
+	}
 }
+
+// From these sizes on direct operations are faster: of an operand that is reduced whole, and of what a
+// rank sends or reads.
+const (
+	directReduceBytes = 8 << 20
+	directMoveBytes   = 3 << 20
+)

@@ -14,6 +14,8 @@
 //	reduce_scatter        every rank reduces its part; a reduce is that of one rank
 //	move                  all-gather, all-to-all, broadcast, gather, scatter
 //	barrier               words alone
+//	direct_move           all-gather and all-to-all into outputs that lie in windows: nothing is staged
+//	direct_reduce         all-reduce and reduce-scatter of inputs that lie in windows
 //
 // # Memory
 //
@@ -21,6 +23,10 @@
 // operation that rank has begun. A turn belongs to an operation alone: operation e has turn e mod 3, and
 // lays it out as its ranks need it. Local memory has the lane's state, a count for each block, and for
 // each turn what its operation left there.
+//
+// Direct operations find the operands of peers in windows, at the places where this rank's lie: the caller
+// says that a call is symmetric. Their blocks meet by words of their own, a word a block and rank, before
+// they touch a peer's operand and after (direct.cuh).
 //
 // # Order
 //

@@ -32,10 +32,12 @@ type Engine struct {
 	dependent bool // launches may begin while the one before ends
 	forced    []*algorithm
 
-	args  laneArgs // but for what is an operation's own
-	group device.Group
+	args   laneArgs // but for what is an operation's own
+	direct directArgs
+	group  device.Group
 
 	barrier    barrier
+	directMove directMove
 	moves      [encodings]move
 	reductions [dtypes]*reductions
 }
@@ -45,6 +47,7 @@ type reductions struct {
 	oneShot       oneShot
 	twoShot       twoShot
 	reduceScatter reduceScatter
+	direct        directReduce
 }
 
 const dtypes = int(weft.Uint64) + 1
@@ -95,6 +98,7 @@ func (e *Engine) open(ctx context.Context, o Options) (err error) {
 	e.args.slots = uint64(window.Ones(int64(turns * e.turnBytes)))
 	e.args.cleared = e.args.slots
 	e.args.heard = uint64(window.Zeros(4 * int64(e.ranks)))
+	e.layOutDirect(window)
 	left := local.Zeros(turns * leftBytes)
 	loop := loopback{ranks: o.Loopback}
 	loop.layOut(window, &e.args)
@@ -138,6 +142,7 @@ func (e *Engine) loadMoves(ctx context.Context) error {
 	for enc := words; enc < encodings; enc++ {
 		sources = append(sources, moveSource(enc, t))
 	}
+	sources = append(sources, directMoveSource(t))
 	f, err := e.load(ctx, sources...)
 	if err != nil {
 		return err
@@ -145,6 +150,9 @@ func (e *Engine) loadMoves(ctx context.Context) error {
 	e.barrier.Launch, err = enginegpu.NewLaunch(f[0], e.config(), barrierArgs{})
 	for enc := words; enc < encodings && err == nil; enc++ {
 		e.moves[enc].Launch, err = enginegpu.NewLaunch(f[enc], e.config(), moveArgs{})
+	}
+	if err == nil {
+		e.directMove.Launch, err = enginegpu.NewLaunch(f[encodings], e.config(), directMoveArgs{})
 	}
 	return err
 }
@@ -161,7 +169,7 @@ func (e *Engine) Prepare(ctx context.Context, t weft.DType) error {
 			"reduce %v once before it, or list the type when the group is made", t, t)
 	}
 	to := e.target()
-	f, err := e.load(ctx, oneShotSource(t, to), twoShotSource(t, to), reduceScatterSource(t, to))
+	f, err := e.load(ctx, oneShotSource(t, to), twoShotSource(t, to), reduceScatterSource(t, to), directReduceSource(t, to))
 	if err != nil {
 		return err
 	}
@@ -173,6 +181,9 @@ func (e *Engine) Prepare(ctx context.Context, t weft.DType) error {
 		return err
 	}
 	if r.reduceScatter.Launch, err = enginegpu.NewLaunch(f[2], e.config(), reduceScatterArgs{}); err != nil {
+		return err
+	}
+	if r.direct.Launch, err = enginegpu.NewLaunch(f[3], e.config(), directReduceArgs{}); err != nil {
 		return err
 	}
 	e.reductions[t] = r

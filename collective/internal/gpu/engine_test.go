@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/collective/spec"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
@@ -37,8 +39,11 @@ type rank struct {
 	*Engine
 	comm   *weft.Comm
 	memory *cuda.Memory
+	window *weft.Window // for operands of direct calls
 	stream *weft.Stream // nil: the communicator's
 	calls  int
+
+	emulated bool
 }
 
 // memoryBytes is the size of a rank's memory for operands. It is allocated once: to allocate would
@@ -50,14 +55,19 @@ func run(t *testing.T, g *ranktest.GPUs, ranks, staging int, body func(ctx conte
 	t.Helper()
 	err := ranktest.Run(ranks, func(rank int) []weft.Option {
 		return append(g.Options(rank), weft.WithDeadline(20*time.Second))
-	}, func(ctx context.Context, comm *weft.Comm) error {
+	}, func(ctx context.Context, comm *weft.Comm) (err error) {
 		m, err := comm.Device().Context().Alloc(memoryBytes)
 		if err != nil {
 			return err
 		}
+		w, err := comm.Alloc(ctx, memoryBytes)
+		if err != nil {
+			return errors.Join(err, m.Close())
+		}
+		defer func() { err = errors.Join(err, w.Close()) }()
 		e, err := New(ctx, comm, Options{Staging: staging, SMs: 4})
 		if err == nil {
-			err = body(ctx, &rank{Engine: e, comm: comm, memory: m})
+			err = body(ctx, &rank{Engine: e, comm: comm, memory: m, window: w})
 			_, again := e.Close()
 			err = errors.Join(err, again)
 		}
@@ -85,6 +95,7 @@ type call struct {
 	root      int
 	inPlace   bool
 	shift     int // elements by which operands are off their alignment
+	direct    bool
 }
 
 func (c call) String() string {
@@ -197,16 +208,20 @@ func (r *rank) make(ctx context.Context, c call) error {
 	if end > memoryBytes {
 		return fmt.Errorf("%d bytes of operands", end)
 	}
+	memory := r.memory.Pointer()
+	if c.direct {
+		memory = r.window.Pointer()
+	}
 	before := bytes.Repeat([]byte{0xA5}, end)
 	inputs := make([][]byte, ranks)
 	for i := range inputs {
 		inputs[i] = c.input(i, r.calls, inBytes)
 	}
 	copy(before[inAt:], inputs[me])
-	if err := device.Upload(r.memory.Pointer(), before); err != nil {
+	if err := device.Upload(memory, before); err != nil {
 		return err
 	}
-	base := uint64(r.memory.Pointer())
+	base := uint64(memory)
 	if err := r.start(ctx, c, base+uint64(inAt), base+uint64(outAt)); err != nil {
 		return err
 	}
@@ -214,7 +229,7 @@ func (r *rank) make(ctx context.Context, c call) error {
 		return err
 	}
 	after := make([]byte, end)
-	if err := device.Download(after, r.memory.Pointer()); err != nil {
+	if err := device.Download(after, memory); err != nil {
 		return err
 	}
 	want := bytes.Clone(before)
@@ -255,8 +270,81 @@ func sameButOnes(got, want []byte, at, n int, c call) bool {
 	return bytes.Equal(got, want)
 }
 
+// startDirect runs a call by its direct algorithm.
+func (r *rank) startDirect(ctx context.Context, c call, in, out uint64) error {
+	kind := map[uint32]spec.Collective{
+		opAllReduce: spec.AllReduce, opReduceScatter: spec.ReduceScatter, opAllGather: spec.AllGather,
+		opAllToAll: spec.AllToAll,
+	}[c.op]
+	ins, outs := c.sizes(r.comm.Size())
+	s := &spec.Call{
+		Collective: kind, Op: c.reduction, Symmetric: true,
+		In:  weft.DeviceTensor(cuda.Pointer(in), c.dtype, ins/c.dtype.Size()),
+		Out: weft.DeviceTensor(cuda.Pointer(out), c.dtype, outs/c.dtype.Size()),
+	}
+	if err := s.Check(r.comm.Rank(), r.comm.Size()); err != nil {
+		return err
+	}
+	name, err := r.Run(ctx, r.stream, s, nil)
+	if want := kind.String() + "/direct"; err == nil && name != want {
+		return fmt.Errorf("%s ran", name)
+	}
+	return err
+}
+
+// TestDirectOnEmulatedGPUs makes direct calls of several kinds, mixed with others.
+func TestDirectOnEmulatedGPUs(t *testing.T) {
+	emulated(t, 3, func(ctx context.Context, r *rank) error {
+		r.emulated = true
+		return directCalls(ctx, r)
+	})
+}
+
+// TestDirectOnGPUs is the same on real ones.
+func TestDirectOnGPUs(t *testing.T) {
+	g := ranktest.Real(t)
+	for _, ranks := range []int{2, 3, 4, 8} {
+		t.Run(fmt.Sprint(ranks), func(t *testing.T) { run(t, g, ranks, smallStaging, directCalls) })
+	}
+}
+
+func directCalls(ctx context.Context, r *rank) error {
+	for _, a := range algorithms {
+		if strings.HasSuffix(a.Name, "/direct") {
+			r.forced = append(r.forced, a)
+		}
+	}
+	n := 0
+	types := []weft.DType{weft.BFloat16, weft.Int64, weft.Float32, weft.Uint8}
+	if r.emulated {
+		types = types[:2]
+	}
+	for _, op := range []uint32{opAllReduce, opReduceScatter, opAllGather, opAllToAll} {
+		for _, d := range types {
+			for _, count := range []int{1, 7, 4099} {
+				n++
+				c := call{
+					op: op, dtype: d, reduction: []weft.Op{weft.Sum, weft.Avg, weft.Max}[n%3], count: count, direct: true,
+					inPlace: op != opAllToAll && n%3 == 0, shift: []int{0, 1, 0, 3}[n%4],
+				}
+				if err := r.make(ctx, c); err != nil {
+					return fmt.Errorf("call %d, %v, direct: %w", n, c, err)
+				}
+				c.direct, c.count = false, 33
+				if err := r.make(ctx, c); n%4 == 0 && err != nil {
+					return fmt.Errorf("call %d, %v: %w", n, c, err)
+				}
+			}
+		}
+	}
+	return nil
+}
+
 // start enqueues a call.
 func (r *rank) start(ctx context.Context, c call, in, out uint64) error {
+	if c.direct {
+		return r.startDirect(ctx, c, in, out)
+	}
 	stream, err := r.Enter(ctx, opNames[c.op], r.stream)
 	if err != nil {
 		return err

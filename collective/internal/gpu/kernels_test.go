@@ -11,13 +11,14 @@ import (
 
 // allSpecs are the kernels of every encoding and type.
 func allSpecs(t target) (all []kernel.Spec) {
-	sources := []enginegpu.Source{barrierSource(t)}
+	sources := []enginegpu.Source{barrierSource(t), directMoveSource(t)}
 	for e := words; e < encodings; e++ {
 		sources = append(sources, moveSource(e, t))
 	}
 	for d := weft.DType(1); int(d) < dtypes; d++ {
 		if _, ok := arithmetic[d]; ok {
-			sources = append(sources, oneShotSource(d, t), twoShotSource(d, t), reduceScatterSource(d, t))
+			sources = append(sources, oneShotSource(d, t), twoShotSource(d, t), reduceScatterSource(d, t),
+				directReduceSource(d, t))
 		}
 	}
 	for _, s := range sources {

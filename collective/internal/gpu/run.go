@@ -22,13 +22,18 @@ func (e *Engine) Run(ctx context.Context, s *weft.Stream, c *spec.Call, refused 
 		return "", refused
 	}
 	q := c.Request(e.live(), e.turnBytes)
+	var err error
+	if q.Windows, err = e.windows(c); err != nil {
+		return "", err
+	}
 	a := e.choose(&q)
 	if a == nil {
 		return "", weft.Unsupportedf("%v: there is no algorithm on GPUs; join a communicator of the host's for it",
 			c.Collective)
 	}
 	name := c.Collective.String()
-	stream, err := e.Enter(ctx, name, s)
+	var stream *cuda.Stream
+	stream, err = e.Enter(ctx, name, s)
 	if err != nil {
 		return a.Name, err
 	}

@@ -74,6 +74,8 @@ type operand struct {
 
 // operandAt is an operand whose parts begin at multiples of step from its beginning.
 func operandAt(at uint64, bytes, step int) operand {
-	unit := uint32(1) << bits.TrailingZeros64(at|uint64(step)|vectorBytes)
-	return operand{at: at, bytes: uint64(bytes), unit: unit}
+	return operand{at: at, bytes: uint64(bytes), unit: uint32(unitOf(at | uint64(step)))}
 }
+
+// unitOf is the greatest power of two, at most a vector, that divides a number.
+func unitOf(n uint64) uint64 { return 1 << bits.TrailingZeros64(n|vectorBytes) }
