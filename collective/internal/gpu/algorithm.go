@@ -20,7 +20,9 @@ var algorithms = []*algorithm{
 		(*Engine).startOneShot,
 	},
 	{
-		spec.Algorithm{Name: "all-reduce/direct", Collective: spec.AllReduce, Supports: inWindows(spec.Inputs | spec.Outputs)},
+		spec.Algorithm{
+			Name: "all-reduce/direct", Collective: spec.AllReduce, Supports: inWindows(spec.Inputs | spec.Outputs),
+		},
 		(*Engine).startDirectReduce,
 	},
 	{

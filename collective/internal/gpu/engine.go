@@ -169,7 +169,8 @@ func (e *Engine) Prepare(ctx context.Context, t weft.DType) error {
 			"reduce %v once before it, or list the type when the group is made", t, t)
 	}
 	to := e.target()
-	f, err := e.load(ctx, oneShotSource(t, to), twoShotSource(t, to), reduceScatterSource(t, to), directReduceSource(t, to))
+	f, err := e.load(ctx, oneShotSource(t, to), twoShotSource(t, to), reduceScatterSource(t, to),
+		directReduceSource(t, to))
 	if err != nil {
 		return err
 	}

@@ -63,7 +63,8 @@ func TestPeerBounds(t *testing.T) {
 				t.Errorf("%+v: rank %d knows of %v", b, r, err)
 			}
 		}
-		if _, err := c.peer(1, enginehost.OperandRef{Window: b.window, Offset: b.offset}, b.n); !errors.Is(err, weft.ErrAborted) {
+		_, err := c.peer(1, enginehost.OperandRef{Window: b.window, Offset: b.offset}, b.n)
+		if !errors.Is(err, weft.ErrAborted) {
 			t.Errorf("%+v: after a failure: %v", b, err)
 		}
 		j.must(t, func(ctx context.Context, r int) error { return j.comms[r].SetMask(ctx) })

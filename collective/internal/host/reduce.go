@@ -24,8 +24,6 @@ var arithmeticOf = func() (t [256]uint8) {
 	return t
 }()
 
-func reducible(d weft.DType) bool { return arithmeticOf[d] != 0 }
-
 var operators = [...]simd.Op{
 	weft.Sum: simd.Sum, weft.Prod: simd.Prod, weft.Min: simd.Min, weft.Max: simd.Max,
 	weft.Avg: simd.Sum,
