@@ -16,8 +16,8 @@
 // runs over all rows, so each row is read once, out is written once, and no intermediate sum
 // touches memory. [WeightedSum] is the fold with a fused multiply-add; [PlainSum] the same with
 // weights of 1, since fma(1, x, acc) is acc + x; [Scale] one row added to -0, the identity of
-// addition; [Reduce] a fold that starts at the identity of its operator. Max is Min between two
-// changes of sign.
+// addition; [Reduce] a fold that starts at the identity of its operator; [PreMulSum] one with the
+// scalar for a weight. Max is Min between two changes of sign.
 //
 // bf16 is widened without shuffles: a 32-bit lane holds two elements, the odd one is the lane with
 // its lower half cleared, the even one the lane shifted left by 16. They accumulate apart and are
@@ -45,7 +45,9 @@
 //   - Overflow. bf16 and fp16 become Inf. fp8 saturates: e4m3 at ±448, e5m2 at ±57344, infinite
 //     operands included.
 //   - Integers wrap. Their average is the exact sum, held in 64 or 128 bits, divided with
-//     truncation toward zero.
+//     truncation toward zero. A pre-multiplied sum is the sum times the scalar, since wrapping
+//     products distribute over wrapping sums.
+//   - Bools. A byte other than 0 is true. OR is the greatest byte and AND the least, cut to 1.
 //
 // # Paths
 //

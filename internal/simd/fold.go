@@ -23,14 +23,16 @@ const (
 	foldMaxS
 	foldMinU
 	foldMaxU
+
+	foldScaled64 // F64: acc = fma(flip, x, acc)
 )
 
 // A fold is the one shape behind WeightedSum, PlainSum, Scale and Reduce: every column of the
 // output starts at init, takes op with each row in turn, and is finished (flip, divide, canonical
 // NaN) and rounded once. The accumulators of a block of columns stay in registers over all rows.
 //
-// init, flip and div are bit patterns of the accumulator's type, repeated to 64 bits. div of 0
-// means no division.
+// init, flip and div are bit patterns of the accumulator's type, repeated to 64 bits. flip is 0
+// unless the operator uses it; div of 0 means no division.
 type fold struct {
 	t    Type
 	op   foldOp
@@ -153,20 +155,73 @@ func Scale(t Type, out, in unsafe.Pointer, n int, w float32) {
 // an fp32 (F64: fp64) division; integers as the exact sum, which does not wrap, divided with
 // truncation toward zero.
 //
+// The sum and the maximum of Bool are OR, the product and the minimum are AND; results are 0 or 1.
+//
 // It panics if srcs is empty or a length differs.
 func Reduce(op Op, t Type, avg bool, dst []byte, srcs ...[]byte) {
+	if avg && (op != Sum || t == Bool) {
+		panic("simd: average of " + op.String() + " of " + t.String())
+	}
+	var few [MaxRows]unsafe.Pointer
+	f, n := foldOf(t, dst, srcs, few[:0])
+	switch {
+	case n == 0:
+	case t.Float():
+		f.setFloatOp(op)
+		if avg {
+			f.setDiv(len(srcs))
+		}
+		f.run(n)
+	case avg:
+		f.averageInts(n)
+	case t == Bool:
+		f.reduceBools(op, n)
+	default:
+		f.setIntOp(op)
+		f.run(n)
+	}
+}
+
+// PreMulSum computes dst[i] = scalar*srcs[0][i] + scalar*srcs[1][i] + ... in that order: one fused
+// multiply-add a source, from +0, and otherwise as [Reduce] with Sum. scalar points to a number of the
+// accumulator's type: fp32 for BF16, F16, E4M3 and E5M2, else t. It panics for Bool.
+func PreMulSum(t Type, scalar unsafe.Pointer, dst []byte, srcs ...[]byte) {
+	if t == Bool {
+		panic("simd: a pre-multiplied sum of bool")
+	}
+	var few [MaxRows]unsafe.Pointer
+	f, n := foldOf(t, dst, srcs, few[:0])
+	switch {
+	case n == 0:
+	case t == F64:
+		f.op, f.flip = foldScaled64, view[uint64](scalar, 0, 1)[0]
+		f.run(n)
+	case t.Float():
+		var some [MaxRows]float32
+		w := some[:]
+		if len(srcs) > len(some) {
+			w = make([]float32, len(srcs))
+		}
+		for k := range srcs {
+			w[k] = view[float32](scalar, 0, 1)[0]
+		}
+		f.op, f.w = foldFMA, w
+		f.run(n)
+	default:
+		// Wrapping products distribute over wrapping sums.
+		f.setIntOp(Sum)
+		f.run(n)
+		f.apply(foldIntProd, loadInt(t, scalar), n)
+	}
+}
+
+// foldOf is a fold of n elements without an operator; its row table is few, unless that is too short.
+func foldOf(t Type, dst []byte, srcs [][]byte, few []unsafe.Pointer) (f fold, n int) {
 	if len(srcs) == 0 || len(dst)%t.Size() != 0 {
 		panic(fmt.Sprintf("simd: reduce %d sources into %d bytes of %v", len(srcs), len(dst), t))
 	}
-	if avg && op != Sum {
-		panic("simd: average of " + op.String())
-	}
-	if len(dst) == 0 {
-		return
-	}
-	var few [MaxRows]unsafe.Pointer
-	rows := few[:0]
-	if len(srcs) > len(few) {
+	rows := few
+	if len(srcs) > cap(few) {
 		rows = make([]unsafe.Pointer, 0, len(srcs))
 	}
 	for _, s := range srcs {
@@ -175,21 +230,27 @@ func Reduce(op Op, t Type, avg bool, dst []byte, srcs ...[]byte) {
 		}
 		rows = append(rows, unsafe.Pointer(unsafe.SliceData(s)))
 	}
-	f := fold{t: t, out: unsafe.Pointer(unsafe.SliceData(dst)), rows: rows}
-	n := len(dst) / t.Size()
-	switch {
-	case t.Float():
-		f.setFloatOp(op)
-		if avg {
-			f.setDiv(len(srcs))
-		}
-	case avg:
-		f.averageInts(n)
-		return
+	return fold{t: t, out: unsafe.Pointer(unsafe.SliceData(dst)), rows: rows}, len(dst) / t.Size()
+}
+
+// apply takes every element of an integer output to x op that element.
+func (f *fold) apply(op foldOp, x uint64, n int) {
+	rows := [1]unsafe.Pointer{f.out}
+	g := fold{t: f.t, op: op, out: f.out, rows: rows[:], init: f.lanes(x)}
+	g.run(n)
+}
+
+// reduceBools takes the greatest or the least of the bytes, and of that and 1 the lesser.
+func (f *fold) reduceBools(op Op, n int) {
+	f.t = U8
+	switch op {
+	case Sum, Max:
+		f.setIntOp(Max)
 	default:
-		f.setIntOp(op)
+		f.setIntOp(Min)
 	}
 	f.run(n)
+	f.apply(foldMinU, 1, n)
 }
 
 // setFloatOp chooses the step, and as init its identity, so that the first row is taken as it is.
@@ -230,29 +291,42 @@ func (f *fold) setDiv(n int) {
 	}
 }
 
+// lanes repeats one element's pattern to 64 bits.
+func (f *fold) lanes(x uint64) uint64 {
+	for s := 8 * f.t.Size(); s < 64; s *= 2 {
+		x |= x << s
+	}
+	return x
+}
+
+func loadInt(t Type, p unsafe.Pointer) uint64 {
+	switch t.Size() {
+	case 1:
+		return uint64(view[uint8](p, 0, 1)[0])
+	case 2:
+		return uint64(view[uint16](p, 0, 1)[0])
+	case 4:
+		return uint64(view[uint32](p, 0, 1)[0])
+	default:
+		return view[uint64](p, 0, 1)[0]
+	}
+}
+
 // setIntOp chooses the step and its identity.
 func (f *fold) setIntOp(op Op) {
-	size := 8 * f.t.Size()
-	// lane repeats one element's pattern to 64 bits.
-	lane := func(x uint64) uint64 {
-		for s := size; s < 64; s *= 2 {
-			x |= x << s
-		}
-		return x
-	}
-	all := ^uint64(0) >> (64 - size)
+	all := ^uint64(0) >> (64 - 8*f.t.Size())
 	signed := f.t <= I64
 	switch {
 	case op == Sum:
 		f.op = foldIntSum
 	case op == Prod:
-		f.op, f.init = foldIntProd, lane(1)
+		f.op, f.init = foldIntProd, f.lanes(1)
 	case op == Min && signed:
-		f.op, f.init = foldMinS, lane(all>>1)
+		f.op, f.init = foldMinS, f.lanes(all>>1)
 	case op == Max && signed:
-		f.op, f.init = foldMaxS, lane(all>>1+1)
+		f.op, f.init = foldMaxS, f.lanes(all>>1+1)
 	case op == Min:
-		f.op, f.init = foldMinU, lane(all)
+		f.op, f.init = foldMinU, f.lanes(all)
 	case op == Max:
 		f.op = foldMaxU
 	default:

@@ -2201,7 +2201,7 @@ DATA c38800000<>+0(SB)/4, $0x38800000
 GLOBL c38800000<>(SB), RODATA|NOPTR, $4
 
 // func foldF64AVX2(out *byte, rows **byte, w *float32, k int, lo int, hi int, op int, init uint64, flip uint64, div uint64)
-// Requires: AVX, AVX2
+// Requires: AVX, AVX2, FMA3
 TEXT ·foldF64AVX2(SB), NOSPLIT, $0-80
 	MOVQ         rows+8(FP), AX
 	MOVQ         k+24(FP), CX
@@ -2226,6 +2226,8 @@ block:
 	JE      blockMul
 	CMPQ    R8, $0x02
 	JE      blockMin
+	CMPQ    R8, $0x09
+	JE      blockScaled
 
 blockAddRow:
 	MOVQ    (AX)(DI*8), R8
@@ -2290,6 +2292,24 @@ blockMinRow:
 	VPXOR   Y5, Y2, Y2
 	VPXOR   Y5, Y3, Y3
 	VPXOR   Y5, Y4, Y4
+	JMP     blockFinish
+
+blockScaled:
+	VPBROADCASTQ flip+64(FP), Y5
+
+blockScaledRow:
+	MOVQ        (AX)(DI*8), R8
+	VMOVDQU     (R8)(DX*1), Y6
+	VFMADD231PD Y5, Y6, Y1
+	VMOVDQU     32(R8)(DX*1), Y6
+	VFMADD231PD Y5, Y6, Y2
+	VMOVDQU     64(R8)(DX*1), Y6
+	VFMADD231PD Y5, Y6, Y3
+	VMOVDQU     96(R8)(DX*1), Y6
+	VFMADD231PD Y5, Y6, Y4
+	INCQ        DI
+	CMPQ        DI, CX
+	JB          blockScaledRow
 
 blockFinish:
 	CMPQ         div+72(FP), $0x00
@@ -2340,6 +2360,8 @@ group:
 	JE      groupMul
 	CMPQ    R8, $0x02
 	JE      groupMin
+	CMPQ    R8, $0x09
+	JE      groupScaled
 
 groupAddRow:
 	MOVQ    (AX)(DI*8), R8
@@ -2374,6 +2396,18 @@ groupMinRow:
 	CMPQ    DI, CX
 	JB      groupMinRow
 	VPXOR   Y2, Y1, Y1
+	JMP     groupFinish
+
+groupScaled:
+	VPBROADCASTQ flip+64(FP), Y2
+
+groupScaledRow:
+	MOVQ        (AX)(DI*8), R8
+	VMOVDQU     (R8)(DX*1), Y3
+	VFMADD231PD Y2, Y3, Y1
+	INCQ        DI
+	CMPQ        DI, CX
+	JB          groupScaledRow
 
 groupFinish:
 	CMPQ         div+72(FP), $0x00
@@ -2406,6 +2440,8 @@ element:
 	JE      elementMul
 	CMPQ    R8, $0x02
 	JE      elementMin
+	CMPQ    R8, $0x09
+	JE      elementScaled
 
 elementAddRow:
 	MOVQ   (AX)(DI*8), R8
@@ -2440,6 +2476,18 @@ elementMinRow:
 	CMPQ   DI, CX
 	JB     elementMinRow
 	VPXOR  X2, X1, X1
+	JMP    elementFinish
+
+elementScaled:
+	VPBROADCASTQ flip+64(FP), X2
+
+elementScaledRow:
+	MOVQ        (AX)(DI*8), R8
+	VMOVQ       (R8)(DX*1), X3
+	VFMADD231PD X2, X3, X1
+	INCQ        DI
+	CMPQ        DI, CX
+	JB          elementScaledRow
 
 elementFinish:
 	CMPQ         div+72(FP), $0x00
@@ -4091,6 +4139,8 @@ block:
 	JE      blockMul
 	CMPQ    R8, $0x02
 	JE      blockMin
+	CMPQ    R8, $0x09
+	JE      blockScaled
 
 blockAddRow:
 	MOVQ      (AX)(DI*8), R8
@@ -4155,6 +4205,24 @@ blockMinRow:
 	VPXORD    Z5, Z2, Z2
 	VPXORD    Z5, Z3, Z3
 	VPXORD    Z5, Z4, Z4
+	JMP       blockFinish
+
+blockScaled:
+	VPBROADCASTQ flip+64(FP), Z5
+
+blockScaledRow:
+	MOVQ        (AX)(DI*8), R8
+	VMOVDQU32   (R8)(DX*1), Z6
+	VFMADD231PD Z5, Z6, Z1
+	VMOVDQU32   64(R8)(DX*1), Z6
+	VFMADD231PD Z5, Z6, Z2
+	VMOVDQU32   128(R8)(DX*1), Z6
+	VFMADD231PD Z5, Z6, Z3
+	VMOVDQU32   192(R8)(DX*1), Z6
+	VFMADD231PD Z5, Z6, Z4
+	INCQ        DI
+	CMPQ        DI, CX
+	JB          blockScaledRow
 
 blockFinish:
 	CMPQ         div+72(FP), $0x00
@@ -4205,6 +4273,8 @@ tail:
 	JE      tailMul
 	CMPQ    R8, $0x02
 	JE      tailMin
+	CMPQ    R8, $0x09
+	JE      tailScaled
 
 tailAddRow:
 	MOVQ        (AX)(DI*8), R8
@@ -4239,6 +4309,18 @@ tailMinRow:
 	CMPQ        DI, CX
 	JB          tailMinRow
 	VPXORD      Z2, Z1, Z1
+	JMP         tailFinish
+
+tailScaled:
+	VPBROADCASTQ flip+64(FP), Z2
+
+tailScaledRow:
+	MOVQ        (AX)(DI*8), R8
+	VMOVDQU64.Z (R8)(DX*1), K1, Z3
+	VFMADD231PD Z2, Z3, Z1
+	INCQ        DI
+	CMPQ        DI, CX
+	JB          tailScaledRow
 
 tailFinish:
 	CMPQ         div+72(FP), $0x00

@@ -110,12 +110,18 @@ func (f *fold) foldF64(lo, hi int) {
 				for i := range acc {
 					acc[i] = minF64(acc[i], math.Float64frombits(math.Float64bits(x[i])^f.flip))
 				}
+			case foldScaled64:
+				for i := range acc {
+					acc[i] = math.FMA(math.Float64frombits(f.flip), x[i], acc[i])
+				}
 			}
 		}
 		out := view[float64](f.out, lo, n)
 		div := math.Float64frombits(f.div)
 		for i, a := range acc {
-			a = math.Float64frombits(math.Float64bits(a) ^ f.flip)
+			if f.op == foldMin {
+				a = math.Float64frombits(math.Float64bits(a) ^ f.flip)
+			}
 			if f.div != 0 {
 				a /= div
 			}

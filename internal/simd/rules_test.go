@@ -261,6 +261,9 @@ func TestNoAllocations(t *testing.T) {
 			"Scale":       func() { Scale(BF16, pointer(out), pointer(a), n, 2) },
 			"Reduce":      func() { Reduce(Max, BF16, false, out[:8*n], srcs...) },
 			"Average":     func() { Reduce(Sum, I64, true, out[:8*n], srcs...) },
+			"Bools":       func() { Reduce(Sum, Bool, false, out[:8*n], srcs...) },
+			"PreMulSum":   func() { PreMulSum(E4M3, pointer(a), out[:8*n], srcs...) },
+			"Products":    func() { PreMulSum(I16, pointer(a), out[:8*n], srcs...) },
 			"Dot":         func() { Dot(F32, pointer(a), pointer(b), n) },
 			"Quantize":    func() { QuantizeE4M3(BF16, pointer(out), pointer(b), pointer(a), 128, ScaleUE8M0) },
 			"FanOut":      func() { FanOut(dsts, pointer(a), 8*n, true) },
@@ -308,6 +311,8 @@ func TestMisuse(t *testing.T) {
 		"lengths":            func() { Reduce(Sum, F32, false, b, b[:4]) },
 		"fraction":           func() { Reduce(Sum, F32, false, b[:3], b[:3]) },
 		"average of product": func() { Reduce(Prod, F32, true, b, b) },
+		"average of bool":    func() { Reduce(Sum, Bool, true, b, b) },
+		"scaled bool":        func() { PreMulSum(Bool, p, b, b) },
 		"part of a group":    func() { QuantizeE4M3(F32, p, p, p, 64, ScaleF32) },
 		"dot of fp8":         func() { Dot(E4M3, p, p, 1) },
 	} {

@@ -322,9 +322,16 @@ func TestScalePaths(t *testing.T) {
 func TestReducePaths(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := seeded(t)
-		typ := rapid.SampledFrom(allTypes).Draw(t, "type")
+		typ := rapid.SampledFrom(append(allTypes, Bool)).Draw(t, "type")
 		op := rapid.SampledFrom([]Op{Sum, Prod, Min, Max}).Draw(t, "op")
-		avg := op == Sum && rapid.Bool().Draw(t, "avg")
+		avg := op == Sum && typ != Bool && rapid.Bool().Draw(t, "avg")
+		scaled := op == Sum && !avg && typ != Bool && rapid.Bool().Draw(t, "scaled")
+		scalar := make([]byte, 8)
+		if typ == F64 || !typ.Float() {
+			fill(r, typ, scalar)
+		} else {
+			fill(r, F32, scalar)
+		}
 		n := lengths().Draw(t, "n")
 		k := rapid.OneOf(rapid.IntRange(1, 9), rapid.IntRange(1, 80)).Draw(t, "k")
 		var y yard
@@ -337,8 +344,14 @@ func TestReducePaths(t *testing.T) {
 		if r.IntN(3) == 0 {
 			dst = srcs[r.IntN(k)]
 		}
-		describe := fmt.Sprintf("%v of %d x %d %v, avg %t", op, k, n, typ, avg)
-		agree(t, dst, describe, func() { Reduce(op, typ, avg, dst, srcs...) })
+		describe := fmt.Sprintf("%v of %d x %d %v, avg %t, scaled %t", op, k, n, typ, avg, scaled)
+		agree(t, dst, describe, func() {
+			if scaled {
+				PreMulSum(typ, pointer(scalar), dst, srcs...)
+			} else {
+				Reduce(op, typ, avg, dst, srcs...)
+			}
+		})
 		y.check(t)
 	})
 }

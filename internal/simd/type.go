@@ -26,7 +26,7 @@ func (o Op) String() string {
 // two OCP 8-bit floats) in 8.
 type Type uint8
 
-// The element types.
+// The element types. Bool is a byte, true if it is not 0.
 const (
 	BF16 Type = iota
 	F16
@@ -42,14 +42,15 @@ const (
 	U64
 	E4M3
 	E5M2
+	Bool
 )
 
 var typeNames = [...]string{
 	"bf16", "f16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64",
-	"e4m3", "e5m2",
+	"e4m3", "e5m2", "bool",
 }
 
-var typeSizes = [...]uint8{2, 2, 4, 8, 1, 2, 4, 8, 1, 2, 4, 8, 1, 1}
+var typeSizes = [...]uint8{2, 2, 4, 8, 1, 2, 4, 8, 1, 2, 4, 8, 1, 1, 1}
 
 // Size returns the bytes that one element takes.
 func (t Type) Size() int { return int(typeSizes[t]) }

@@ -211,6 +211,11 @@ func (a *asm) foldF64() {
 			{label: "Add", code: 0, apply: func(_ V, x, acc V) { a.VADDPD(x, acc, acc) }},
 			{label: "Mul", code: 1, apply: func(_ V, x, acc V) { a.VMULPD(x, acc, acc) }},
 			a.minStep(a.VMINPD),
+			{
+				label: "Scaled", code: 9,
+				before: func() V { return a.splatArg("flip") },
+				apply:  func(c V, x, acc V) { a.VFMADD231PD(c, x, acc) },
+			},
 		},
 	})
 }
