@@ -99,7 +99,7 @@ func (m *member) join(ctx context.Context, r *processes.Rank, a memberArgs) erro
 	}
 	m.rounds = m.group.engine.(*host.Engine).Rounds()
 	m.rounds.Step = func() { m.steps++ }
-	m.kind, m.bytes, m.mem = algorithmNamed(a.Algorithm).Collective, a.Bytes, make([]byte, a.Bytes*(r.Size+1))
+	m.kind, m.bytes, m.mem = algorithmNamed(a.Algorithm).Collective, a.Bytes, make([]byte, a.Bytes*2*r.Size)
 	if a.Window {
 		w, err := m.comm.Alloc(ctx, len(m.mem))
 		if err != nil {
@@ -140,60 +140,72 @@ func (m *member) othersWait(ctx context.Context) error {
 	return nil
 }
 
-// verified runs the operation once and checks its result.
+// verified runs the operation once, on parts of m.bytes, and checks its result. Element k of what a rank
+// sends a peer is the product of the rank, the peer, where the collective tells peers apart, and k.
 func (m *member) verified(ctx context.Context) error {
 	m.steps = 0
 	i := m.times
 	m.times++
 	n, rank, size := m.bytes/4, m.comm.Rank(), m.comm.Size()
-	whole := weft.SliceOf[int32](weft.TensorAt(m.mem, weft.Int32, n*(size+1)))
-	in, out := whole[:n], whole[n:]
-	value := func(rank, k int) int32 { return int32((rank + 1) * (k + i)) }
-	for k := range in {
-		in[k] = value(rank, k)
+	root := i % size
+	for m.comm.Masked(root) {
+		root = (root + 1) % size
 	}
-	var sum int32
-	for r := range size {
-		if !m.comm.Masked(r) {
-			sum += int32(r + 1)
-		}
-	}
-	wrong := func(k int, got, want int32) error {
-		return fmt.Errorf("operation %d: element %d is %d, want %d", i, k, got, want)
-	}
+	mem := weft.SliceOf[int32](weft.TensorAt(m.mem, weft.Int32, len(m.mem)/4))
+	in, out := mem[:n*size], mem[n*size:]
+	distinct, gathers := true, false
+	c := Call{Collective: m.kind, Op: weft.Sum, Root: root}
+	counts := slices.Repeat([]int{n}, size)
 	switch m.kind {
-	case Barrier:
-		return m.group.Barrier(ctx, nil)
-	case AllReduce:
-		if err := m.group.AllReduce(ctx, nil, weft.TensorOf(out[:n]), weft.TensorOf(in), weft.Sum); err != nil {
-			return err
-		}
-		for k, got := range out[:n] {
-			if want := sum * int32(k+i); got != want {
-				return wrong(k, got, want)
-			}
-		}
-	case AllGather:
-		if err := m.group.AllGather(ctx, nil, weft.TensorOf(out), weft.TensorOf(in)); err != nil {
-			return err
-		}
-		for k, got := range out {
-			if r := k / n; !m.comm.Masked(r) && got != value(r, k%n) {
-				return wrong(k, got, value(r, k%n))
-			}
-		}
+	case ReduceScatter, Scatter:
+	case ReduceScatterV:
+		c.Counts.Send = counts
+	case AllToAll:
+		gathers = true
+	case AllToAllV:
+		c.Counts.Send, c.Counts.Recv = counts, counts
+		gathers = true
+	case AllGatherV:
+		c.Counts.Recv = counts
+		distinct, gathers = false, true
+	case AllGather, Gather:
+		distinct, gathers = false, true
 	default:
-		root := i % size
-		for m.comm.Masked(root) {
-			root = (root + 1) % size
+		distinct = false
+	}
+	value := func(from, to, k int) int32 {
+		if !distinct {
+			to = 0
 		}
-		if err := m.group.Broadcast(ctx, nil, weft.TensorOf(in), root); err != nil {
-			return err
+		return int32((from + 1) * (to + 1) * (k + i))
+	}
+	if !distinct {
+		in = in[:n]
+	}
+	if !gathers {
+		out = out[:n]
+	}
+	for k := range in {
+		in[k] = value(rank, k/n, k%n)
+	}
+	c.In, c.Out = weft.TensorOf(in), weft.TensorOf(out)
+	if err := m.group.Do(ctx, nil, c); err != nil || !m.kind.HasOutput(rank, root) {
+		return err
+	}
+	for k, got := range out {
+		from := k / n
+		if !gathers {
+			from = root
 		}
-		for k, got := range in {
-			if got != value(root, k) {
-				return wrong(k, got, value(root, k))
+		want := value(from, rank, k%n)
+		if m.kind.Reduces() {
+			want = 0
+			for _, r := range m.rounds.Live {
+				want += value(r, rank, k%n)
 			}
+		}
+		if got != want && !m.comm.Masked(from) {
+			return fmt.Errorf("operation %d: element %d is %d, want %d", i, k, got, want)
 		}
 	}
 	return nil
@@ -209,10 +221,13 @@ func startCrew(t *testing.T, a *Algorithm, deadline time.Duration) (crew *proces
 	crew = processes.Start(t, "member", crewSize)
 	args := memberArgs{
 		ID: crew.ID(), Deadline: deadline, Algorithm: a.Name, Bytes: 256 << 10,
-		Window: !a.Supports(Request{}),
+		Window: !a.Supports(Request{Collective: a.Collective}),
 	}
 	if a.Eager {
 		args.Bytes = 1 << 10
+	}
+	if a.Collective == Barrier {
+		args.Bytes = 0
 	}
 	crew.Must([]int{0, 1, 2}, "join", args)
 	for r, answer := range crew.All([]int{0, 1, 2}, "count", memberArgs{}) {

@@ -9,12 +9,38 @@ import (
 	"github.com/weftgo/weft/internal/simd"
 )
 
-// reference reduces the inputs of all ranks by a plain loop over elements and ranks.
-func reference(op weft.Op, d weft.DType, inputs [][]byte) []byte {
+// reference reduces the inputs of all ranks by a plain loop over elements and ranks. A pre-multiplied
+// sum has a scalar of spec.ScalarType.
+func reference(op weft.Op, d weft.DType, scalar []byte, inputs [][]byte) []byte {
 	out := make([]byte, len(inputs[0]))
 	size := d.Size()
 	for at := 0; at < len(out); at += size {
 		switch {
+		case d == weft.Bool:
+			some, every := byte(0), byte(1)
+			for _, in := range inputs {
+				if in[at] != 0 {
+					some = 1
+				} else {
+					every = 0
+				}
+			}
+			out[at] = some
+			if op == weft.Prod || op == weft.Min {
+				out[at] = every
+			}
+		case op == weft.PreMulSum && d == weft.Float64:
+			acc := 0.0
+			for _, in := range inputs {
+				acc = math.FMA(load64(scalar), load64(in[at:]), acc)
+			}
+			putDouble(out[at:], acc)
+		case op == weft.PreMulSum && isFloat(d):
+			acc := float32(0)
+			for _, in := range inputs {
+				acc = simd.FMA32(math.Float32frombits(binary.LittleEndian.Uint32(scalar)), float32(load32(d, in[at:])), acc)
+			}
+			store32(d, out[at:], acc)
 		case d == weft.Float64:
 			acc := load64(inputs[0][at:])
 			for _, in := range inputs[1:] {
@@ -23,11 +49,7 @@ func reference(op weft.Op, d weft.DType, inputs [][]byte) []byte {
 			if op == weft.Avg {
 				acc /= float64(len(inputs))
 			}
-			bits := math.Float64bits(acc)
-			if acc != acc {
-				bits = 1<<63 - 1
-			}
-			binary.LittleEndian.PutUint64(out[at:], bits)
+			putDouble(out[at:], acc)
 		case isFloat(d):
 			acc := load32(d, inputs[0][at:])
 			for _, in := range inputs[1:] {
@@ -39,11 +61,18 @@ func reference(op weft.Op, d weft.DType, inputs [][]byte) []byte {
 			narrow := float32(acc)
 			store32(d, out[at:], narrow)
 		default:
-			acc := loadInt(d, inputs[0][at:])
-			for _, in := range inputs[1:] {
+			load := func(in []byte) *big.Int {
 				x := loadInt(d, in[at:])
+				if op == weft.PreMulSum {
+					x.Mul(x, loadInt(d, scalar))
+				}
+				return x
+			}
+			acc := load(inputs[0])
+			for _, in := range inputs[1:] {
+				x := load(in)
 				switch op {
-				case weft.Sum, weft.Avg:
+				case weft.Sum, weft.Avg, weft.PreMulSum:
 					acc.Add(acc, x)
 				case weft.Prod:
 					acc.Mul(acc, x)
@@ -88,6 +117,14 @@ func step(op weft.Op, acc, x float64, round func(float64) float64) float64 {
 	default:
 		return round(acc + x)
 	}
+}
+
+func putDouble(b []byte, x float64) {
+	bits := math.Float64bits(x)
+	if x != x {
+		bits = 1<<63 - 1
+	}
+	binary.LittleEndian.PutUint64(b, bits)
 }
 
 func isFloat(d weft.DType) bool {

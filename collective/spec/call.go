@@ -105,7 +105,7 @@ func (c *Call) checkCounts(rank, ranks int, in, out bool) error {
 		if ins != n.Recv[rank] {
 			return weft.Invalidf("%v: input of %d elements, and the count of rank %d is %d", k, ins, rank, n.Recv[rank])
 		}
-		c.Count, c.Bytes = int(digest(n.Recv, n.RecvAt)), longest(n.Recv)*c.DType.Size()
+		c.Count, c.Bytes = digest(n.Recv, n.RecvAt), longest(n.Recv)*c.DType.Size()
 	case ReduceScatterV:
 		if err := checkParts(k.String(), "input", n.Send, n.SendAt, ranks, ins); err != nil {
 			return err
@@ -113,7 +113,7 @@ func (c *Call) checkCounts(rank, ranks int, in, out bool) error {
 		if outs != n.Send[rank] {
 			return weft.Invalidf("%v: output of %d elements, and the count of rank %d is %d", k, outs, rank, n.Send[rank])
 		}
-		c.Count, c.Bytes = int(digest(n.Send, n.SendAt)), longest(n.Send)*c.DType.Size()
+		c.Count, c.Bytes = digest(n.Send, n.SendAt), longest(n.Send)*c.DType.Size()
 	case AllToAllV:
 		if err := firstError(checkParts(k.String(), "input", n.Send, n.SendAt, ranks, ins),
 			checkParts(k.String(), "output", n.Recv, n.RecvAt, ranks, outs),

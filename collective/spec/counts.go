@@ -1,11 +1,6 @@
 package spec
 
-import (
-	"encoding/binary"
-	"hash/fnv"
-
-	"github.com/weftgo/weft"
-)
+import "github.com/weftgo/weft"
 
 // Counts describes parts of different lengths, in elements, an entry a rank: Send and SendAt are
 // lengths and positions of the parts of the input, Recv and RecvAt of the output. Positions are
@@ -65,16 +60,18 @@ func checkApart(name, what string, counts, at []int) error {
 	return nil
 }
 
-// digest is a number for counts that all ranks must pass alike.
-func digest(counts, at []int) uint64 {
-	h := fnv.New64a()
-	var b [8]byte
-	for r := range counts {
-		from, n := part(counts, at, r)
-		binary.LittleEndian.PutUint64(b[:], uint64(from))
-		h.Write(b[:])
-		binary.LittleEndian.PutUint64(b[:], uint64(n))
-		h.Write(b[:])
+// digest is a number for counts that all ranks must pass alike: FNV-1a of words.
+func digest(counts, at []int) int {
+	h, end := uint64(14695981039346656037), 0
+	for r, n := range counts {
+		from := end
+		if at != nil {
+			from = at[r]
+		}
+		end = from + n
+		for _, x := range [...]int{from, n} {
+			h = (h ^ uint64(x)) * 1099511628211
+		}
 	}
-	return h.Sum64() >> (64 - countBits)
+	return int((h ^ h>>32) >> (64 - countBits))
 }

@@ -15,6 +15,8 @@ type Request struct {
 	Slot       int // bytes that a rank can stage at a time
 
 	Windows Windows // known once all ranks have entered; empty before
+
+	Sent int // on the host: the most bytes that a rank sends, to all others together
 }
 
 // Request is the call's.

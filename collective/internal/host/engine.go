@@ -24,18 +24,13 @@ func New(ctx context.Context, comm *weft.Comm, scratch int, force []string) (*En
 			e.forced = append(e.forced, a)
 		}
 	}
-	rounds, err := enginehost.New(ctx, comm, enginehost.Config{Kind: "group", Ring: scratch, Differs: spec.Differs})
+	// A round has room for a cache line from a rank to each, whatever the scratch.
+	ring := max(scratch, enginehost.RingShare*64*comm.Size())
+	rounds, err := enginehost.New(ctx, comm, enginehost.Config{Kind: "group", Ring: ring, Differs: spec.Differs})
 	if err != nil {
 		return nil, err
 	}
-	c := &e.call
-	c.Rounds = rounds
-	c.rows, c.pieces = make([][]byte, comm.Size()), make([][]byte, comm.Size())
-	c.ins, c.outs = make([][]byte, comm.Size()), make([][]byte, comm.Size())
-	c.staging.enough, c.sharing.enough = tuning.Staging, tuning.Sharing
-	c.bounce = make([]byte, bounceBytes)
-	c.inputs = make([]enginehost.OperandRef, comm.Size())
-	c.outputs = make([]enginehost.OperandRef, comm.Size())
+	e.call = newCall(rounds)
 	return e, nil
 }
 
@@ -62,30 +57,29 @@ func (e *Engine) Run(ctx context.Context, s *weft.Stream, given *spec.Call, refu
 	if refused != nil {
 		return "", c.opened(ctx, c.Refuse(refused), refused)
 	}
-	c.Request = given.Request(len(c.Live), c.Room())
-	c.in, c.out, c.inPlace = nil, nil, given.InPlace
-	if given.Collective.HasInput(c.Comm.Rank(), c.Root) {
-		c.in = given.In.Raw()
-	}
-	if given.Collective.HasOutput(c.Comm.Rank(), c.Root) {
-		c.out = given.Out.Raw()
-	}
-	c.stream = len(c.out) >= tuning.Stream
-	a := eager(&c.Request, e.forced)
-	if a == nil {
-		if err := c.exchangeOperands(ctx); err != nil {
+	c.begin(given)
+	varies := c.Collective == spec.AllToAllV
+	if varies {
+		if err := c.exchangeCounts(ctx); err != nil {
 			return "", err
 		}
-		if a = afterExchange(&c.Request, e.forced); a == nil {
-			return "", weft.Unsupportedf("%v: there is no algorithm on the host", given.Collective)
-		}
 	}
-	if err := a.run(ctx, c); err != nil {
-		return a.Name, err
+	f := atOnce(&c.Request, e.forced)
+	if f == nil {
+		if !varies {
+			if err := c.exchangeOperands(ctx); err != nil {
+				return "", err
+			}
+		}
+		f = afterExchange(&c.Request, e.forced)
+	}
+	name := f.names[c.Collective]
+	if err := f.run(ctx, c); err != nil {
+		return name, err
 	}
 	// If this rank was told of a failure meanwhile the others may have gone on without it, and what
 	// it has read may be what they wrote later.
-	return a.Name, c.Comm.Operations().Begin(c.name)
+	return name, c.Comm.Operations().Begin(c.name)
 }
 
 // onHost refuses what is of GPUs.

@@ -67,7 +67,7 @@ func TestPace(t *testing.T) {
 func TestPacesAgree(t *testing.T) {
 	const ranks, count = 3, 200_001
 	for _, past := range []bool{false, true} {
-		j := newJob(t, ranks, 256<<10, allReduceTwoShot.Name)
+		j := newJob(t, ranks, 256<<10, "all-reduce/two-shot")
 		for _, e := range j.engines {
 			for _, p := range []*pace{&e.call.staging, &e.call.sharing} {
 				p.enough = 0

@@ -52,8 +52,9 @@ func TestPeerBounds(t *testing.T) {
 		{math.MaxUint64, 0, 0, "closed"},
 	}
 	for _, b := range bad {
-		if mem, err := c.peer(1, enginehost.OperandRef{Window: b.window, Offset: b.offset}, b.n); err == nil || mem != nil ||
-			!strings.Contains(err.Error(), b.want) {
+		ref := enginehost.OperandRef{Window: b.window, Offset: b.offset}
+		if mem, err := c.peer(1, ref, b.n); err == nil || mem != nil || !strings.Contains(err.Error(),
+			b.want) {
 			t.Errorf("%+v: %d bytes, error %v", b, len(mem), err)
 		}
 		// The others were told; and a rank that knows of a failure returns that one, not what it
@@ -63,8 +64,7 @@ func TestPeerBounds(t *testing.T) {
 				t.Errorf("%+v: rank %d knows of %v", b, r, err)
 			}
 		}
-		_, err := c.peer(1, enginehost.OperandRef{Window: b.window, Offset: b.offset}, b.n)
-		if !errors.Is(err, weft.ErrAborted) {
+		if _, err := c.peer(1, ref, b.n); !errors.Is(err, weft.ErrAborted) {
 			t.Errorf("%+v: after a failure: %v", b, err)
 		}
 		j.must(t, func(ctx context.Context, r int) error { return j.comms[r].SetMask(ctx) })

@@ -13,13 +13,13 @@ var arithmetic = map[weft.DType]simd.Type{
 	weft.Float8E4M3: simd.E4M3, weft.Float8E5M2: simd.E5M2,
 	weft.Int8: simd.I8, weft.Int16: simd.I16, weft.Int32: simd.I32, weft.Int64: simd.I64,
 	weft.Uint8: simd.U8, weft.Uint16: simd.U16, weft.Uint32: simd.U32, weft.Uint64: simd.U64,
+	weft.Bool: simd.Bool,
 }
 
-// arithmeticOf is the same as a table, for the path that counts nanoseconds: 1 + the type, 0 =
-// none.
-var arithmeticOf = func() (t [256]uint8) {
+// arithmeticOf is the same as a table, for the path that counts nanoseconds.
+var arithmeticOf = func() (t [256]simd.Type) {
 	for d, s := range arithmetic {
-		t[d] = 1 + uint8(s)
+		t[d] = s
 	}
 	return t
 }()
@@ -29,13 +29,12 @@ var operators = [...]simd.Op{
 	weft.Avg: simd.Sum,
 }
 
-// reduce folds rows, which are in rank order, into dst. It is the only arithmetic of the package:
-// every algorithm hands it the inputs of all ranks for some range of elements, so all of them give
-// the same bits. With stream the result bypasses the caches.
+// reduce folds rows, which are in rank order, into dst. Every algorithm hands it the inputs of all ranks
+// for some range of elements, so all of them give the same bits. With stream the result bypasses the
+// caches.
 func (c *call) reduce(dst []byte, rows [][]byte, stream bool) {
-	op, t, avg := operators[c.Op], simd.Type(arithmeticOf[c.DType]-1), c.Op == weft.Avg
 	if !stream {
-		simd.Reduce(op, t, avg, dst, rows...)
+		c.fold(dst, rows)
 		return
 	}
 	pieces := c.pieces[:len(rows)]
@@ -44,10 +43,20 @@ func (c *call) reduce(dst []byte, rows [][]byte, stream bool) {
 		for i, r := range rows {
 			pieces[i] = r[at : at+n]
 		}
-		simd.Reduce(op, t, avg, c.bounce[:n], pieces...)
+		c.fold(c.bounce[:n], pieces)
 		simd.Copy(pointer(dst[at:]), pointer(c.bounce), n, true)
 	}
 	simd.StoreFence()
+}
+
+// fold is the only arithmetic of the package.
+func (c *call) fold(dst []byte, rows [][]byte) {
+	t := arithmeticOf[c.DType]
+	if c.Op == weft.PreMulSum {
+		simd.PreMulSum(t, c.given.Scalar.Data, dst, rows...)
+	} else {
+		simd.Reduce(operators[c.Op], t, c.Op == weft.Avg, dst, rows...)
+	}
 }
 
 // stage puts a payload where others read it.

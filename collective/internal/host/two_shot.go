@@ -6,23 +6,22 @@ import (
 	"github.com/weftgo/weft/collective/spec"
 )
 
-// allReduceTwoShot reduces every element once: each rank reduces its chunk of a step, and the
-// others copy it. A step takes two rounds, the inputs' and the results'; the inputs of the next
-// step are staged between them. Its traffic on each rank is about five passes, however many ranks.
-var allReduceTwoShot = algorithm{
-	Algorithm: spec.Algorithm{
-		Name: "all-reduce/two-shot", Collective: spec.AllReduce,
-		Supports: func(spec.Request) bool { return true },
-	},
+// twoShot reduces every element once: each rank reduces its chunk of a step, and those that have an
+// output copy the others'. A step takes two rounds, the inputs' and the results'; the inputs of the next
+// step are staged between them. Its traffic on each rank is about five passes, however many ranks; a
+// rank without an output saves one.
+var twoShot = form{
+	name: "two-shot", supports: always,
 	run: func(ctx context.Context, c *call) error {
 		size := c.step(tuning.TwoShotStep)
+		root := c.Collective == spec.Reduce && c.out != nil
 		// stage publishes what the others need of a step: all but this rank's chunk.
 		stage := func(at int) {
 			in := c.in[at:min(at+size, c.Bytes)]
-			out := c.Fill(len(in))
-			from, to := c.chunk(c.Self, len(in))
-			c.stage(out[:from], in[:from])
-			c.stage(out[to:], in[to:])
+			to := c.Fill(len(in))
+			from, end := c.chunk(c.Self, len(in))
+			c.stage(to[:from], in[:from])
+			c.stage(to[end:], in[end:])
 			c.Publish()
 		}
 		if c.Bytes > 0 {
@@ -39,7 +38,11 @@ var allReduceTwoShot = algorithm{
 				c.rows[i] = c.Payload(r, inputs, n)[from:to]
 			}
 			c.rows[c.Self] = c.in[at+from : at+to]
-			c.share(c.Fill(n)[from:to], c.rows[:c.Ranks])
+			if root { // whose chunk only it needs
+				c.reduce(c.out[at+from:at+to], c.rows[:c.Ranks], c.stream)
+			} else {
+				c.share(c.Fill(n)[from:to], c.rows[:c.Ranks])
+			}
 			results := c.Publish()
 			if at+size < c.Bytes {
 				stage(at + size)
@@ -49,8 +52,10 @@ var allReduceTwoShot = algorithm{
 			}
 			for k := range c.Live {
 				i := (c.Self + k) % c.Ranks // not all from the same rank at once
-				from, to := c.chunk(i, n)
-				c.copy(c.out[at+from:at+to], c.Payload(c.Live[i], results, n)[from:to])
+				if c.out != nil && (k > 0 || !root) {
+					from, to := c.chunk(i, n)
+					c.copy(c.out[at+from:at+to], c.Payload(c.Live[i], results, n)[from:to])
+				}
 			}
 		}
 		return nil
