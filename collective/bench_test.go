@@ -36,7 +36,7 @@ var operations = []operation{
 // BenchmarkCollectives times operations of ranks that are goroutines, on memory of their own and in
 // windows.
 func BenchmarkCollectives(b *testing.B) {
-	for _, ranks := range []int{2, 4} {
+	for _, ranks := range []int{1, 2, 4} {
 		j := newJob(b, ranks)
 		groups := j.group(b, Options{})
 		windows := make([]*weft.Window, ranks)

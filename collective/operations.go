@@ -40,7 +40,7 @@ func (g *Group) Do(ctx context.Context, s *weft.Stream, c Call) error {
 // Barrier returns when every rank has entered it; on GPUs its kernel ends when that of every rank has
 // begun.
 func (g *Group) Barrier(ctx context.Context, s *weft.Stream) error {
-	g.call = Call{Collective: spec.Barrier}
+	g.begin(spec.Barrier)
 	return g.run(ctx, s)
 }
 
@@ -55,7 +55,8 @@ func (g *Group) Barrier(ctx context.Context, s *weft.Stream) error {
 // of ranks before the one rounding; integers truncate toward zero. A pre-multiplied sum needs a
 // scalar: see [Group.Do] and [Call].
 func (g *Group) AllReduce(ctx context.Context, s *weft.Stream, out, in weft.Tensor, op weft.Op) error {
-	g.call = Call{Collective: spec.AllReduce, Out: out, In: in, Op: op}
+	c := g.begin(spec.AllReduce)
+	c.Out, c.In, c.Op = out, in, op
 	return g.run(ctx, s)
 }
 
@@ -63,7 +64,8 @@ func (g *Group) AllReduce(ctx context.Context, s *weft.Stream, out, in weft.Tens
 // each rank of the communicator, rank r's at r*len(out). out may be this rank's part of in, but must
 // not otherwise overlap it.
 func (g *Group) ReduceScatter(ctx context.Context, s *weft.Stream, out, in weft.Tensor, op weft.Op) error {
-	g.call = Call{Collective: spec.ReduceScatter, Out: out, In: in, Op: op}
+	c := g.begin(spec.ReduceScatter)
+	c.Out, c.In, c.Op = out, in, op
 	return g.run(ctx, s)
 }
 
@@ -71,13 +73,15 @@ func (g *Group) ReduceScatter(ctx context.Context, s *weft.Stream, out, in weft.
 // lie one after the other.
 func (g *Group) ReduceScatterV(ctx context.Context, s *weft.Stream, out, in weft.Tensor, counts []int, op weft.Op,
 ) error {
-	g.call = Call{Collective: spec.ReduceScatterV, Out: out, In: in, Op: op, Counts: Counts{Send: counts}}
+	c := g.begin(spec.ReduceScatterV)
+	c.Out, c.In, c.Op, c.Counts.Send = out, in, op, counts
 	return g.run(ctx, s)
 }
 
 // Reduce is AllReduce whose result root alone gets; other ranks' out is not looked at.
 func (g *Group) Reduce(ctx context.Context, s *weft.Stream, out, in weft.Tensor, op weft.Op, root int) error {
-	g.call = Call{Collective: spec.Reduce, Out: out, In: in, Op: op, Root: root}
+	c := g.begin(spec.Reduce)
+	c.Out, c.In, c.Op, c.Root = out, in, op, root
 	return g.run(ctx, s)
 }
 
@@ -85,14 +89,16 @@ func (g *Group) Reduce(ctx context.Context, s *weft.Stream, out, in weft.Tensor,
 // the elements of in, rank r's at r*len(in). Inputs have the same type and number of elements on
 // all ranks. in may be this rank's part of out, but must not otherwise overlap out.
 func (g *Group) AllGather(ctx context.Context, s *weft.Stream, out, in weft.Tensor) error {
-	g.call = Call{Collective: spec.AllGather, Out: out, In: in}
+	c := g.begin(spec.AllGather)
+	c.Out, c.In = out, in
 	return g.run(ctx, s)
 }
 
 // AllGatherV is AllGather of inputs of counts[r] elements, which go to at[r] in out; without at they
 // lie one after the other. Counts and positions are the same on all ranks.
 func (g *Group) AllGatherV(ctx context.Context, s *weft.Stream, out, in weft.Tensor, counts, at []int) error {
-	g.call = Call{Collective: spec.AllGatherV, Out: out, In: in, Counts: Counts{Recv: counts, RecvAt: at}}
+	c := g.begin(spec.AllGatherV)
+	c.Out, c.In, c.Counts.Recv, c.Counts.RecvAt = out, in, counts, at
 	return g.run(ctx, s)
 }
 
@@ -100,35 +106,47 @@ func (g *Group) AllGatherV(ctx context.Context, s *weft.Stream, out, in weft.Ten
 // and out gets one of each, in rank order. out may be the same memory as in, but must not otherwise
 // overlap it.
 func (g *Group) AllToAll(ctx context.Context, s *weft.Stream, out, in weft.Tensor) error {
-	g.call = Call{Collective: spec.AllToAll, Out: out, In: in}
+	c := g.begin(spec.AllToAll)
+	c.Out, c.In = out, in
 	return g.run(ctx, s)
 }
 
 // AllToAllV is AllToAll with parts of different lengths: what counts say that a rank sends to a peer is
 // what that peer's say that it receives. out must not overlap in.
 func (g *Group) AllToAllV(ctx context.Context, s *weft.Stream, out, in weft.Tensor, counts Counts) error {
-	g.call = Call{Collective: spec.AllToAllV, Out: out, In: in, Counts: counts}
+	c := g.begin(spec.AllToAllV)
+	c.Out, c.In, c.Counts = out, in, counts
 	return g.run(ctx, s)
 }
 
 // Broadcast gives every rank the contents of root's tensor. Tensors have the same type and number
 // of elements on all ranks.
 func (g *Group) Broadcast(ctx context.Context, s *weft.Stream, t weft.Tensor, root int) error {
-	g.call = Call{Collective: spec.Broadcast, Out: t, In: t, Root: root}
+	c := g.begin(spec.Broadcast)
+	c.Out, c.In, c.Root = t, t, root
 	return g.run(ctx, s)
 }
 
 // Gather gives root the inputs of all ranks, as AllGather; other ranks' out is not looked at.
 func (g *Group) Gather(ctx context.Context, s *weft.Stream, out, in weft.Tensor, root int) error {
-	g.call = Call{Collective: spec.Gather, Out: out, In: in, Root: root}
+	c := g.begin(spec.Gather)
+	c.Out, c.In, c.Root = out, in, root
 	return g.run(ctx, s)
 }
 
 // Scatter gives every rank its part of root's input, rank r's at r*len(out); other ranks' in is not
 // looked at.
 func (g *Group) Scatter(ctx context.Context, s *weft.Stream, out, in weft.Tensor, root int) error {
-	g.call = Call{Collective: spec.Scatter, Out: out, In: in, Root: root}
+	c := g.begin(spec.Scatter)
+	c.Out, c.In, c.Root = out, in, root
 	return g.run(ctx, s)
+}
+
+// begin clears the group's call, which is too large to be copied in every operation.
+func (g *Group) begin(k Collective) *Call {
+	g.call = Call{}
+	g.call.Collective = k
+	return &g.call
 }
 
 // run runs the group's call.

@@ -2,7 +2,6 @@ package spec
 
 import (
 	"fmt"
-	"unsafe"
 
 	"github.com/weftgo/weft"
 )
@@ -47,10 +46,11 @@ func (c *Call) Check(rank, ranks int) error {
 	if k == Broadcast && out && !in && c.Out.IsZero() {
 		c.Out = c.In
 	}
-	if err := c.checkTensors(in, out); err != nil {
+	ins, outs, err := c.checkTensors(in, out)
+	if err != nil {
 		return err
 	}
-	if err := c.checkCounts(rank, ranks, in, out); err != nil {
+	if err := c.checkCounts(rank, ranks, in, out, ins, outs); err != nil {
 		return err
 	}
 	if k.Reduces() {
@@ -61,41 +61,49 @@ func (c *Call) Check(rank, ranks int) error {
 			return err
 		}
 	}
-	return c.checkOverlap(rank, in, out)
+	if !in || !out || ins == 0 || outs == 0 {
+		return nil
+	}
+	return c.checkOverlap(rank, ins, outs)
 }
 
-func (c *Call) checkTensors(in, out bool) error {
-	k := c.Collective
-	for _, t := range [...]struct {
-		given bool
-		what  string
-		weft.Tensor
-	}{{in, "input", c.In}, {out, "output", c.Out}} {
-		if !t.given {
-			continue
+// checkTensors returns how many elements the operands have.
+func (c *Call) checkTensors(in, out bool) (ins, outs int, err error) {
+	if in {
+		if ins, err = c.checkTensor("input", &c.In); err != nil {
+			return 0, 0, err
 		}
-		if why := t.Absence(); why != "" {
-			return weft.Invalidf("%v: %s", k, why)
+	}
+	if out {
+		if outs, err = c.checkTensor("output", &c.Out); err != nil {
+			return 0, 0, err
 		}
-		n := t.Elems()
-		switch {
-		case n < 0 || n > maxElems:
-			return weft.Invalidf("%v: an %s of %d elements", k, t.what, n)
-		case n > 0 && (t.Data == nil || t.DType.Size() == 0):
-			return weft.Invalidf("%v: an %s of %d elements of type %v without memory", k, t.what, n, t.DType)
-		}
-		c.DType = t.DType
 	}
 	if in && out && c.In.DType != c.Out.DType {
-		return weft.Invalidf("%v: input of %v, output of %v", k, c.In.DType, c.Out.DType)
+		err = weft.Invalidf("%v: input of %v, output of %v", c.Collective, c.In.DType, c.Out.DType)
 	}
-	return nil
+	return ins, outs, err
+}
+
+func (c *Call) checkTensor(what string, t *weft.Tensor) (n int, err error) {
+	k := c.Collective
+	if why := t.Absence(); why != "" {
+		return 0, weft.Invalidf("%v: %s", k, why)
+	}
+	n = t.Elems()
+	switch {
+	case n < 0 || n > maxElems:
+		return 0, weft.Invalidf("%v: an %s of %d elements", k, what, n)
+	case n > 0 && (t.Data == nil || t.DType.Size() == 0):
+		return 0, weft.Invalidf("%v: an %s of %d elements of type %v without memory", k, what, n, t.DType)
+	}
+	c.DType = t.DType
+	return n, nil
 }
 
 // checkCounts compares the sizes of the operands.
-func (c *Call) checkCounts(rank, ranks int, in, out bool) error {
+func (c *Call) checkCounts(rank, ranks int, in, out bool, ins, outs int) error {
 	k, n := c.Collective, &c.Counts
-	ins, outs := c.In.Elems(), c.Out.Elems()
 	switch k {
 	case AllGatherV:
 		if err := firstError(checkParts(k.String(), "output", n.Recv, n.RecvAt, ranks, outs),
@@ -196,28 +204,30 @@ func ScalarType(t weft.DType) weft.DType {
 	}
 }
 
-// checkOverlap finds operands that are in place, and refuses others that overlap.
-func (c *Call) checkOverlap(rank int, in, out bool) error {
-	if !in || !out {
-		return nil
+// checkOverlap finds operands that are in place, and refuses others that overlap. Neither is empty.
+func (c *Call) checkOverlap(rank, ins, outs int) error {
+	k, size := c.Collective, c.DType.Size()
+	in, out := uintptr(c.In.Data), uintptr(c.Out.Data)
+	inputPart, outputPart := in, out
+	if k.inParts() != k.outParts() {
+		from, _ := c.InputPart(rank)
+		inputPart += uintptr(from)
+		from, _ = c.OutputPart(rank)
+		outputPart += uintptr(from)
 	}
-	k := c.Collective
-	input, output := c.In.Raw(), c.Out.Raw()
-	from, _ := c.InputPart(rank)
-	inputPart := unsafe.Add(unsafe.Pointer(unsafe.SliceData(input)), from)
-	from, _ = c.OutputPart(rank)
-	outputPart := unsafe.Add(unsafe.Pointer(unsafe.SliceData(output)), from)
-	whole := k == AllToAll
-	c.InPlace = len(input) > 0 && len(output) > 0 && (whole && c.In.Data == c.Out.Data ||
-		!whole && k != AllToAllV && inputPart == outputPart)
-	if !c.InPlace && overlap(input, output) {
-		if k.inParts() == k.outParts() {
-			return weft.Invalidf("%v: input and output overlap; they may be the same memory or disjoint", k)
-		}
+	c.InPlace = k != AllToAllV && inputPart == outputPart
+	switch {
+	case c.InPlace && k == ReduceScatterV:
+		// Peers read the parts that this rank overwrites with its own.
+		return checkApart(k.String(), "input", c.Counts.Send, c.Counts.SendAt)
+	case c.InPlace || in >= out+uintptr(outs*size) || out >= in+uintptr(ins*size):
+		return nil
+	case k.inParts() == k.outParts():
+		return weft.Invalidf("%v: input and output overlap; they may be the same memory or disjoint", k)
+	default:
 		return weft.Invalidf("%v: input and output overlap; one may be this rank's part of the other, or apart "+
 			"from it", k)
 	}
-	return nil
 }
 
 // InputPart is where the part of the input lies that goes to a rank, in bytes: all of it where the
@@ -243,11 +253,6 @@ func (c *Call) partOf(parts bool, t weft.Tensor, counts, at []int, rank int) (fr
 	default:
 		return rank * c.Bytes, c.Bytes
 	}
-}
-
-func overlap(a, b []byte) bool {
-	x, y := uintptr(unsafe.Pointer(unsafe.SliceData(a))), uintptr(unsafe.Pointer(unsafe.SliceData(b)))
-	return len(a) > 0 && len(b) > 0 && x < y+uintptr(len(b)) && y < x+uintptr(len(a))
 }
 
 func longest(counts []int) (most int) {

@@ -12,7 +12,7 @@ import (
 type form struct {
 	name     string
 	eager    bool
-	supports func(q spec.Request) bool
+	supports func(q *spec.Request) bool
 	run      func(ctx context.Context, c *call) error
 
 	names [spec.Collectives]string // of its algorithms
@@ -34,7 +34,8 @@ var algorithms = func() (all []algorithm) {
 			name := kind.String() + "/" + p.form.name
 			p.form.names[kind] = name
 			all = append(all, algorithm{spec.Algorithm{
-				Name: name, Collective: kind, Supports: p.form.supports, Eager: p.form.eager,
+				Name: name, Collective: kind, Eager: p.form.eager,
+				Supports: func(q spec.Request) bool { return p.form.supports(&q) },
 			}, p.form})
 		}
 	}
@@ -59,4 +60,4 @@ func algorithmNamed(name string) *algorithm {
 	return nil
 }
 
-func always(spec.Request) bool { return true }
+func always(*spec.Request) bool { return true }

@@ -32,7 +32,7 @@ func TestChoice(t *testing.T) {
 						continue
 					}
 					name := f.names[kind]
-					if name == "" || !f.supports(q) {
+					if name == "" || !f.supports(&q) {
 						t.Errorf("%q is chosen for %+v", name, q)
 					}
 					chosen[name] = true

@@ -111,5 +111,5 @@ func preferred(q *spec.Request, eager bool) *form {
 
 func (p *preference) wants(q *spec.Request) bool {
 	return (p.bytes == 0 || q.Sent <= p.bytes) && (p.ranks == 0 || q.Ranks <= p.ranks) &&
-		q.Windows&p.windows == p.windows && p.form.supports(*q)
+		q.Windows&p.windows == p.windows && p.form.supports(q)
 }
