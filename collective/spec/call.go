@@ -209,10 +209,12 @@ func (c *Call) checkOverlap(rank, ins, outs int) error {
 	k, size := c.Collective, c.DType.Size()
 	in, out := uintptr(c.In.Data), uintptr(c.Out.Data)
 	inputPart, outputPart := in, out
-	if k.inParts() != k.outParts() {
+	switch {
+	case k.inParts() && !k.outParts():
 		from, _ := c.InputPart(rank)
 		inputPart += uintptr(from)
-		from, _ = c.OutputPart(rank)
+	case k.outParts() && !k.inParts():
+		from, _ := c.OutputPart(rank)
 		outputPart += uintptr(from)
 	}
 	c.InPlace = k != AllToAllV && inputPart == outputPart
@@ -233,16 +235,16 @@ func (c *Call) checkOverlap(rank, ins, outs int) error {
 // InputPart is where the part of the input lies that goes to a rank, in bytes: all of it where the
 // input has no parts.
 func (c *Call) InputPart(rank int) (from, n int) {
-	return c.partOf(c.Collective.inParts(), c.In, c.Counts.Send, c.Counts.SendAt, rank)
+	return c.partOf(c.Collective.inParts(), &c.In, c.Counts.Send, c.Counts.SendAt, rank)
 }
 
 // OutputPart is where the part of the output lies that comes from a rank, in bytes: all of it where
 // the output has no parts.
 func (c *Call) OutputPart(rank int) (from, n int) {
-	return c.partOf(c.Collective.outParts(), c.Out, c.Counts.Recv, c.Counts.RecvAt, rank)
+	return c.partOf(c.Collective.outParts(), &c.Out, c.Counts.Recv, c.Counts.RecvAt, rank)
 }
 
-func (c *Call) partOf(parts bool, t weft.Tensor, counts, at []int, rank int) (from, n int) {
+func (c *Call) partOf(parts bool, t *weft.Tensor, counts, at []int, rank int) (from, n int) {
 	switch {
 	case !parts:
 		return 0, t.Bytes()

@@ -21,6 +21,8 @@ import (
 const (
 	tableHead = 4
 	tableRow  = 3
+
+	maxCount = 1 << 41 // spec.Call allows no more; what a rank that was left out reads may be anything
 )
 
 func tableBytes(ranks int) int { return 8 * (tableHead + tableRow*ranks) }
@@ -89,7 +91,7 @@ func (c *call) readCounts() error {
 		for j, peer := range c.Live {
 			row := table[tableHead+tableRow*j:]
 			sent, wanted := row[0], tableOf(c.ins[j], c.Ranks)[tableHead+tableRow*i+2]
-			if sent != wanted {
+			if sent != wanted || uint(sent) > maxCount {
 				return c.unequal(r, peer, sent, wanted)
 			}
 			n := sent * size
@@ -100,9 +102,8 @@ func (c *call) readCounts() error {
 			if j != i {
 				at += n
 			}
-			c.Bytes = max(c.Bytes, n)
+			c.Bytes, c.Sent = max(c.Bytes, n), max(c.Sent, at-head)
 		}
-		c.Sent = max(c.Sent, at-head)
 	}
 	return nil
 }
