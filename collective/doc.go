@@ -15,9 +15,24 @@
 // control. The call that ranks compare is collective, type, count, reduction and root, packed in one
 // word. The ring has Options.Scratch bytes.
 //
-// Small operands are the payload of the round that opens an operation (the eager algorithms). Before
-// large ones ranks use it to tell each other where their operands are. Peers read those in windows
-// where they lie; others are staged in the ring step by step.
+// What a collective moves is pieces: n bytes of a sender's input, to a place in a receiver's output, or
+// to be reduced there with those of the other ranks. A sender's pieces are the same for all receivers
+// (all-reduce, all-gather, broadcast, reduce, gather) or differ (reduce-scatter, all-to-all, scatter).
+// On the host five forms carry the pieces of any collective (collective/internal/host):
+//
+//	eager      the payload of the round that opens the operation
+//	pull       receivers read windows, where ranks have told each other that operands lie
+//	pipeline   senders stage step by step in the ring, receivers read it
+//	two-shot   all-reduce, reduce: each rank reduces a chunk of a step into its ring
+//	window     the same of inputs in windows, without staging
+//
+// A rank writes its own memory only. Thus pulling in place is allowed only where no output overwrites
+// what peers read: not in an all-reduce nor an all-to-all, whose pipeline stages a step before it
+// overwrites it.
+//
+// Every rank's payload of the first round of an all-to-all-v is its table of counts, and the data if
+// there is little. All ranks compare all tables: so counts that differ are the same error everywhere,
+// before anything moves.
 //
 // # Failure
 //
@@ -35,6 +50,11 @@
 // slowest: it goes at the speed at which lines pass between cores. Operands in windows need 2 + 1/n
 // + 2(n-1)/n passes, and no staging.
 //
+// A move of S bytes reads and writes each once from windows, and twice from the ring. A reduce-scatter
+// from windows reads n parts and writes one; staged it makes two passes more over all parts but the
+// rank's own. A reduce on two ranks is the root's n+1 passes; beyond, all-reduce's less the copies of
+// the other ranks. An all-to-all-v compares n*n counts on every rank.
+//
 // Two things decide whether that is reached. Writing a line that another core still holds means
 // taking it back first, several times slower than writing one that no core holds; so the ring is
 // larger than two second-level caches and is written from front to back. And between cores that
@@ -47,9 +67,12 @@
 //
 // # Adding an algorithm
 //
-// An [Algorithm] is a value in a file of its own: a name, what it supports, and a function in terms
-// of rounds. List it in the registry (algorithm.go) and in the tuning table (tuning.go), which is
-// the same on every rank and asked with nothing but what ranks agree on; the tests then run it
-// against the plain loop, and kill every rank between its rounds. A collective is a constant, its
-// name, a method of Group and at least one algorithm that supports everything.
+// An [Algorithm] of the host is a form with a collective. A form is a value in a file of its own
+// (collective/internal/host): a name, what it supports, and a function in terms of rounds and pieces.
+// The tuning table (tuning.go) names the forms of each collective and says when each is chosen. It is
+// the same on every rank, and asked with nothing but what ranks agree on. The tests then run it against
+// plain loops, and kill every rank between its rounds.
+//
+// A collective is a constant of package spec with its rules, a method of Group, its pieces (piece.go) and
+// its line in the table, with at least one form that supports everything.
 package collective
