@@ -33,6 +33,10 @@ type Options struct {
 	// SMs bounds the multiprocessors that a group's kernels fill. 0: three quarters of the free ones.
 	SMs int
 
+	// DTypes are element types whose reductions a group on GPUs loads kernels for when it is made, and
+	// not when the first of them is called. A captured call cannot load any.
+	DTypes []weft.DType
+
 	// Force names algorithms that are used wherever they support the request, in this order,
 	// instead of those that are faster. Results do not depend on it.
 	Force []string
@@ -57,7 +61,8 @@ type (
 //
 // On the host a method returns when the rank's result is complete and its operands are the caller's
 // again. On GPUs it enqueues its work in the stream, and operands are borrowed until that has run;
-// without a stream it waits for the work.
+// without a stream it waits for the work. Operands lie where that GPU reaches them, at multiples of the
+// size of their elements.
 //
 // On the host an error that wraps [weft.ErrMismatch], [weft.ErrInvalid] or [weft.ErrUnsupported] is
 // returned by every rank in the same call, with nothing moved, and the group goes on. On GPUs ranks do
@@ -94,6 +99,11 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 	case opts.SMs < 0:
 		err = weft.Invalidf("%s: %d SMs", op, opts.SMs)
 	default:
+		for _, t := range opts.DTypes {
+			if why := spec.Reducible(spec.AllReduce, weft.Sum, t); why != nil {
+				err = fmt.Errorf("%s: %w", op, why)
+			}
+		}
 		for _, name := range opts.Force {
 			if !known(comm, name) {
 				err = weft.Invalidf("%s: there is no algorithm %q", op, name)
@@ -106,13 +116,15 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 	if opts.Staging == 0 {
 		opts.Staging = DefaultStaging
 	}
-	if err := comm.Operations().VerifySame(ctx, op, fmt.Sprintf("scratch %d, staging %d, SMs %d, algorithms %s",
-		opts.Scratch, opts.Staging, opts.SMs, strings.Join(opts.Force, " ")), err); err != nil {
+	if err := comm.Operations().VerifySame(ctx, op, fmt.Sprintf("scratch %d, staging %d, SMs %d, types %v, "+
+		"algorithms %s", opts.Scratch, opts.Staging, opts.SMs, opts.DTypes, strings.Join(opts.Force, " ")), err); err != nil {
 		return nil, err
 	}
 	g := &Group{comm: comm}
 	if comm.Device() != nil {
-		g.engine, err = gpu.New(ctx, comm, gpu.Options{Staging: opts.Staging, SMs: opts.SMs, Force: opts.Force})
+		g.engine, err = gpu.New(ctx, comm, gpu.Options{
+			Staging: opts.Staging, SMs: opts.SMs, Force: opts.Force, DTypes: opts.DTypes,
+		})
 	} else {
 		g.engine, err = host.New(ctx, comm, opts.Scratch, opts.Force)
 	}

@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/collective/spec"
 	"github.com/weftgo/weft/cuda"
 )
@@ -74,19 +75,29 @@ func Algorithms() []spec.Algorithm {
 	return all
 }
 
-// choose chooses an algorithm by what is the same on every rank, or none.
-func (e *Engine) choose(q *spec.Request) *algorithm {
+// choose chooses an algorithm by what is the same on every rank: the one that the call names, or one
+// that the group was told, or the fastest.
+func (e *Engine) choose(c *spec.Call) (*algorithm, error) {
+	q := c.Request(e.live(), e.turnBytes)
+	var err error
+	if q.Windows, err = e.windows(c); err != nil {
+		return nil, err
+	}
 	for _, a := range e.forced {
-		if a.Collective == q.Collective && a.Supports(*q) {
-			return a
+		if c.Algorithm == "" && a.Collective == q.Collective && a.Supports(q) {
+			return a, nil
 		}
 	}
 	for _, a := range algorithms {
-		if a.Collective == q.Collective && a.Supports(*q) && prefers(a, q) {
-			return a
+		if a.Collective == q.Collective && a.Supports(q) && (c.Algorithm == a.Name || c.Algorithm == "" && prefers(a, &q)) {
+			return a, nil
 		}
 	}
-	return nil
+	if c.Algorithm != "" {
+		return nil, weft.Invalidf("%v: there is no algorithm %q for it on GPUs", q.Collective, c.Algorithm)
+	}
+	return nil, weft.Unsupportedf("%v: there is no algorithm on GPUs; join a communicator of the host's for it",
+		q.Collective)
 }
 
 // prefers says whether an algorithm is the faster one. Between two ranks one-shot and two-shot

@@ -1,6 +1,5 @@
 // Package gpu runs collectives between the GPUs of one memory domain: each operation is one kernel a
-// rank, or a few one after the other where an operand is larger than the slots. Package collective does
-// not use it yet.
+// rank, or a few one after the other where an operand is larger than the slots.
 //
 // # Data flow
 //

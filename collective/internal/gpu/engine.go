@@ -12,9 +12,10 @@ import (
 
 // Options configures an [Engine]. All ranks pass the same.
 type Options struct {
-	Staging int      // bytes of slots in each rank's window
-	SMs     int      // that kernels may fill; 0: see [enginegpu.Want]
-	Force   []string // algorithms that are used wherever they support the request
+	Staging int          // bytes of slots in each rank's window
+	SMs     int          // that kernels may fill; 0: see [enginegpu.Want]
+	Force   []string     // algorithms that are used wherever they support the request
+	DTypes  []weft.DType // whose kernels are loaded from the beginning
 	// Loopback makes the only rank of a communicator one of so many: see loopback.go. 0: it is not.
 	Loopback int
 }
@@ -50,7 +51,7 @@ type reductions struct {
 	direct        directReduce
 }
 
-const dtypes = int(weft.Uint64) + 1
+const dtypes = int(weft.Bool) + 1
 
 // threads are those of a block, as many as a domain has ranks, at least. A block counts for blockCost:
 // kernels have up to 128 registers.
@@ -71,7 +72,13 @@ func New(ctx context.Context, comm *weft.Comm, o Options) (*Engine, error) {
 			}
 		}
 	}
-	if err := e.open(ctx, o); err != nil {
+	err := e.open(ctx, o)
+	for _, t := range o.DTypes {
+		if err == nil {
+			err = e.Prepare(ctx, opNew, t)
+		}
+	}
+	if err != nil {
 		_, again := e.Close()
 		return nil, errors.Join(err, again)
 	}
@@ -160,13 +167,13 @@ func (e *Engine) loadMoves(ctx context.Context) error {
 // Prepare loads the kernels that reduce elements of a type, unless they are loaded. It is collective.
 // A driver loads code only when no kernel runs that waits for a peer; every rank has enqueued all
 // that came before on all of them, so what runs ends. A capture cannot wait for it.
-func (e *Engine) Prepare(ctx context.Context, t weft.DType) error {
+func (e *Engine) Prepare(ctx context.Context, op string, t weft.DType) error {
 	if e.reductions[t] != nil {
 		return nil
 	}
 	if e.lane.Capture() != 0 {
-		return weft.Unsupportedf("the kernels that reduce %v are not loaded, and a capture cannot wait for that: "+
-			"reduce %v once before it, or list the type when the group is made", t, t)
+		return weft.Unsupportedf("%s: the kernels that reduce %v are not loaded, and a capture cannot wait for that; "+
+			"list the type in Options.DTypes, or reduce one element before", op, t)
 	}
 	to := e.target()
 	f, err := e.load(ctx, oneShotSource(t, to), twoShotSource(t, to), reduceScatterSource(t, to),

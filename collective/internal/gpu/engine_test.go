@@ -353,7 +353,7 @@ func (r *rank) start(ctx context.Context, c call, in, out uint64) error {
 	move := Transfer{Out: out, In: in, Part: c.count * c.dtype.Size(), DType: c.dtype}
 	switch c.op {
 	case opAllReduce, opReduceScatter, opReduce:
-		err = r.Prepare(ctx, c.dtype)
+		err = r.Prepare(ctx, opNames[c.op], c.dtype)
 	}
 	if err != nil {
 		return err

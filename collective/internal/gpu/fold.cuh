@@ -42,13 +42,23 @@ __device__ constexpr u32 element_bytes(u32 type) {
 constexpr u32 ELEMENT_BYTES = element_bytes(WEFT_TYPE);
 constexpr u32 ELEMENTS = 16 / ELEMENT_BYTES; // of a vector
 
+// Scalar has the bits of what PREMUL multiplies by: fp32 where elements are narrower floats, else an element.
+#if WEFT_TYPE <= TYPE_F32 || WEFT_TYPE == TYPE_E4M3 || WEFT_TYPE == TYPE_E5M2 || WEFT_TYPE == TYPE_I32 || WEFT_TYPE == TYPE_U32
+typedef u32 Scalar;
+#elif WEFT_TYPE == TYPE_F64 || WEFT_TYPE == TYPE_I64 || WEFT_TYPE == TYPE_U64
+typedef u64 Scalar;
+#elif WEFT_TYPE == TYPE_I16 || WEFT_TYPE == TYPE_U16
+typedef u16 Scalar;
+#else
+typedef u8 Scalar;
+#endif
+
 // How is what a reduction needs beside the rows. Go: reduction.
 struct How {
 	u32 op, zero;
-	// What PREMUL multiplies by, in the accumulator's type: the value, or, if at is not null, where in
-	// this GPU's memory it stands in that type.
+	// What PREMUL multiplies by, or, if at is not null, where in this GPU's memory it stands.
 	u64 scalar;
-	const u64 *at;
+	const Scalar *at;
 };
 
 // ---- Accumulators. A type A has the operators; unpack and pack are the elements' own.

@@ -46,7 +46,7 @@ func loopbackTimes(ctx context.Context, b *testing.B, comm *weft.Comm, n int) (e
 		if _, err := e.Enter(ctx, "test", nil); err != nil {
 			return err
 		}
-		if err := e.Prepare(ctx, d); err != nil {
+		if err := e.Prepare(ctx, "test", d); err != nil {
 			return err
 		}
 		for _, size := range []int{1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 8 << 20, 64 << 20} {

@@ -18,27 +18,23 @@ func (e *Engine) Algorithms() []spec.Algorithm { return Algorithms() }
 // Run implements [spec.Engine]. Ranks do not meet before they enqueue, so what is wrong with the
 // arguments of one rank is returned there alone.
 func (e *Engine) Run(ctx context.Context, s *weft.Stream, c *spec.Call, refused error) (string, error) {
+	if refused == nil {
+		refused = e.aligned(c)
+	}
 	if refused != nil {
 		return "", refused
 	}
-	q := c.Request(e.live(), e.turnBytes)
-	var err error
-	if q.Windows, err = e.windows(c); err != nil {
+	a, err := e.choose(c)
+	if err != nil {
 		return "", err
 	}
-	a := e.choose(&q)
-	if a == nil {
-		return "", weft.Unsupportedf("%v: there is no algorithm on GPUs; join a communicator of the host's for it",
-			c.Collective)
-	}
 	name := c.Collective.String()
-	var stream *cuda.Stream
-	stream, err = e.Enter(ctx, name, s)
+	stream, err := e.Enter(ctx, name, s)
 	if err != nil {
 		return a.Name, err
 	}
 	if c.Collective.Reduces() {
-		if err := e.Prepare(ctx, c.DType); err != nil {
+		if err := e.Prepare(ctx, name, c.DType); err != nil {
 			return a.Name, err
 		}
 	}
@@ -46,6 +42,22 @@ func (e *Engine) Run(ctx context.Context, s *weft.Stream, c *spec.Call, refused 
 		return a.Name, err
 	}
 	return a.Name, e.Finish(ctx, s)
+}
+
+// aligned refuses operands whose elements are not aligned, as C demands of memory that has them.
+func (e *Engine) aligned(c *spec.Call) error {
+	in, out := e.addresses(c)
+	size := uint64(max(c.DType.Size(), 1))
+	if in%size != 0 || out%size != 0 {
+		return weft.Invalidf("%v: operands at %#x and %#x; the address of %v elements is a multiple of %d",
+			c.Collective, in, out, c.DType, size)
+	}
+	if scalar := spec.ScalarType(c.DType); c.Op == weft.PreMulSum && c.ScalarOnDevice &&
+		int(c.Scalar.Pointer())%scalar.Size() != 0 {
+		return weft.Invalidf("%v: a scalar of %v at %#x; its address is a multiple of %d", c.Collective, scalar,
+			uint64(c.Scalar.Pointer()), scalar.Size())
+	}
+	return nil
 }
 
 func (e *Engine) startBarrier(stream *cuda.Stream, _ *spec.Call) error { return e.Barrier(stream) }
