@@ -21,34 +21,42 @@ import (
 )
 
 // gpuStaging makes calls of some thousand elements take several turns of slots.
-const gpuStaging = 24 << 10
+const gpuStaging = 72 << 10
 
-// gpuRank is a rank of a test: a group on a GPU, one on the host beside it, and memory for operands.
+// gpuRank is a rank of a test: a group on a GPU, one on the host beside it, and memory for gpuOperands.
 type gpuRank struct {
 	*Group
 	comm   *weft.Comm
+	beside *weft.Comm // of the same ranks on the host
 	host   *Group
 	memory *cuda.Memory
 	calls  int
 }
 
-// gpuMemory is the size of a rank's memory for operands, which is allocated once: to allocate would wait
+// gpuMemory is the size of a rank's memory for gpuOperands, which is allocated once: to allocate would wait
 // for kernels of ranks on the same GPU.
 const gpuMemory = 4 << 20
 
 // onGPUs runs a body on ranks that have GPUs, with a host communicator beside them.
 func onGPUs(t *testing.T, g *ranktest.GPUs, ranks int, o Options, body func(ctx context.Context, r *gpuRank) error) {
 	t.Helper()
+	withDeadline(t, g, ranks, 20*time.Second, o, body)
+}
+
+func withDeadline(t *testing.T, g *ranktest.GPUs, ranks int, deadline time.Duration, o Options,
+	body func(ctx context.Context, r *gpuRank) error,
+) {
+	t.Helper()
 	hosts := ranktest.New(t, ranks)
 	err := ranktest.Run(ranks, func(rank int) []weft.Option {
-		return append(g.Options(rank), weft.WithDeadline(20*time.Second))
+		return append(g.Options(rank), weft.WithDeadline(deadline))
 	}, func(ctx context.Context, comm *weft.Comm) (err error) {
-		r := &gpuRank{comm: comm}
+		r := &gpuRank{comm: comm, beside: hosts[comm.Rank()]}
 		if r.memory, err = comm.Device().Context().Alloc(gpuMemory); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, r.memory.Close()) }()
-		if r.host, err = New(ctx, hosts[comm.Rank()], Options{}); err != nil {
+		if r.host, err = New(ctx, r.beside, Options{}); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, r.host.Close()) }()
@@ -77,9 +85,10 @@ type gpuCase struct {
 	count    int // elements of a part; V forms have parts of 0, 1 and 2 times as many
 	root     int
 	inPlace  bool
-	shift    int    // elements by which operands are off their alignment
+	shift    int    // elements by which gpuOperands are off their alignment
 	onDevice bool   // the scalar of a pre-multiplied sum
 	name     string // of the algorithm; empty: the fastest
+	marks    string // bits that inputs are made of, and that look like "not there yet"
 }
 
 func (c *gpuCase) String() string {
@@ -124,7 +133,7 @@ func sum(n []int) (s int) {
 	return s
 }
 
-// call is a rank's call, whose operands lie behind base, and where they do, from base on.
+// call is a rank's call, whose gpuOperands lie behind base, and where they do, from base on.
 func (c *gpuCase) call(me, ranks int, base cuda.Pointer) (call Call, inAt, outAt, end int) {
 	n := c.counts(me, ranks)
 	in, out := c.count, c.count
@@ -175,7 +184,11 @@ func (c *gpuCase) input(rank, number, n int) []byte {
 	r := rand.New(rand.NewPCG(uint64(rank), uint64(number)))
 	b := make([]byte, n)
 	for i := range b {
-		if b[i] = byte(r.Uint32()); r.IntN(16) == 0 {
+		if b[i] = byte(r.Uint32()); c.marks == "ones" || c.marks == "low ones" && i%8 < 4 {
+			b[i] = 0xFF
+		} else if c.marks == "zeros" {
+			b[i] = 0
+		} else if r.IntN(16) == 0 {
 			for j := max(0, i-int(r.Uint32N(9))); j <= i; j++ {
 				b[j] = 0xFF
 			}
@@ -184,56 +197,81 @@ func (c *gpuCase) input(rank, number, n int) []byte {
 	return b
 }
 
-// check makes a call, and compares its output, and the memory around it.
-func (r *gpuRank) check(ctx context.Context, c gpuCase) error {
+// gpuOperands are a call that is made, with its gpuOperands behind base.
+type gpuOperands struct {
+	gpuCase
+	call          Call
+	base          cuda.Pointer
+	number, outAt int
+	before        []byte // all that lies there
+	in, scalar    []byte
+}
+
+// put uploads the gpuOperands of a call.
+func (r *gpuRank) put(c gpuCase, base cuda.Pointer) (*gpuOperands, error) {
 	r.calls++
-	ranks, me, device := r.comm.Size(), r.comm.Rank(), r.comm.Device().Context()
-	if c.kind == Barrier {
-		return r.Barrier(ctx, nil)
+	device, me := r.comm.Device().Context(), r.comm.Rank()
+	o := &gpuOperands{gpuCase: c, base: base, number: r.calls, scalar: c.input(7, r.calls, 8)}
+	var inAt, end int
+	o.call, inAt, o.outAt, end = c.call(me, r.comm.Size(), base)
+	if int(base-r.memory.Pointer())+end > gpuMemory-64 {
+		return nil, fmt.Errorf("%d bytes of gpuOperands", end)
 	}
-	base := r.memory.Pointer()
-	call, inAt, outAt, end := c.call(me, ranks, base)
-	if end > gpuMemory-64 {
-		return fmt.Errorf("%d bytes of operands", end)
-	}
-	scalar := c.input(7, r.calls, 8)
 	if c.op == weft.PreMulSum {
 		t := scalarType(c.dtype)
-		call.Scalar = weft.TensorAt(scalar, t, 1)
-		if call.ScalarOnDevice = c.onDevice; c.onDevice {
-			at := base.Add(gpuMemory - 64 + t.Size()) // no more aligned than it must be
-			call.Scalar = weft.DeviceTensor(at, t, 1)
-			if err := device.Upload(at, scalar[:t.Size()]); err != nil {
-				return err
+		o.call.Scalar = weft.TensorAt(o.scalar, t, 1)
+		if o.call.ScalarOnDevice = c.onDevice; c.onDevice {
+			at := r.memory.Pointer().Add(gpuMemory - 64 + t.Size()) // no more aligned than it must be
+			o.call.Scalar = weft.DeviceTensor(at, t, 1)
+			if err := device.Upload(at, o.scalar[:t.Size()]); err != nil {
+				return nil, err
 			}
 		}
 	}
-	before := bytes.Repeat([]byte{0xA5}, end)
-	in := c.input(me, r.calls, call.In.Bytes())
-	copy(before[inAt:], in)
-	if err := errors.Join(device.Upload(base, before), r.Do(ctx, nil, call)); err != nil {
+	o.before = bytes.Repeat([]byte{0xA5}, end)
+	o.in = c.input(me, o.number, o.call.In.Bytes())
+	copy(o.before[inAt:], o.in)
+	return o, device.Upload(base, o.before)
+}
+
+// verify compares the output of a call that has run, and the memory around it.
+func (r *gpuRank) verify(ctx context.Context, o *gpuOperands) error {
+	if o.kind == Barrier {
+		return nil
+	}
+	after := make([]byte, len(o.before))
+	if err := r.comm.Device().Context().Download(after, o.base); err != nil {
 		return err
 	}
-	after := make([]byte, end)
-	if err := device.Download(after, base); err != nil {
+	want := bytes.Clone(o.before)
+	if err := r.expect(ctx, o, want[o.outAt:]); err != nil {
 		return err
 	}
-	want := bytes.Clone(before)
-	if err := r.expect(ctx, c, want[outAt:], in, scalar); err != nil {
-		return err
-	}
-	if isFloat(c.dtype) && !c.kind.Reduces() { // a word of ones may arrive as another NaN
-		ones(after, outAt, c.dtype.Size())
-		ones(want, outAt, c.dtype.Size())
+	if isFloat(o.dtype) && !o.kind.Reduces() { // a word of ones may arrive as another NaN
+		ones(after, o.outAt, o.dtype.Size())
+		ones(want, o.outAt, o.dtype.Size())
 	}
 	if !bytes.Equal(after, want) {
 		i := 0
 		for after[i] == want[i] {
 			i++
 		}
-		return fmt.Errorf("byte %d (output at %d) is %x, want %x", i, outAt, after[i:min(i+8, end)], want[i:min(i+8, end)])
+		end := min(i+8, len(after))
+		return fmt.Errorf("byte %d (output at %d) is %x, want %x", i, o.outAt, after[i:end], want[i:end])
 	}
 	return nil
+}
+
+// check makes a call.
+func (r *gpuRank) check(ctx context.Context, c gpuCase) error {
+	o, err := r.put(c, r.memory.Pointer())
+	if err != nil {
+		return err
+	}
+	if err := r.Do(ctx, nil, o.call); err != nil {
+		return err
+	}
+	return r.verify(ctx, o)
 }
 
 // ones makes elements of ones the NaN as which they may arrive.
@@ -253,35 +291,32 @@ func scalarType(d weft.DType) weft.DType {
 }
 
 // expect writes what a call must give to where the output lies.
-func (r *gpuRank) expect(ctx context.Context, c gpuCase, out, in, scalar []byte) error {
+func (r *gpuRank) expect(ctx context.Context, o *gpuOperands, out []byte) error {
 	ranks, me := r.comm.Size(), r.comm.Rank()
 	calls, ins := make([]Call, ranks), make([][]byte, ranks)
+	var live [][]byte
 	for p := range ranks {
-		calls[p], _, _, _ = c.call(p, ranks, 1<<20)
-		if err := calls[p].Check(p, ranks); err != nil && p == me && c.op != weft.PreMulSum {
+		calls[p], _, _, _ = o.gpuCase.call(p, ranks, 1<<20)
+		calls[p].Scalar = weft.TensorAt(o.scalar, scalarType(o.dtype), 1)
+		if err := calls[p].Check(p, ranks); err != nil {
 			return err
 		}
-		ins[p] = c.input(p, r.calls, calls[p].In.Bytes())
+		ins[p] = o.input(p, o.number, calls[p].In.Bytes())
+		if !r.comm.Masked(p) {
+			live = append(live, ins[p])
+		}
 	}
 	own := &calls[me]
-	if !c.kind.HasOutput(me, c.root) {
-		if c.kind.Reduces() {
-			_, err := r.reduced(ctx, c, ins, scalar)
-			return err
+	if o.kind.Reduces() {
+		result, err := r.reduced(ctx, o, live)
+		if err == nil && o.kind.HasOutput(me, o.root) {
+			from, n := own.InputPart(me)
+			copy(out, result[from:][:n])
 		}
-		return nil
-	}
-	if c.kind.Reduces() {
-		result, err := r.reduced(ctx, c, ins, scalar)
-		if err != nil {
-			return err
-		}
-		from, n := own.InputPart(me)
-		copy(out, result[from:][:n])
-		return nil
+		return err
 	}
 	for p := range ranks {
-		if !c.kind.HasInput(p, c.root) {
+		if !o.kind.HasInput(p, o.root) || !o.kind.HasOutput(me, o.root) || r.comm.Masked(p) {
 			continue
 		}
 		from, n := calls[p].InputPart(me)
@@ -295,29 +330,29 @@ func (r *gpuRank) expect(ctx context.Context, c gpuCase, out, in, scalar []byte)
 }
 
 // reduced is the reduction of all inputs: by the host's group, or by a loop where that has none.
-func (r *gpuRank) reduced(ctx context.Context, c gpuCase, ins [][]byte, scalar []byte) ([]byte, error) {
-	n := len(ins[0]) / c.dtype.Size()
-	out := make([]byte, len(ins[0]))
+func (r *gpuRank) reduced(ctx context.Context, o *gpuOperands, ins [][]byte) ([]byte, error) {
+	n := len(o.in) / o.dtype.Size()
+	out := make([]byte, len(o.in))
 	switch {
-	case c.dtype == weft.Bool:
+	case o.dtype == weft.Bool:
 		for i := range out {
-			any, all := false, true
+			some, all := false, true
 			for _, in := range ins {
-				any, all = any || in[i] != 0, all && in[i] != 0
+				some, all = some || in[i] != 0, all && in[i] != 0
 			}
-			if (c.op == weft.Sum || c.op == weft.Max) && any || (c.op == weft.Prod || c.op == weft.Min) && all {
+			if (o.op == weft.Sum || o.op == weft.Max) && some || (o.op == weft.Prod || o.op == weft.Min) && all {
 				out[i] = 1
 			}
 		}
 		return out, nil
-	case c.op == weft.PreMulSum:
-		for at := 0; at < len(out); at += c.dtype.Size() {
-			preMultiplied(c.dtype, out, ins, scalar, at)
+	case o.op == weft.PreMulSum:
+		for at := 0; at < len(out); at += o.dtype.Size() {
+			preMultiplied(o.dtype, out, ins, o.scalar, at)
 		}
 		return out, nil
 	}
-	in := weft.TensorAt(ins[r.comm.Rank()], c.dtype, n)
-	return out, r.host.AllReduce(ctx, nil, weft.TensorAt(out, c.dtype, n), in, c.op)
+	in := weft.TensorAt(o.in, o.dtype, n)
+	return out, r.host.AllReduce(ctx, nil, weft.TensorAt(out, o.dtype, n), in, o.op)
 }
 
 func preMultiplied(d weft.DType, out []byte, ins [][]byte, scalar []byte, at int) {
@@ -365,7 +400,7 @@ func kindsOnGPUs() (all []Collective) {
 // everyCase makes calls of every kind, of some types, with every reduction, count and place.
 func everyCase(ctx context.Context, r *gpuRank, types []weft.DType) error {
 	ranks := r.comm.Size()
-	counts := []int{1, 257, 0, 7, 2003, 64, 1, 33, 511}
+	counts := []int{1, 257, 0, 7, 5003, 64, 1, 33, 511}
 	number := 0
 	for _, kind := range kindsOnGPUs() {
 		for _, d := range types {

@@ -50,6 +50,8 @@ type (
 	Windows    = spec.Windows
 	Counts     = spec.Counts
 	Call       = spec.Call
+
+	DeviceCounts = spec.DeviceCounts
 )
 
 // Group runs the collectives of one communicator, on the host or on GPUs, where its ranks are.
@@ -67,7 +69,8 @@ type (
 // On the host an error that wraps [weft.ErrMismatch], [weft.ErrInvalid] or [weft.ErrUnsupported] is
 // returned by every rank in the same call, with nothing moved, and the group goes on. On GPUs ranks do
 // not meet before they enqueue: what is wrong with a rank's own arguments is returned there with
-// nothing enqueued, and its peers wait until it makes the right call or their deadline ends. Any other
+// nothing enqueued, and its peers wait until it makes the right call or their deadline ends. Counts of an
+// all-gather-v or an all-to-all-v that are not the peer's fail both with [weft.ErrMismatch]. Any other
 // error is the communicator's failure, and leaves outputs undefined.
 //
 // Peers may read operands in windows where they lie. Such a window stays open on every
@@ -125,11 +128,11 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 		g.engine, err = gpu.New(ctx, comm, gpu.Options{
 			Staging: opts.Staging, SMs: opts.SMs, Force: opts.Force, DTypes: opts.DTypes,
 		})
-	} else {
-		g.engine, err = host.New(ctx, comm, opts.Scratch, opts.Force)
+	} else if g.engine, err = host.New(ctx, comm, opts.Scratch, opts.Force); err != nil {
+		err = fmt.Errorf("%s: %w", op, err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", op, err)
+		return nil, err
 	}
 	return g, nil
 }

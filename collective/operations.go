@@ -119,6 +119,14 @@ func (g *Group) AllToAllV(ctx context.Context, s *weft.Stream, out, in weft.Tens
 	return g.run(ctx, s)
 }
 
+// AllToAllVDevice is AllToAllV with counts in the GPU's memory, where the kernel reads them when it runs: a
+// graph may be replayed with others. Parts that do not fit the operands, and counts that are not the
+// peer's, fail the communicator on both ranks with [weft.ErrMismatch].
+func (g *Group) AllToAllVDevice(ctx context.Context, s *weft.Stream, out, in weft.Tensor, counts DeviceCounts) error {
+	g.call = Call{Collective: spec.AllToAllV, Out: out, In: in, DeviceCounts: counts}
+	return g.run(ctx, s)
+}
+
 // Broadcast gives every rank the contents of root's tensor. Tensors have the same type and number
 // of elements on all ranks.
 func (g *Group) Broadcast(ctx context.Context, s *weft.Stream, t weft.Tensor, root int) error {

@@ -14,7 +14,9 @@ type Call struct {
 	Scalar     weft.Tensor // of a pre-multiplied sum: one number of [ScalarType], the same on all ranks
 	Root       int
 	Counts     Counts // of a V form
-	Algorithm  string // by name; empty: the fastest is chosen
+	// DeviceCounts replace the Counts of an all-to-all-v on GPUs.
+	DeviceCounts DeviceCounts
+	Algorithm    string // by name; empty: the fastest is chosen
 
 	// Symmetric says that operands that lie in windows lie at the same place of the same window on every
 	// rank. Without it GPUs, which do not meet before they enqueue, read and write no operand of a peer.
@@ -123,6 +125,10 @@ func (c *Call) checkCounts(rank, ranks int, in, out bool, ins, outs int) error {
 		}
 		c.Count, c.Bytes = digest(n.Send, n.SendAt), longest(n.Send)*c.DType.Size()
 	case AllToAllV:
+		if c.DeviceCounts.given() {
+			c.Bytes = max(ins, outs) * c.DType.Size()
+			return c.DeviceCounts.check(k, ranks)
+		}
 		if err := firstError(checkParts(k.String(), "input", n.Send, n.SendAt, ranks, ins),
 			checkParts(k.String(), "output", n.Recv, n.RecvAt, ranks, outs),
 			checkApart(k.String(), "output", n.Recv, n.RecvAt)); err != nil {

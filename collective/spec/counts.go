@@ -11,6 +11,22 @@ import "github.com/weftgo/weft"
 //	all-to-all-v       all four: what a rank sends to a peer is what that one receives from it
 type Counts struct{ Send, SendAt, Recv, RecvAt []int }
 
+// DeviceCounts are the Counts of an all-to-all-v that lie in the GPU's memory, where the kernel reads them: a
+// 64-bit integer for each rank in each. All four are given.
+type DeviceCounts struct{ Send, SendAt, Recv, RecvAt weft.Tensor }
+
+func (d *DeviceCounts) given() bool { return !d.Send.IsZero() }
+
+// check says what is wrong with the tensors. What they hold is for the kernel to check.
+func (d *DeviceCounts) check(k Collective, ranks int) error {
+	for _, t := range [...]weft.Tensor{d.Send, d.SendAt, d.Recv, d.RecvAt} {
+		if t.DType != weft.Int64 || t.Data == nil || t.Elems() != ranks || uintptr(t.Data)%8 != 0 {
+			return weft.Invalidf("%v: counts and positions on the GPU are tensors of %d aligned int64, not %v", k, ranks, t)
+		}
+	}
+	return nil
+}
+
 // part is where rank's part lies, in elements.
 func part(counts, at []int, rank int) (from, n int) {
 	if at != nil {

@@ -38,6 +38,10 @@ var algorithms = []*algorithm{
 		spec.Algorithm{Name: "reduce-scatter/flagged", Collective: spec.ReduceScatter, Supports: always},
 		(*Engine).startReduceParts,
 	},
+	{
+		spec.Algorithm{Name: "reduce-scatter-v/flagged", Collective: spec.ReduceScatterV, Supports: always},
+		(*Engine).startReduceScatterV,
+	},
 	{spec.Algorithm{Name: "reduce/flagged", Collective: spec.Reduce, Supports: always}, (*Engine).startReduceParts},
 	{
 		spec.Algorithm{Name: "all-gather/direct", Collective: spec.AllGather, Supports: inWindows(spec.Outputs)},
@@ -47,12 +51,19 @@ var algorithms = []*algorithm{
 		spec.Algorithm{Name: "all-to-all/direct", Collective: spec.AllToAll, Supports: writable},
 		(*Engine).startDirectMove,
 	},
+	moveVOf(spec.AllGatherV), moveVOf(spec.AllToAllV),
 	moveOf(spec.AllGather), moveOf(spec.AllToAll), moveOf(spec.Broadcast), moveOf(spec.Gather), moveOf(spec.Scatter),
 }
 
 func moveOf(k spec.Collective) *algorithm {
 	return &algorithm{
 		spec.Algorithm{Name: k.String() + "/flagged", Collective: k, Supports: always}, (*Engine).startMove,
+	}
+}
+
+func moveVOf(k spec.Collective) *algorithm {
+	return &algorithm{
+		spec.Algorithm{Name: k.String() + "/flagged", Collective: k, Supports: always}, (*Engine).startMoveV,
 	}
 }
 

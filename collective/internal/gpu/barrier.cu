@@ -23,10 +23,10 @@ __global__ void __launch_bounds__(THREADS) barrier(const __grid_constant__ Barri
 	Live live(g, c.o.mask);
 	u32 r = threadIdx.x;
 	bool meets = r < g.ranks && holds(live.others, r);
-	if (meets) store_relaxed_sys4(g.window[r] + a.lane.heard + g.rank * 4, (u32)c.o.epoch);
+	if (meets) store_relaxed_sys_u64(g.window[r] + a.lane.heard + g.rank * 8, c.o.epoch);
 	c.clear(a.lane);
 	c.note(a.lane, 0, true);
-	if (meets) poll_begun(g, a.lane.state, a.lane.op, c.o.epoch, r, c.o.own + a.lane.heard + r * 4, (u32)c.o.epoch);
+	if (meets) poll_begun(g, a.lane.state, a.lane.op, c.o.epoch, r, c.o.own + a.lane.heard + r * 8, c.o.epoch);
 	let_next_start();
 }
 

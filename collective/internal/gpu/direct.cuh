@@ -6,8 +6,7 @@
 //	done    "I have written yours, and read mine of you": told when a block has nothing more to do; a
 //	        block ends when it has heard so from its likes
 //
-// Both are words a block and rank in the window, with the number of the operation. They only grow, and
-// are compared as numbers on a circle.
+// Both are words a block and rank in the window, with the number of the operation. They only grow.
 #pragma once
 #include "slots.cuh"
 
@@ -15,7 +14,7 @@ namespace weft {
 
 // Direct is what direct kernels have beside the lane. Go: directArgs.
 struct Direct {
-	u64 ready, done; // in the window: [blocks][ranks] words
+	u64 ready, done; // in the window: [blocks][ranks] words of 64 bits
 };
 
 // MOST_RANKS is how many operands a parameter has room for. Go: device.MaxRanks.
@@ -29,29 +28,32 @@ struct Meeting {
 	u64 ready, done, epoch; // ready, done: this block's words
 
 	__device__ __forceinline__ Meeting(const Group &g, const Lane &l, const Live &live, const Direct &d, u64 epoch)
-		: g(g), lane(l), live(live), ready(d.ready + (u64)blockIdx.x * g.ranks * 4),
-		  done(d.done + (u64)blockIdx.x * g.ranks * 4), epoch(epoch) {}
+		: g(g), lane(l), live(live), ready(d.ready + (u64)blockIdx.x * g.ranks * 8),
+		  done(d.done + (u64)blockIdx.x * g.ranks * 8), epoch(epoch) {}
 
 	__device__ __forceinline__ bool meets() const { return threadIdx.x < g.ranks && holds(live.others, threadIdx.x); }
 
-	__device__ __forceinline__ char *theirs(u64 words) const { return g.window[threadIdx.x] + words + g.rank * 4; }
+	__device__ __forceinline__ char *theirs(u64 words) const { return g.window[threadIdx.x] + words + g.rank * 8; }
 
 	// await is false in any thread of the block if one rank's word has not come.
 	__device__ __forceinline__ bool await(u64 words) const {
 		bool there = !meets() || poll_begun(g, lane.state, lane.op, epoch, threadIdx.x,
-											g.window[g.rank] + words + threadIdx.x * 4, (u32)epoch);
+											g.window[g.rank] + words + threadIdx.x * 8, epoch);
 		return __syncthreads_and(there);
 	}
 
 	// say_ready says so. What a rank's kernels stored before is there: they have ended.
 	__device__ __forceinline__ void say_ready() const {
-		if (meets()) store_relaxed_sys4(theirs(ready), (u32)epoch);
+		if (meets()) store_relaxed_sys_u64(theirs(ready), epoch);
 	}
 
 	// end says that this block has stored and read what it had to, and waits for the others.
 	__device__ __forceinline__ void end() const {
 		__syncthreads();
-		if (meets()) store_release_sys4(theirs(done), (u32)epoch);
+		if (meets()) {
+			fence_sys();
+			store_relaxed_sys_u64(theirs(done), epoch);
+		}
 		await(done);
 	}
 };

@@ -16,7 +16,7 @@ type directArgs struct{ ready, done uint64 }
 
 // layOutDirect adds the words by which blocks meet.
 func (e *Engine) layOutDirect(window *enginegpu.Workspace) {
-	size := 4 * int64(e.blocks) * int64(e.ranks)
+	size := 8 * int64(e.blocks) * int64(e.ranks)
 	e.direct.ready = uint64(window.Zeros(size))
 	e.direct.done = uint64(window.Zeros(size))
 }

@@ -10,8 +10,9 @@
 //
 //	all_reduce_one_shot   every rank sends all to all, and reduces all
 //	all_reduce_two_shot   every rank reduces a part, and sends the result to all
-//	reduce_scatter        every rank reduces its part; a reduce is that of one rank
+//	reduce_scatter        every rank reduces its part, of one length or of many; a reduce is that of one rank
 //	move                  all-gather, all-to-all, broadcast, gather, scatter
+//	move_v                all-gather-v, all-to-all-v: counts of the host or of the GPU
 //	barrier               words alone
 //	direct_move           all-gather and all-to-all into outputs that lie in windows: nothing is staged
 //	direct_reduce         all-reduce and reduce-scatter of inputs that lie in windows
@@ -38,6 +39,8 @@
 //   - No rank is two operations ahead of a peer that it sends to. Operations in which every rank hears
 //     of every other give that by themselves; those that have a root say when they begin, and whatever
 //     follows them looks at that before it sends.
+//   - In move_v a sender waits for credit as well. All ranks go through rounds in the same order, sends before
+//     waits, and all blocks of a launch are resident, so no ranks wait in a circle.
 //   - A thread waits for data only when it has sent all that its peers' threads of the same number wait
 //     for. Threads of other numbers never wait for it, so grids need no more than one block at a time.
 //

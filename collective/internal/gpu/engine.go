@@ -40,15 +40,18 @@ type Engine struct {
 	barrier    barrier
 	directMove directMove
 	moves      [encodings]move
+	movesV     [encodings]moveV
+	credits    uint64 // in the window
 	reductions [dtypes]*reductions
 }
 
 // reductions are the kernels that reduce elements of one type.
 type reductions struct {
-	oneShot       oneShot
-	twoShot       twoShot
-	reduceScatter reduceScatter
-	direct        directReduce
+	oneShot        oneShot
+	twoShot        twoShot
+	reduceScatter  reduceScatter
+	reduceScatterV reduceScatterV
+	direct         directReduce
 }
 
 const dtypes = int(weft.Bool) + 1
@@ -86,6 +89,10 @@ func New(ctx context.Context, comm *weft.Comm, o Options) (*Engine, error) {
 }
 
 func (e *Engine) open(ctx context.Context, o Options) (err error) {
+	e.turnBytes = o.Staging / turns &^ (vectorBytes - 1)
+	if least := leastTurn(e.ranks); e.turnBytes < least {
+		return weft.Invalidf("%s: staging memory of %d bytes; %d ranks need %d", opNew, o.Staging, e.ranks, turns*least)
+	}
 	major, _, failed := e.comm.Device().Context().Device().ComputeCapability()
 	e.dependent = major >= 9
 	e.room, err = enginegpu.Fit(ctx, e.comm, enginegpu.Want{Op: opNew, Cost: blockCost, SMs: o.SMs, Least: 1})
@@ -100,11 +107,11 @@ func (e *Engine) open(ctx context.Context, o Options) (err error) {
 		return err
 	}
 	window, local := &enginegpu.Workspace{}, enginegpu.NewLocal(e.blocks)
-	e.turnBytes = o.Staging / turns &^ (vectorBytes - 1)
 	e.args = laneArgs{turnBytes: uint64(e.turnBytes), counts: uint32(e.blocks)}
 	e.args.slots = uint64(window.Ones(int64(turns * e.turnBytes)))
 	e.args.cleared = e.args.slots
-	e.args.heard = uint64(window.Zeros(4 * int64(e.ranks)))
+	e.args.heard = uint64(window.Zeros(8 * int64(e.ranks)))
+	e.credits = uint64(window.Zeros(creditsOf(e.turnBytes)))
 	e.layOutDirect(window)
 	left := local.Zeros(turns * leftBytes)
 	loop := loopback{ranks: o.Loopback}
@@ -147,7 +154,7 @@ func (e *Engine) loadMoves(ctx context.Context) error {
 	t := e.target()
 	sources := []enginegpu.Source{barrierSource(t)}
 	for enc := words; enc < encodings; enc++ {
-		sources = append(sources, moveSource(enc, t))
+		sources = append(sources, moveSource(enc, t), moveVSource(enc, t))
 	}
 	sources = append(sources, directMoveSource(t))
 	f, err := e.load(ctx, sources...)
@@ -156,10 +163,12 @@ func (e *Engine) loadMoves(ctx context.Context) error {
 	}
 	e.barrier.Launch, err = enginegpu.NewLaunch(f[0], e.config(), barrierArgs{})
 	for enc := words; enc < encodings && err == nil; enc++ {
-		e.moves[enc].Launch, err = enginegpu.NewLaunch(f[enc], e.config(), moveArgs{})
+		if e.moves[enc].Launch, err = enginegpu.NewLaunch(f[2*enc-1], e.config(), moveArgs{}); err == nil {
+			e.movesV[enc].Launch, err = enginegpu.NewLaunch(f[2*enc], e.config(), moveVArgs{})
+		}
 	}
 	if err == nil {
-		e.directMove.Launch, err = enginegpu.NewLaunch(f[encodings], e.config(), directMoveArgs{})
+		e.directMove.Launch, err = enginegpu.NewLaunch(f[2*encodings-1], e.config(), directMoveArgs{})
 	}
 	return err
 }
@@ -177,7 +186,7 @@ func (e *Engine) Prepare(ctx context.Context, op string, t weft.DType) error {
 	}
 	to := e.target()
 	f, err := e.load(ctx, oneShotSource(t, to), twoShotSource(t, to), reduceScatterSource(t, to),
-		directReduceSource(t, to))
+		reduceScatterVSource(t, to), directReduceSource(t, to))
 	if err != nil {
 		return err
 	}
@@ -191,7 +200,10 @@ func (e *Engine) Prepare(ctx context.Context, op string, t weft.DType) error {
 	if r.reduceScatter.Launch, err = enginegpu.NewLaunch(f[2], e.config(), reduceScatterArgs{}); err != nil {
 		return err
 	}
-	if r.direct.Launch, err = enginegpu.NewLaunch(f[3], e.config(), directReduceArgs{}); err != nil {
+	if r.reduceScatterV.Launch, err = enginegpu.NewLaunch(f[3], e.config(), reduceScatterVArgs{}); err != nil {
+		return err
+	}
+	if r.direct.Launch, err = enginegpu.NewLaunch(f[4], e.config(), directReduceArgs{}); err != nil {
 		return err
 	}
 	e.reductions[t] = r
@@ -254,12 +266,16 @@ const (
 	opGather
 	opScatter
 	opBarrier
+	opAllGatherV
+	opReduceScatterV
+	opAllToAllV
 	ops
 )
 
 var opNames = [ops]string{
 	opAllReduce: "all-reduce", opReduceScatter: "reduce-scatter", opReduce: "reduce", opAllGather: "all-gather",
 	opAllToAll: "all-to-all", opBroadcast: "broadcast", opGather: "gather", opScatter: "scatter", opBarrier: "barrier",
+	opAllGatherV: "all-gather-v", opReduceScatterV: "reduce-scatter-v", opAllToAllV: "all-to-all-v",
 }
 
 var laneWords = &device.Words{Operation: func(op uint32) string {
@@ -267,4 +283,4 @@ var laneWords = &device.Words{Operation: func(op uint32) string {
 		return opNames[op]
 	}
 	return ""
-}}
+}, Mismatch: mismatch}

@@ -381,7 +381,7 @@ func (r *rank) start(ctx context.Context, c call, in, out uint64) error {
 
 // random is a call of any kind.
 func random(r *rand.Rand, ranks int) call {
-	c := call{op: 1 + r.Uint32N(ops-1), root: r.IntN(ranks), inPlace: r.IntN(3) == 0, algorithm: Algorithm(r.IntN(3))}
+	c := call{op: 1 + r.Uint32N(opBarrier), root: r.IntN(ranks), inPlace: r.IntN(3) == 0, algorithm: Algorithm(r.IntN(3))}
 	for c.dtype = 0; arithmetic[c.dtype] == 0 && c.dtype != weft.BFloat16; {
 		c.dtype = weft.DType(r.IntN(dtypes))
 	}
@@ -413,7 +413,7 @@ func TestEveryCallOnGPUs(t *testing.T) {
 }
 
 func everyCall(ctx context.Context, r *rank) error {
-	for op := uint32(1); op < ops; op++ {
+	for op := uint32(1); op <= opBarrier; op++ {
 		for d := weft.DType(1); int(d) < dtypes; d++ {
 			if _, ok := arithmetic[d]; !ok {
 				continue

@@ -43,14 +43,14 @@ constexpr u32 ELEMENT_BYTES = element_bytes(WEFT_TYPE);
 constexpr u32 ELEMENTS = 16 / ELEMENT_BYTES; // of a vector
 
 // Scalar has the bits of what PREMUL multiplies by: fp32 where elements are narrower floats, else an element.
-#if WEFT_TYPE <= TYPE_F32 || WEFT_TYPE == TYPE_E4M3 || WEFT_TYPE == TYPE_E5M2 || WEFT_TYPE == TYPE_I32 || WEFT_TYPE == TYPE_U32
-typedef u32 Scalar;
-#elif WEFT_TYPE == TYPE_F64 || WEFT_TYPE == TYPE_I64 || WEFT_TYPE == TYPE_U64
+#if WEFT_TYPE == TYPE_F64 || WEFT_TYPE == TYPE_I64 || WEFT_TYPE == TYPE_U64
 typedef u64 Scalar;
 #elif WEFT_TYPE == TYPE_I16 || WEFT_TYPE == TYPE_U16
 typedef u16 Scalar;
-#else
+#elif WEFT_TYPE == TYPE_I8 || WEFT_TYPE == TYPE_U8 || WEFT_TYPE == TYPE_BOOL
 typedef u8 Scalar;
+#else
+typedef u32 Scalar;
 #endif
 
 // How is what a reduction needs beside the rows. Go: reduction.

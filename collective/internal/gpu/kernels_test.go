@@ -13,12 +13,12 @@ import (
 func allSpecs(t target) (all []kernel.Spec) {
 	sources := []enginegpu.Source{barrierSource(t), directMoveSource(t)}
 	for e := words; e < encodings; e++ {
-		sources = append(sources, moveSource(e, t))
+		sources = append(sources, moveSource(e, t), moveVSource(e, t))
 	}
 	for d := weft.DType(1); int(d) < dtypes; d++ {
-		if _, ok := arithmetic[d]; ok {
+		if _, ok := arithmetic[d]; ok || d == weft.Bool {
 			sources = append(sources, oneShotSource(d, t), twoShotSource(d, t), reduceScatterSource(d, t),
-				directReduceSource(d, t))
+				reduceScatterVSource(d, t), directReduceSource(d, t))
 		}
 	}
 	for _, s := range sources {

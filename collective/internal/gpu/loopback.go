@@ -43,8 +43,8 @@ func (l *loopback) fill(e *Engine) error {
 	if err := s.Memset(base.Add(int(e.args.slots)), 0, turns*e.turnBytes); err != nil {
 		return err
 	}
-	const late = 0x3F // in each byte of a word: an operation that never comes
-	if err := s.Memset(base.Add(int(e.args.heard)), late, 4*e.ranks); err != nil {
+	const late = 0x3F // in each byte of a word: of an operation that never comes
+	if err := s.Memset(base.Add(int(e.args.heard)), late, 8*e.ranks); err != nil {
 		return err
 	}
 	return s.Synchronize()

@@ -1,7 +1,13 @@
 // Reduce-scatter, and reduce to one rank: every rank stores, in slots at each rank that has a result,
 // that rank's part of its input. A rank with a result reduces the parts in rank order.
+//
+// With WEFT_VARIES parts have different lengths, the same on all ranks.
 #include "fold.cuh"
 #include "slots.cuh"
+
+#ifndef WEFT_VARIES
+#define WEFT_VARIES 0
+#endif
 
 namespace weft {
 
@@ -13,7 +19,10 @@ struct ReduceScatter {
 	How how;
 	u64 part_bytes, part_step, slot_bytes; // part_step: from a rank's part of the input to the next one's
 	int root; // the only rank that has a result, or -1
-	u32 zero;
+	u32 full; // every rank has something of every other
+#if WEFT_VARIES
+	Span parts[MOST_SPANS]; // in bytes; part_bytes is the length of the longest
+#endif
 	Group group;
 };
 
@@ -25,33 +34,40 @@ __global__ void __launch_bounds__(THREADS) reduce_scatter(const __grid_constant_
 	const Group &g = a.group;
 	Collective c(a.lane);
 	bool rooted = a.root >= 0;
+#if WEFT_VARIES
+	auto part = [&](u32 r) { return Part(a.in.at + a.parts[r].from, a.parts[r].count); };
+	auto has = [&](u32 r, u32 i) { return (u64)i * 16 < a.parts[r].count; };
+#else
 	auto part = [&](u32 r) { return Part(a.in, rooted ? 0 : r * a.part_step, a.part_bytes); };
+	auto has = [&](u32, u32 i) { return (u64)i * 16 < a.part_bytes; };
+#endif
 	Part own = part(g.rank), out(a.out);
-	u32 vectors = own.vectors();
+	u32 vectors = own.vectors(), longest = (u32)((a.part_bytes + 15) / 16);
 	Parts parts;
 	uint4 mine = make_uint4(0, 0, 0, 0);
-	if (c.at < vectors) {
-		parts.fetch([&](u32 r) { return part(r).load(c.at); });
-		mine = own.load(c.at);
-	}
+	auto fetch = [&](u32 i) {
+		parts.fetch([&](u32 r) { return has(r, i) ? part(r).load(i) : make_uint4(0, 0, 0, 0); });
+	};
+	if (c.at < longest) fetch(c.at);
+	if (c.at < vectors) mine = own.load(c.at);
 	if (!c.begin(g, a.lane)) return;
 	Peers peers(g);
 	Live live(g, c.o.mask);
 	Wait wait(g, a.lane.state, a.lane.op, c.o.epoch);
 	RankSet to = rooted ? live.others & RankSet::one((u32)a.root) : live.others;
-	if (rooted) say_begun(g, a.lane, c.o);
+	if (a.full == 0) say_begun(g, a.lane, c.o);
 	await_begun(g, a.lane, c, wait, to);
-	for (u32 base = c.at & ~31u; base < vectors; base += c.step) {
+	for (u32 base = c.at & ~31u; base < longest; base += c.step) {
 		u32 i = base + (threadIdx.x & 31);
-		auto load = [&](u32 r) { return part(r).load(i); };
-		if (i != c.at && i < vectors) parts.fetch(load);
-		parts.send(peers, to, slot_of(c.turn, g.rank, a.slot_bytes, i), [&](u32) { return i < vectors; }, load);
+		if (i != c.at && i < longest) fetch(i);
+		parts.send(peers, to, slot_of(c.turn, g.rank, a.slot_bytes, i), [&](u32 r) { return has(r, i); },
+				   [&](u32 r) { return part(r).load(i); });
 	}
 	bool receives = !rooted || (u32)a.root == g.rank;
 	Arrivals arrivals(wait, a.lane, live, c.o.own + c.turn, a.slot_bytes);
 	if (receives && c.at < vectors) arrivals.look(c.at);
 	c.clear(a.lane);
-	c.note(a.lane, g.ranks * a.slot_bytes, !rooted);
+	c.note(a.lane, g.ranks * a.slot_bytes, a.full != 0);
 	for (u32 i = c.at; receives && i < vectors; i += c.step) {
 		if (i != c.at) {
 			mine = own.load(i);

@@ -42,7 +42,7 @@ struct Lane {
 	Left *left;			   // [3], by turn
 	u64 slots, turn_bytes; // in the window
 	u64 cleared;		   // in the window: where the slots are that are made ones again: slots, but for loopback
-	u64 heard;			   // in the window: [ranks] words, by rank, of the last operation that it said it began
+	u64 heard;			   // in the window: [ranks] words of 8 bytes: the last operation that each said it began
 	u32 counts;			   // of blocks: those beyond the launch's count with it
 	u32 clear;			   // the operation clears what it has read; else the next does
 	u32 op, zero;		   // op: the operation's number, for records
@@ -133,6 +133,13 @@ struct Operand {
 	u32 zero;
 };
 
+// Span is a part of an operand, in elements. Go: span.
+struct Span {
+	u64 from, count;
+};
+
+constexpr u32 MOST_SPANS = 72; // Go: device.MaxRanks
+
 template <class T> __device__ __forceinline__ void load_units(const char *p, u32 bytes, u32 *w) {
 #pragma unroll
 	for (u32 i = 0; i < 16 / sizeof(T); i++) {
@@ -191,6 +198,9 @@ struct Part {
 
 	__device__ __forceinline__ Part(const Operand &o) : at(o.at), bytes(o.bytes), unit(o.unit) {}
 	__device__ __forceinline__ Part(const Operand &o, u64 from, u64 bytes) : at(o.at + from), bytes(bytes), unit(o.unit) {}
+
+	// This one is of any address.
+	__device__ __forceinline__ Part(char *at, u64 bytes) : at(at), bytes(bytes), unit(greatest_unit((u32)(u64)at | 16)) {}
 
 	__device__ __forceinline__ u32 vectors() const { return (u32)((bytes + 15) / 16); }
 	__device__ __forceinline__ static u32 greatest_unit(u32 n) { return n & (0u - n); }
@@ -448,21 +458,24 @@ struct Arrivals {
 	}
 };
 
+// Words of 8 bytes do not wrap. One of 4 that no operation has written for 2^31 others would seem to be
+// of the future.
+
 // say_begun tells every rank that this one has begun the operation. Rooted and sparse operations call
 // it, on all threads.
 __device__ __forceinline__ void say_begun(const Group &g, const Lane &l, const Operation &o) {
 	u32 r = threadIdx.x;
 	if (blockIdx.x == 0 && r < g.ranks && !holds(o.mask, r))
-		store_relaxed_sys4(g.window[r] + l.heard + g.rank * 4, (u32)o.epoch);
+		store_relaxed_sys_u64(g.window[r] + l.heard + g.rank * 8, o.epoch);
 }
 
 // poll_begun looks at a word until peer has begun an operation, and is false if the wait is over.
 __device__ __noinline__ bool poll_begun(const Group &g, State *state, u32 op, u64 epoch, u32 peer, const char *word,
-										u32 begun) {
+										u64 begun) {
 	Wait w(g, state, op, epoch);
-	u32 v = load_relaxed_sys4(word);
-	while ((int)(v - begun) < 0 && w.more(peer, begun, v)) v = load_relaxed_sys4(word);
-	return (int)(v - begun) >= 0;
+	u64 v = load_relaxed_sys_u64(word);
+	while (v < begun && w.more(peer, begun, v)) v = load_relaxed_sys_u64(word);
+	return v >= begun;
 }
 
 // await_begun waits until the ranks of a set have begun the operation before this one, unless that was
@@ -473,7 +486,7 @@ __device__ __forceinline__ void await_begun(const Group &g, const Lane &l, const
 #pragma unroll 1
 	for (u32 r = threadIdx.x & 31; r < g.ranks; r += 32) {
 		if (holds(to, r) && r != g.rank && !w.over)
-			w.over = !poll_begun(g, w.state, w.op, w.epoch, r, c.o.own + l.heard + r * 4, (u32)c.o.epoch - 1);
+			w.over = !poll_begun(g, w.state, w.op, w.epoch, r, c.o.own + l.heard + r * 8, c.o.epoch - 1);
 	}
 	__syncwarp();
 }

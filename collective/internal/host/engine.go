@@ -89,6 +89,8 @@ func onHost(s *weft.Stream, c *spec.Call) error {
 		return weft.Unsupportedf("%v: the host engine has no streams; pass nil", c.Collective)
 	case c.Op == weft.PreMulSum && c.ScalarOnDevice:
 		return weft.Unsupportedf("%v: the host engine reads no scalar of a GPU; pass one of the host's", c.Collective)
+	case !c.DeviceCounts.Send.IsZero():
+		return weft.Unsupportedf("%v: the host engine reads no counts of a GPU; pass them as Counts", c.Collective)
 	}
 	return nil
 }
