@@ -34,6 +34,12 @@
 // there is little. All ranks compare all tables: so counts that differ are the same error everywhere,
 // before anything moves.
 //
+// # On GPUs
+//
+// A group of a communicator on GPUs enqueues kernels, which package collective/internal/gpu describes. Calls
+// may be captured in graphs, any number in each, and replayed among others. What a capture needs is made
+// before: kernels for the types that are reduced (Options.DTypes), and the first call after SetMask.
+//
 // # Failure
 //
 // Waits end with the communicator's waits: at the deadline, with the context, when a rank dies. The

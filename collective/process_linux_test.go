@@ -17,7 +17,10 @@ import (
 
 // playPart makes this process a rank, if a test has started it as one.
 func playPart() bool {
-	return processes.Main(map[string]func() processes.Part{"member": func() processes.Part { return &member{} }})
+	return processes.Main(map[string]func() processes.Part{
+		"member":     func() processes.Part { return &member{} },
+		"gpu-member": func() processes.Part { return &gpuMember{} },
+	})
 }
 
 // member is a rank that repeats one operation and checks each result.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"go.uber.org/goleak"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
+	"github.com/weftgo/weft/device"
 	"github.com/weftgo/weft/internal/ranktest"
 	"github.com/weftgo/weft/internal/simd"
 )
@@ -473,4 +475,33 @@ func sequence(ctx context.Context, r *rank, seed uint64, calls int) error {
 		}
 	}
 	return nil
+}
+
+// from makes the next operation of every rank that of a number, as if so many full ones had been: no rank
+// has ever said that it begins one.
+func (r *rank) from(ctx context.Context, epoch uint64) error {
+	c, before := r.comm.Device().Context(), epoch-1
+	counts := make([]device.Count, r.blocks)
+	for i := range counts {
+		counts[i] = device.Count{Epoch: before, Turn: uint32(before % turns)}
+	}
+	raw := unsafe.Slice((*byte)(unsafe.Pointer(&counts[0])), len(counts)*device.CountBytes)
+	left := bytes.Repeat([]byte{0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0}, turns) // no bytes, full
+	return errors.Join(c.Upload(r.lane.Local(device.StateBytes), raw), c.Upload(cuda.Pointer(r.args.left), left),
+		r.comm.Operations().VerifySame(ctx, "test", "counted", nil))
+}
+
+// TestManyOperationsOnEmulatedGPUs: operations go on where their number does not fit 31 or 32 bits any more.
+func TestManyOperationsOnEmulatedGPUs(t *testing.T) {
+	for _, epoch := range []uint64{1<<31 - 5, 1<<32 - 5, 1<<32 + 1<<31 - 5} {
+		emulated(t, 3, func(ctx context.Context, r *rank) error {
+			if err := r.from(ctx, epoch); err != nil {
+				return err
+			}
+			if err := sequence(ctx, r, epoch, 40); err != nil {
+				return fmt.Errorf("from %d on: %w", epoch, err)
+			}
+			return nil
+		})
+	}
 }

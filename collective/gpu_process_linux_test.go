@@ -1,0 +1,164 @@
+package collective
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/cudatest"
+	"github.com/weftgo/weft/cuda/cudatest/emulate"
+	"github.com/weftgo/weft/internal/ranktest"
+	"github.com/weftgo/weft/internal/ranktest/processes"
+)
+
+// gpuMember is a rank on a GPU, in a process of its own, that repeats one operation.
+type gpuMember struct {
+	comm   *weft.Comm
+	group  *Group
+	memory *cuda.Memory
+}
+
+type gpuMemberArgs struct {
+	ID       string
+	Dir      string // of compiled kernels
+	Emulated bool
+	Kind     Collective
+	Times    int
+	Masked   []int
+}
+
+func (m *gpuMember) Do(r *processes.Rank, c processes.Command) (any, error) {
+	var a gpuMemberArgs
+	if err := json.Unmarshal(c.Args, &a); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	switch c.Do {
+	case "join":
+		return nil, m.join(ctx, r, a)
+	case "repeat":
+		for range a.Times {
+			if err := m.once(ctx, a.Kind); err != nil {
+				return nil, err
+			}
+		}
+		return nil, m.sum(ctx)
+	case "mask":
+		return nil, m.comm.SetMask(ctx, a.Masked...)
+	case "close":
+		return nil, errors.Join(m.group.Close(), m.memory.Close(), m.comm.Close())
+	}
+	return nil, fmt.Errorf("unknown command %q", c.Do)
+}
+
+func (m *gpuMember) join(ctx context.Context, r *processes.Rank, a gpuMemberArgs) (err error) {
+	options := []weft.Option{weft.WithDeadline(20 * time.Second)}
+	if a.Emulated {
+		g, err := ranktest.Emulate(cudatest.Config{Devices: 2}, emulate.Options{Limit: time.Minute}, a.Dir)
+		if err != nil {
+			return err
+		}
+		options = append(options, g.Options(r.Rank)...)
+	} else {
+		driver, err := cuda.Open()
+		if err != nil {
+			return err
+		}
+		options = append(options, weft.WithGPU(r.Rank%len(driver.Devices())))
+	}
+	if m.comm, err = r.Join(a.ID, options...); err != nil {
+		return err
+	}
+	if m.memory, err = m.comm.Device().Context().Alloc(64 << 10); err != nil {
+		return err
+	}
+	m.group, err = New(ctx, m.comm, Options{Staging: gpuStaging, SMs: 4, DTypes: []weft.DType{weft.Int32}})
+	return err
+}
+
+// once is an operation without a look at its result.
+func (m *gpuMember) once(ctx context.Context, kind Collective) error {
+	const count = 500
+	c := gpuCase{kind: kind, dtype: weft.Int32, count: count}
+	call, _, _, _ := c.call(m.comm.Rank(), m.comm.Size(), m.memory.Pointer())
+	return m.group.Do(ctx, nil, call)
+}
+
+// sum reduces the numbers of the live ranks.
+func (m *gpuMember) sum(ctx context.Context) error {
+	device, at := m.comm.Device().Context(), m.memory.Pointer()
+	raw := binary.LittleEndian.AppendUint32(nil, uint32(m.comm.Rank()+1))
+	x := weft.DeviceTensor(at, weft.Int32, 1)
+	if err := errors.Join(device.Upload(at, raw), m.group.AllReduce(ctx, nil, x, x, weft.Sum),
+		device.Download(raw, at)); err != nil {
+		return err
+	}
+	want := uint32(0)
+	for r := range m.comm.Size() {
+		if !m.comm.Masked(r) {
+			want += uint32(r + 1)
+		}
+	}
+	if got := binary.LittleEndian.Uint32(raw); got != want {
+		return fmt.Errorf("the sum is %d, want %d", got, want)
+	}
+	return nil
+}
+
+// killedOnGPUs kills a rank while all make an operation again and again: the others say which one at once,
+// and go on without it.
+func killedOnGPUs(t *testing.T, emulated bool) {
+	const size, victim = 3, 1
+	dir := t.TempDir()
+	kinds := []Collective{AllReduce, AllToAllV, Broadcast}
+	if emulate.Everything() || !emulated {
+		kinds = kindsOnGPUs()
+	}
+	for _, kind := range kinds {
+		t.Run(kind.String(), func(t *testing.T) {
+			crew := processes.Start(t, "gpu-member", size)
+			args := gpuMemberArgs{ID: crew.ID(), Dir: dir, Emulated: emulated, Kind: kind, Times: 20}
+			crew.Must([]int{0, 1, 2}, "join", args)
+			crew.Must([]int{0, 1, 2}, "repeat", args)
+			args.Times = 1 << 30
+			for r := range size {
+				crew.Tell(r, "repeat", args)
+			}
+			time.Sleep(50 * time.Millisecond)
+			crew.Kill(victim)
+			killed := time.Now()
+			survivors := slices.DeleteFunc([]int{0, 1, 2}, func(r int) bool { return r == victim })
+			for r, a := range crew.Answers(survivors) {
+				if a.Peer != victim || a.Cause != "died" {
+					t.Errorf("rank %d after the death of %d: %q (%s, rank %d)", r, victim, a.Err, a.Cause, a.Peer)
+				}
+			}
+			if took := time.Since(killed); took > 2*time.Second {
+				t.Errorf("the survivors took %v to say that rank %d died", took, victim)
+			}
+			args.Masked, args.Times = []int{victim}, 20
+			crew.Must(survivors, "mask", args)
+			crew.Must(survivors, "repeat", args)
+			crew.Must(survivors, "close", args)
+		})
+	}
+}
+
+func TestKilledRankOnEmulatedGPUs(t *testing.T) {
+	emulate.Need(t)
+	killedOnGPUs(t, true)
+}
+
+// TestKilledRankOnGPUs is the same on real ones.
+func TestKilledRankOnGPUs(t *testing.T) {
+	ranktest.Real(t)
+	killedOnGPUs(t, false)
+}
