@@ -52,7 +52,7 @@ func replays(times int) func(ctx context.Context, r *gpuRank) error {
 		}
 		for _, n := range []int{1, 2, 3, 5, 7} {
 			cases := make([]gpuCase, n)
-			calls := make([]*operands, n)
+			calls := make([]*gpuOperands, n)
 			put := func() (err error) {
 				for i, c := range cases {
 					var again error

@@ -23,7 +23,7 @@ import (
 // gpuStaging makes calls of some thousand elements take several turns of slots.
 const gpuStaging = 72 << 10
 
-// gpuRank is a rank of a test: a group on a GPU, one on the host beside it, and memory for gpuOperands.
+// gpuRank is a rank of a test: a group on a GPU, one on the host beside it, and memory for operands.
 type gpuRank struct {
 	*Group
 	comm   *weft.Comm
@@ -33,7 +33,7 @@ type gpuRank struct {
 	calls  int
 }
 
-// gpuMemory is the size of a rank's memory for gpuOperands, which is allocated once: to allocate would wait
+// gpuMemory is the size of a rank's memory for operands, which is allocated once: to allocate would wait
 // for kernels of ranks on the same GPU.
 const gpuMemory = 4 << 20
 
@@ -85,7 +85,7 @@ type gpuCase struct {
 	count    int // elements of a part; V forms have parts of 0, 1 and 2 times as many
 	root     int
 	inPlace  bool
-	shift    int    // elements by which gpuOperands are off their alignment
+	shift    int    // elements by which operands are off their alignment
 	onDevice bool   // the scalar of a pre-multiplied sum
 	name     string // of the algorithm; empty: the fastest
 	marks    string // bits that inputs are made of, and that look like "not there yet"
@@ -133,7 +133,7 @@ func sum(n []int) (s int) {
 	return s
 }
 
-// call is a rank's call, whose gpuOperands lie behind base, and where they do, from base on.
+// call is a rank's call, whose operands lie behind base, and where they do, from base on.
 func (c *gpuCase) call(me, ranks int, base cuda.Pointer) (call Call, inAt, outAt, end int) {
 	n := c.counts(me, ranks)
 	in, out := c.count, c.count
@@ -197,7 +197,7 @@ func (c *gpuCase) input(rank, number, n int) []byte {
 	return b
 }
 
-// gpuOperands are a call that is made, with its gpuOperands behind base.
+// gpuOperands are a call that is made, with its operands behind base.
 type gpuOperands struct {
 	gpuCase
 	call          Call
@@ -207,7 +207,7 @@ type gpuOperands struct {
 	in, scalar    []byte
 }
 
-// put uploads the gpuOperands of a call.
+// put uploads the operands of a call.
 func (r *gpuRank) put(c gpuCase, base cuda.Pointer) (*gpuOperands, error) {
 	r.calls++
 	device, me := r.comm.Device().Context(), r.comm.Rank()
@@ -215,7 +215,7 @@ func (r *gpuRank) put(c gpuCase, base cuda.Pointer) (*gpuOperands, error) {
 	var inAt, end int
 	o.call, inAt, o.outAt, end = c.call(me, r.comm.Size(), base)
 	if int(base-r.memory.Pointer())+end > gpuMemory-64 {
-		return nil, fmt.Errorf("%d bytes of gpuOperands", end)
+		return nil, fmt.Errorf("%d bytes of operands", end)
 	}
 	if c.op == weft.PreMulSum {
 		t := scalarType(c.dtype)

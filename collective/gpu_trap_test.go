@@ -80,7 +80,7 @@ var traps = []trap{
 // the end.
 func (r *gpuRank) manyRooted(ctx context.Context, kind Collective, slow int) error {
 	const calls, step = 40, 4 << 10
-	var all []*operands
+	var all []*gpuOperands
 	for i := range calls {
 		o, err := r.put(gpuCase{kind: kind, dtype: weft.BFloat16, count: 100}, r.memory.Pointer().Add(i*step))
 		if err != nil {
