@@ -103,6 +103,12 @@ func (o Operations) WaitClaim() cuda.Pointer { return o.comm.device.claim.Pointe
 // Lanes of the same words have the same number, so words are to live as long as the program.
 func (o Operations) Lane(w *device.Words) uint32 { return o.comm.device.lane(w) }
 
+// Await waits for work on the device as [Comm.Wait] does, where wait says when it has ended, or that its
+// context has: [cuda.Event.Wait], say.
+func (o Operations) Await(ctx context.Context, op string, wait func(context.Context) error) error {
+	return o.comm.await(ctx, op, wait)
+}
+
 // Quiesce waits until the GPU has done all that was asked of it in the rank's context, by whatever
 // stream, graph or library, or until ctx ends. It is what comes before memory is taken from under
 // kernels.

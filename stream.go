@@ -53,6 +53,11 @@ func (c *Comm) Wait(ctx context.Context, s *Stream) error {
 		return cmp.Or(deviceError(op, err), Unsupportedf("%s: the stream captures, so its work has not run; "+
 			"wait for the graph's launch", op))
 	}
+	return c.await(ctx, op, stream.Wait)
+}
+
+// await waits for work of this rank's GPU, of which wait says when it has ended: see [Operations.Await].
+func (c *Comm) await(ctx context.Context, op string, wait func(context.Context) error) error {
 	timeout := c.control.Waiter.Timeout + c.control.Waiter.Timeout/4
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, ErrTimeout)
 	defer cancel()
@@ -60,7 +65,7 @@ func (c *Comm) Wait(ctx context.Context, s *Stream) error {
 	// that wait must end, too.
 	for {
 		slice, done := context.WithTimeoutCause(ctx, 5*time.Millisecond, errSlice)
-		err := stream.Wait(slice)
+		err := wait(slice)
 		done()
 		fault := c.begin(op)
 		switch {
@@ -69,7 +74,7 @@ func (c *Comm) Wait(ctx context.Context, s *Stream) error {
 		case fault != nil:
 			return fault
 		case err != nil && ctx.Err() != nil:
-			return fmt.Errorf("%s: the stream's work has not ended: %w", op, err)
+			return fmt.Errorf("%s: the work has not ended: %w", op, err)
 		case err != nil:
 			return deviceError(op, err)
 		}

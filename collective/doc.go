@@ -1,6 +1,6 @@
 // Package collective is the collectives of a communicator, between ranks that share memory and between
 // GPUs: all-reduce, all-gather, reduce-scatter, all-to-all, broadcast, reduce, gather, scatter and
-// barrier.
+// barrier; and messages between pairs of ranks.
 //
 //	group, err := collective.New(ctx, comm, collective.Options{})
 //	...
@@ -39,6 +39,46 @@
 // A group of a communicator on GPUs enqueues kernels, which package collective/internal/gpu describes. Calls
 // may be captured in graphs, any number in each, and replayed among others. What a capture needs is made
 // before: kernels for the types that are reduced (Options.DTypes), and the first call after SetMask.
+//
+// # Messages
+//
+// [Group.Send], [Group.Recv] and [Group.Batch] concern pairs of ranks, and no other rank takes part. The
+// ranks of a pair match their messages by order alone. A rank's window has for each peer
+//
+//	receipt   the number of the last part that this rank has taken from the peer, or of the part in which
+//	          it waits for a message, and of which type and length; which of the last 64 messages differed
+//	parts     number, fingerprint and 104 bytes, 40 of them in the same cache line: 64 parts up to 16 ranks,
+//	          4 from 256 ranks on
+//
+// and, for all peers together, a pool of 16 chunks of up to 64 KiB. A sender publishes a part; the
+// receiver compares the fingerprint with its own, moves the data and publishes the receipt. The data is
+// in the part, or in the sender's window, where the receiver reads it, or in chunks.
+//
+// Invariant: a send ends when its receiver has taken it, or, if it is in its part, waits for it as it is. So
+// the operand is the caller's again, a mismatch is an error on both sides of the same call, and ranks that
+// wait in a cycle do so at every size.
+//
+// Order. Parts of a pair are numbered and taken in that order. Part n overwrites part n - 64,
+// so the sender first sees that one taken. A receipt is published behind what it says of a message, and a
+// sender reads the outcome of a message before it publishes 64 parts more: one bit each is enough.
+//
+// No message waits for a chunk that a message of another pair keeps. Before the receiver reads a message
+// only its first chunk is filled, and only while half of the pool is free; a receiver that reads goes on.
+// All messages of a batch are moved in turn, so no order of them, and no cycle of ranks, stops them.
+//
+// Floor: one trip of a cache line; one copy from a window, two through chunks.
+//
+// # Asynchrony
+//
+// [Group.Start] is the one entry that does not wait: its [Work] says whether the call has ended, and how.
+// On GPUs a call ends with its place in the stream, which an event marks; events and Works are used again.
+// On the host a goroutine of the group, which the first Start begins, runs what was started. A call that
+// is not started first waits until that goroutine is idle, and so calls keep their order.
+//
+// # Algorithms by name
+//
+// A call may name its algorithm. Ranks compare the names as they compare calls, and refuse one that is
+// unknown or does not support the call on every rank, before anything moves.
 //
 // # Failure
 //

@@ -2,6 +2,7 @@ package collective
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -52,19 +53,20 @@ type (
 	Call       = spec.Call
 
 	DeviceCounts = spec.DeviceCounts
+	Transfer     = spec.Transfer
 )
 
 // Group runs the collectives of one communicator, on the host or on GPUs, where its ranks are.
 // Several groups may live at once; they share nothing.
 //
-// The methods of a group are collective: every unmasked rank calls them in the same order with
-// agreeing arguments, from one goroutine at a time. Masked ranks take no part: a sum leaves them
-// out, an average counts only the others, and their parts of a gathered tensor are left alone.
+// The methods of a group are collective, but for messages: every unmasked rank calls them in the same
+// order with agreeing arguments, from one goroutine at a time. Masked ranks take no part: a sum leaves
+// them out, an average counts only the others, and their parts of a gathered tensor are left alone.
 //
-// On the host a method returns when the rank's result is complete and its operands are the caller's
-// again. On GPUs it enqueues its work in the stream, and operands are borrowed until that has run;
-// without a stream it waits for the work. Operands lie where that GPU reaches them, at multiples of the
-// size of their elements.
+// [Group.Start] begins a call and does not wait. On the host any other method returns when the rank's
+// result is complete and its operands are the caller's again. On GPUs it enqueues its work in the stream,
+// and operands are borrowed until that has run; without a stream it waits for the work. Operands lie where
+// that GPU reaches them, at multiples of the size of their elements.
 //
 // On the host an error that wraps [weft.ErrMismatch], [weft.ErrInvalid] or [weft.ErrUnsupported] is
 // returned by every rank in the same call, with nothing moved, and the group goes on. On GPUs ranks do
@@ -73,6 +75,8 @@ type (
 // all-gather-v or an all-to-all-v that are not the peer's fail both with [weft.ErrMismatch]. Any other
 // error is the communicator's failure, and leaves outputs undefined.
 //
+// A group of which calls were started is closed before its communicator.
+//
 // Peers may read operands in windows where they lie. Such a window stays open on every
 // rank until the operation has returned there: a rank that needs one which it has closed returns
 // [weft.ErrClosed], and that is the communicator's failure.
@@ -80,6 +84,13 @@ type Group struct {
 	comm   *weft.Comm
 	engine spec.Engine
 	call   spec.Call
+
+	messages spec.Call // of point-to-point: nothing else of it is set
+	batch    Batch     // the same messages
+
+	algorithm string // of the last call
+	works     works
+	queue     queue // on the host
 
 	closed, released bool
 }
@@ -157,15 +168,19 @@ func known(comm *weft.Comm, name string) bool {
 }
 
 // Close gives the group's memory up on this rank. Peers that are still in an operation that this
-// rank has finished may go on reading it. On a GPU it waits until nothing of the group's runs, for the
-// communicator's deadline at most; if work still runs, the error wraps [weft.ErrTimeout], and a later
-// Close gives the memory up.
-func (g *Group) Close() error {
+// rank has finished may go on reading it. It waits until what was started has ended, and on a GPU until
+// nothing of the group's runs, for the communicator's deadline at most; if work still runs, the error
+// wraps [weft.ErrTimeout], and a later Close gives the memory up.
+func (g *Group) Close() (err error) {
 	if g.released {
 		return nil
 	}
 	g.closed = true
-	var err error
-	g.released, err = g.engine.Close()
+	if err := g.queue.close(g.comm.Deadline()); err != nil {
+		return fmt.Errorf("close group: calls that were started still run: %w", err)
+	}
+	if g.released, err = g.engine.Close(); g.released {
+		err = errors.Join(err, g.works.close())
+	}
 	return err
 }

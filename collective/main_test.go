@@ -68,3 +68,11 @@ func (j *job) must(t testing.TB, f func(ctx context.Context, rank int) error) {
 		t.Fatal(err)
 	}
 }
+
+// all are the numbers of the job's ranks.
+func (j *job) all() (ranks []int) {
+	for r := range j.comms {
+		ranks = append(ranks, r)
+	}
+	return ranks
+}

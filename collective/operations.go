@@ -34,14 +34,13 @@ const (
 // Do runs a call: the method of its collective with all that the call says.
 func (g *Group) Do(ctx context.Context, s *weft.Stream, c Call) error {
 	g.call = c
-	return g.run(ctx, s)
+	return g.run(ctx, s, &g.call)
 }
 
 // Barrier returns when every rank has entered it; on GPUs its kernel ends when that of every rank has
 // begun.
 func (g *Group) Barrier(ctx context.Context, s *weft.Stream) error {
-	g.begin(spec.Barrier)
-	return g.run(ctx, s)
+	return g.run(ctx, s, g.begin(spec.Barrier))
 }
 
 // AllReduce reduces the inputs of all ranks elementwise, in rank order, and gives every rank the
@@ -57,7 +56,7 @@ func (g *Group) Barrier(ctx context.Context, s *weft.Stream) error {
 func (g *Group) AllReduce(ctx context.Context, s *weft.Stream, out, in weft.Tensor, op weft.Op) error {
 	c := g.begin(spec.AllReduce)
 	c.Out, c.In, c.Op = out, in, op
-	return g.run(ctx, s)
+	return g.run(ctx, s, c)
 }
 
 // ReduceScatter reduces as AllReduce, and gives every rank its part of the result: in holds a part for
@@ -66,7 +65,7 @@ func (g *Group) AllReduce(ctx context.Context, s *weft.Stream, out, in weft.Tens
 func (g *Group) ReduceScatter(ctx context.Context, s *weft.Stream, out, in weft.Tensor, op weft.Op) error {
 	c := g.begin(spec.ReduceScatter)
 	c.Out, c.In, c.Op = out, in, op
-	return g.run(ctx, s)
+	return g.run(ctx, s, c)
 }
 
 // ReduceScatterV is ReduceScatter with parts of so many elements, the same counts on all ranks. They
@@ -75,14 +74,14 @@ func (g *Group) ReduceScatterV(ctx context.Context, s *weft.Stream, out, in weft
 ) error {
 	c := g.begin(spec.ReduceScatterV)
 	c.Out, c.In, c.Op, c.Counts.Send = out, in, op, counts
-	return g.run(ctx, s)
+	return g.run(ctx, s, c)
 }
 
 // Reduce is AllReduce whose result root alone gets; other ranks' out is not looked at.
 func (g *Group) Reduce(ctx context.Context, s *weft.Stream, out, in weft.Tensor, op weft.Op, root int) error {
 	c := g.begin(spec.Reduce)
 	c.Out, c.In, c.Op, c.Root = out, in, op, root
-	return g.run(ctx, s)
+	return g.run(ctx, s, c)
 }
 
 // AllGather gives every rank the inputs of all of them: out holds size of the communicator times
@@ -91,7 +90,7 @@ func (g *Group) Reduce(ctx context.Context, s *weft.Stream, out, in weft.Tensor,
 func (g *Group) AllGather(ctx context.Context, s *weft.Stream, out, in weft.Tensor) error {
 	c := g.begin(spec.AllGather)
 	c.Out, c.In = out, in
-	return g.run(ctx, s)
+	return g.run(ctx, s, c)
 }
 
 // AllGatherV is AllGather of inputs of counts[r] elements, which go to at[r] in out; without at they
@@ -99,7 +98,7 @@ func (g *Group) AllGather(ctx context.Context, s *weft.Stream, out, in weft.Tens
 func (g *Group) AllGatherV(ctx context.Context, s *weft.Stream, out, in weft.Tensor, counts, at []int) error {
 	c := g.begin(spec.AllGatherV)
 	c.Out, c.In, c.Counts.Recv, c.Counts.RecvAt = out, in, counts, at
-	return g.run(ctx, s)
+	return g.run(ctx, s, c)
 }
 
 // AllToAll gives every rank its part of all inputs: in holds a part for each rank of the communicator,
@@ -108,7 +107,7 @@ func (g *Group) AllGatherV(ctx context.Context, s *weft.Stream, out, in weft.Ten
 func (g *Group) AllToAll(ctx context.Context, s *weft.Stream, out, in weft.Tensor) error {
 	c := g.begin(spec.AllToAll)
 	c.Out, c.In = out, in
-	return g.run(ctx, s)
+	return g.run(ctx, s, c)
 }
 
 // AllToAllV is AllToAll with parts of different lengths: what counts say that a rank sends to a peer is
@@ -116,15 +115,16 @@ func (g *Group) AllToAll(ctx context.Context, s *weft.Stream, out, in weft.Tenso
 func (g *Group) AllToAllV(ctx context.Context, s *weft.Stream, out, in weft.Tensor, counts Counts) error {
 	c := g.begin(spec.AllToAllV)
 	c.Out, c.In, c.Counts = out, in, counts
-	return g.run(ctx, s)
+	return g.run(ctx, s, c)
 }
 
 // AllToAllVDevice is AllToAllV with counts in the GPU's memory, where the kernel reads them when it runs: a
 // graph may be replayed with others. Parts that do not fit the operands, and counts that are not the
 // peer's, fail the communicator on both ranks with [weft.ErrMismatch].
 func (g *Group) AllToAllVDevice(ctx context.Context, s *weft.Stream, out, in weft.Tensor, counts DeviceCounts) error {
-	g.call = Call{Collective: spec.AllToAllV, Out: out, In: in, DeviceCounts: counts}
-	return g.run(ctx, s)
+	c := g.begin(spec.AllToAllV)
+	c.Out, c.In, c.DeviceCounts = out, in, counts
+	return g.run(ctx, s, c)
 }
 
 // Broadcast gives every rank the contents of root's tensor. Tensors have the same type and number
@@ -132,14 +132,14 @@ func (g *Group) AllToAllVDevice(ctx context.Context, s *weft.Stream, out, in wef
 func (g *Group) Broadcast(ctx context.Context, s *weft.Stream, t weft.Tensor, root int) error {
 	c := g.begin(spec.Broadcast)
 	c.Out, c.In, c.Root = t, t, root
-	return g.run(ctx, s)
+	return g.run(ctx, s, c)
 }
 
 // Gather gives root the inputs of all ranks, as AllGather; other ranks' out is not looked at.
 func (g *Group) Gather(ctx context.Context, s *weft.Stream, out, in weft.Tensor, root int) error {
 	c := g.begin(spec.Gather)
 	c.Out, c.In, c.Root = out, in, root
-	return g.run(ctx, s)
+	return g.run(ctx, s, c)
 }
 
 // Scatter gives every rank its part of root's input, rank r's at r*len(out); other ranks' in is not
@@ -147,8 +147,12 @@ func (g *Group) Gather(ctx context.Context, s *weft.Stream, out, in weft.Tensor,
 func (g *Group) Scatter(ctx context.Context, s *weft.Stream, out, in weft.Tensor, root int) error {
 	c := g.begin(spec.Scatter)
 	c.Out, c.In, c.Root = out, in, root
-	return g.run(ctx, s)
+	return g.run(ctx, s, c)
 }
+
+// Algorithm names the algorithm of the group's last call, but for those that were started: their [Work]
+// does. It is empty before the first call, and after one that was refused.
+func (g *Group) Algorithm() string { return g.algorithm }
 
 // begin clears the group's call, which is too large to be copied in every operation.
 func (g *Group) begin(k Collective) *Call {
@@ -157,20 +161,45 @@ func (g *Group) begin(k Collective) *Call {
 	return &g.call
 }
 
-// run runs the group's call.
-func (g *Group) run(ctx context.Context, s *weft.Stream) error {
-	c := &g.call
-	op := c.Collective.String()
+// run runs a call of the group's own memory, which needs no allocation.
+func (g *Group) run(ctx context.Context, s *weft.Stream, c *Call) (err error) {
 	if g.closed {
-		return fmt.Errorf("%s: group %w", op, weft.ErrClosed)
+		return fmt.Errorf("%s: group %w", c.Name(), weft.ErrClosed)
 	}
-	if err := g.engine.Begin(op); err != nil {
+	if err := g.queue.await(ctx); err != nil {
+		return g.comm.Operations().Fail(fmt.Errorf("%s: still waiting for calls that were started before: %w",
+			c.Name(), err))
+	}
+	g.algorithm, err = g.perform(ctx, s, c, g.check(c))
+	return err
+}
+
+// perform runs a call in its turn, with an error of this rank's arguments if there is one, and names the
+// algorithm.
+func (g *Group) perform(ctx context.Context, s *weft.Stream, c *Call, refused error) (algorithm string, err error) {
+	if err := g.engine.Begin(c.Name()); err != nil {
+		return "", err
+	}
+	if c.Collective == spec.PointToPoint {
+		return "", g.engine.Exchange(ctx, s, c, refused)
+	}
+	return g.engine.Run(ctx, s, c, refused)
+}
+
+// check says what is wrong with a call.
+func (g *Group) check(c *Call) error {
+	if err := c.Check(g.comm.Rank(), g.comm.Size()); err != nil {
 		return err
 	}
-	err := c.Check(g.comm.Rank(), g.comm.Size())
-	if err == nil && c.Collective.Rooted() && g.comm.Masked(c.Root) {
-		err = fmt.Errorf("%s: %w: root %d is %w", op, weft.ErrInvalid, c.Root, weft.ErrMasked)
+	if c.Collective.Rooted() && g.comm.Masked(c.Root) {
+		return fmt.Errorf("%s: %w: root %d is %w", c.Name(), weft.ErrInvalid, c.Root, weft.ErrMasked)
 	}
-	_, err = g.engine.Run(ctx, s, c, err)
-	return err
+	if c.Collective == spec.PointToPoint {
+		for i := range c.Transfers {
+			if peer := c.Transfers[i].Peer; g.comm.Masked(peer) {
+				return fmt.Errorf("%s: %w: rank %d is %w", c.Name(), weft.ErrInvalid, peer, weft.ErrMasked)
+			}
+		}
+	}
+	return nil
 }

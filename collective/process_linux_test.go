@@ -97,12 +97,19 @@ func (m *member) join(ctx context.Context, r *processes.Rank, a memberArgs) erro
 		return err
 	}
 	// An eighth of this is one round's: what is not eager takes many.
-	if m.group, err = New(ctx, m.comm, Options{Scratch: 64 << 10, Force: []string{a.Algorithm}}); err != nil {
+	options := Options{Scratch: 64 << 10}
+	if a.Algorithm != "" {
+		options.Force = []string{a.Algorithm}
+	}
+	if m.group, err = New(ctx, m.comm, options); err != nil {
 		return err
 	}
 	m.rounds = m.group.engine.(*host.Engine).Rounds()
 	m.rounds.Step = func() { m.steps++ }
-	m.kind, m.bytes, m.mem = algorithmNamed(a.Algorithm).Collective, a.Bytes, make([]byte, a.Bytes*2*r.Size)
+	m.kind, m.bytes, m.mem = PointToPoint, a.Bytes, make([]byte, a.Bytes*2*r.Size)
+	if a.Algorithm != "" {
+		m.kind = algorithmNamed(a.Algorithm).Collective
+	}
 	if a.Window {
 		w, err := m.comm.Alloc(ctx, len(m.mem))
 		if err != nil {
@@ -130,7 +137,7 @@ func (m *member) othersWait(ctx context.Context) error {
 		}
 		for {
 			w := m.comm.Operations().Waiter().Peers[r].Record()
-			if w.Peer == m.comm.Rank() && w.Expected > m.rounds.Last() {
+			if w.Peer == m.comm.Rank() && (w.Expected > m.rounds.Last() || m.kind == PointToPoint) {
 				break
 			}
 			select {
@@ -171,7 +178,7 @@ func (m *member) verified(ctx context.Context) error {
 	case AllGatherV:
 		c.Counts.Recv = counts
 		distinct, gathers = false, true
-	case AllGather, Gather:
+	case AllGather, Gather, PointToPoint:
 		distinct, gathers = false, true
 	default:
 		distinct = false
@@ -192,7 +199,11 @@ func (m *member) verified(ctx context.Context) error {
 		in[k] = value(rank, k/n, k%n)
 	}
 	c.In, c.Out = weft.TensorOf(in), weft.TensorOf(out)
-	if err := m.group.Do(ctx, nil, c); err != nil || !m.kind.HasOutput(rank, root) {
+	run := m.group.Do
+	if m.kind == PointToPoint {
+		run = m.exchange
+	}
+	if err := run(ctx, nil, c); err != nil || !m.kind.HasOutput(rank, root) {
 		return err
 	}
 	for k, got := range out {
@@ -212,6 +223,25 @@ func (m *member) verified(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// exchange is an all-gather by messages: a short one and a long one to every rank.
+func (m *member) exchange(ctx context.Context, s *weft.Stream, c Call) error {
+	n := c.In.Elems()
+	mine, all := weft.SliceOf[int32](c.In), weft.SliceOf[int32](c.Out)
+	return m.group.Batch(ctx, s, func(b *Batch) error {
+		for r := range m.comm.Size() {
+			if m.comm.Masked(r) {
+				continue
+			}
+			theirs := all[r*n:][:n]
+			b.Send(weft.TensorOf(mine[:4]), r)
+			b.Send(weft.TensorOf(mine[4:]), r)
+			b.Recv(weft.TensorOf(theirs[:4]), r)
+			b.Recv(weft.TensorOf(theirs[4:]), r)
+		}
+		return nil
+	})
 }
 
 // crewSize is enough for a rank to be gone and the others to go on together.
@@ -345,6 +375,63 @@ func TestStoppedRank(t *testing.T) {
 				if d := time.Since(stopped); d > deadline+2*time.Second || f.Took < deadline*9/10 ||
 					f.Peer != victim || f.Cause != "timeout" {
 					t.Errorf("rank %d fails after %v: %+v", r, d, f)
+				}
+			}
+			goOn(t, crew, others, victim)
+			crew.Continue(victim)
+			if f := crew.Ask(victim, "go on", nil); f.Peer < 0 {
+				t.Errorf("the stopped rank wakes up to %+v", f)
+			}
+		})
+	}
+}
+
+// exchangers starts ranks that exchange messages, from windows or not.
+func exchangers(t *testing.T, deadline time.Duration, window bool) *processes.Crew {
+	t.Helper()
+	crew := processes.Start(t, "member", crewSize)
+	crew.Must([]int{0, 1, 2}, "join", memberArgs{ID: crew.ID(), Deadline: deadline, Bytes: 64 << 10, Window: window})
+	crew.Must([]int{0, 1, 2}, "repeat", memberArgs{Times: 3})
+	return crew
+}
+
+// messageSteps are points of a batch of the members: parts and receipts that a rank has published. From
+// windows it publishes few.
+var messageSteps = map[bool][]int{false: {0, 1, 4, 40}, true: {0, 1, 3, 6}}
+
+// TestKilledAmongMessages kills a rank that exchanges messages: see TestKilledRank.
+func TestKilledAmongMessages(t *testing.T) {
+	for window, steps := range messageSteps {
+		for i, step := range steps {
+			t.Run(fmt.Sprintf("window %t step %d", window, step), func(t *testing.T) {
+				victim := i % crewSize
+				crew := exchangers(t, 30*time.Second, window)
+				others := halt(t, crew, victim, step)
+				killed := time.Now()
+				crew.Kill(victim)
+				for r, f := range crew.Answers(others) {
+					if d := time.Since(killed); d > 2*time.Second || f.Peer != victim || f.Cause != "died" {
+						t.Errorf("rank %d fails after %v: %+v", r, d, f)
+					}
+				}
+				goOn(t, crew, others, victim)
+			})
+		}
+	}
+}
+
+// TestStoppedAmongMessages stops a rank that exchanges messages: see TestStoppedRank.
+func TestStoppedAmongMessages(t *testing.T) {
+	const deadline, victim = 800 * time.Millisecond, 1
+	for window, steps := range messageSteps {
+		step := steps[len(steps)-1]
+		t.Run(fmt.Sprintf("window %t step %d", window, step), func(t *testing.T) {
+			crew := exchangers(t, deadline, window)
+			others := halt(t, crew, victim, step)
+			crew.Stop(victim)
+			for r, f := range crew.Answers(others) {
+				if f.Peer != victim || f.Cause != "timeout" {
+					t.Errorf("rank %d: %+v", r, f)
 				}
 			}
 			goOn(t, crew, others, victim)

@@ -17,6 +17,8 @@ type Call struct {
 	// DeviceCounts replace the Counts of an all-to-all-v on GPUs.
 	DeviceCounts DeviceCounts
 	Algorithm    string // by name; empty: the fastest is chosen
+	// Transfers are the messages of a [PointToPoint] call, which has no other operands.
+	Transfers []Transfer
 
 	// Symmetric says that operands that lie in windows lie at the same place of the same window on every
 	// rank. Without it GPUs, which do not meet before they enqueue, read and write no operand of a peer.
@@ -34,6 +36,9 @@ type Call struct {
 // Check says what is wrong with a call on a rank of so many, and derives what engines go by.
 func (c *Call) Check(rank, ranks int) error {
 	k := c.Collective
+	if k == PointToPoint {
+		return c.checkTransfers(rank, ranks)
+	}
 	if k >= Collectives {
 		return weft.Invalidf("there is no %v", k)
 	}
@@ -88,19 +93,36 @@ func (c *Call) checkTensors(in, out bool) (ins, outs int, err error) {
 }
 
 func (c *Call) checkTensor(what string, t *weft.Tensor) (n int, err error) {
-	k := c.Collective
+	if n, err = checkTensor(c.Collective.String(), what, t); err == nil {
+		c.DType = t.DType
+	}
+	return n, err
+}
+
+func checkTensor(name, what string, t *weft.Tensor) (n int, err error) {
 	if why := t.Absence(); why != "" {
-		return 0, weft.Invalidf("%v: %s", k, why)
+		return 0, weft.Invalidf("%s: %s", name, why)
 	}
 	n = t.Elems()
 	switch {
 	case n < 0 || n > maxElems:
-		return 0, weft.Invalidf("%v: an %s of %d elements", k, what, n)
+		return 0, weft.Invalidf("%s: %s of %d elements", name, what, n)
 	case n > 0 && (t.Data == nil || t.DType.Size() == 0):
-		return 0, weft.Invalidf("%v: an %s of %d elements of type %v without memory", k, what, n, t.DType)
+		return 0, weft.Invalidf("%s: %s of %d elements of type %v without memory", name, what, n, t.DType)
 	}
-	c.DType = t.DType
 	return n, nil
+}
+
+// Name is the operation in errors: the collective's, or "send", "receive" or "batch".
+func (c *Call) Name() string {
+	switch {
+	case c.Collective != PointToPoint:
+		return c.Collective.String()
+	case len(c.Transfers) == 1:
+		return c.Transfers[0].Name()
+	default:
+		return "batch"
+	}
 }
 
 // checkCounts compares the sizes of the operands.

@@ -20,6 +20,9 @@ const (
 	Gather
 	Scatter
 	Collectives // how many there are
+
+	// PointToPoint is no collective: a call of it has messages between pairs of ranks, see [Transfer].
+	PointToPoint
 )
 
 var collectiveNames = [Collectives]string{
@@ -30,6 +33,9 @@ var collectiveNames = [Collectives]string{
 
 // String is the collective's name: "all-reduce".
 func (c Collective) String() string {
+	if c == PointToPoint {
+		return "point-to-point"
+	}
 	if c >= Collectives {
 		return fmt.Sprintf("collective(%d)", uint8(c))
 	}

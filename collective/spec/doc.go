@@ -19,4 +19,6 @@
 //
 // Only the root of a reduce and a gather has an output, and only the root of a broadcast and a scatter
 // needs an input. Parts of different lengths (the V forms) are described by [Counts].
+//
+// A [PointToPoint] call is no collective. It has messages between pairs of ranks: see [Transfer].
 package spec

@@ -15,6 +15,10 @@ type Engine interface {
 	// error in this rank's arguments it tells the other ranks why this one cannot take part, and
 	// returns the error.
 	Run(ctx context.Context, s *weft.Stream, c *Call, refused error) (algorithm string, err error)
+	// Exchange sends and receives a call's messages, or enqueues that. Every rank named in the call makes
+	// a call that names this one as often; the others do not take part. With an error in this rank's
+	// arguments it is as Run.
+	Exchange(ctx context.Context, s *weft.Stream, c *Call, refused error) error
 	// Algorithms are the engine's.
 	Algorithms() []Algorithm
 	// Close gives the engine's memory up, unless work that uses it still runs: then nothing is released,

@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -47,6 +48,35 @@ func FuzzCall(f *testing.F) {
 		if !strings.HasPrefix(words, "it calls ") || !strings.Contains(words, "this rank") ||
 			len(words) > host.RefusalBytes {
 			t.Fatalf("%#x against %#x: %q", own, peer, words)
+		}
+	})
+}
+
+// TestTransfersDiffer: the words of messages that differ are those of both sides.
+func TestTransfersDiffer(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		draw := func(name string) Transfer {
+			return Transfer{
+				Tensor: weft.Tensor{
+					DType: weft.DType(rapid.IntRange(0, int(weft.Bool)).Draw(t, name)),
+					Shape: []int{rapid.OneOf(rapid.IntRange(0, 3), rapid.IntRange(0, maxElems)).Draw(t, name)},
+				},
+			}
+		}
+		a, b := draw("a"), draw("b")
+		b.Receive = true
+		same := a.Tensor.DType == b.Tensor.DType && a.Tensor.Elems() == b.Tensor.Elems()
+		f, g := a.Fingerprint(), b.Fingerprint()
+		if (f == g) != same || uint64(f)&host.RefusedCall != 0 {
+			t.Fatalf("%v: %x, %v: %x", a, uint64(f), b, uint64(g))
+		}
+		sends := fmt.Sprintf("sends %d %v", a.Tensor.Elems(), a.Tensor.DType)
+		receives := fmt.Sprintf("receives %d %v", b.Tensor.Elems(), b.Tensor.DType)
+		if got, want := a.Differs(uint64(g)), "it "+receives+", this rank "+sends; got != want {
+			t.Fatalf("got %q, want %q", got, want)
+		}
+		if got, want := b.Differs(uint64(f)), "it "+sends+", this rank "+receives; got != want {
+			t.Fatalf("got %q, want %q", got, want)
 		}
 	})
 }

@@ -18,7 +18,8 @@
 // sees that number in the headers of all ranks; and reads their payloads.
 //
 // The round that opens an operation also carries the call, packed in a word. All ranks compare the
-// same words, so ranks that make different calls all return [weft.ErrMismatch]. A rank whose
+// same words, so ranks that make different calls all return [weft.ErrMismatch]. A second word, the choice,
+// is compared in the same way: it says how to do the call. A rank whose
 // arguments are wrong says so in place of a call ([Rounds.Refuse]), and all ranks return that.
 //
 //	begin    Begin

@@ -14,10 +14,12 @@ const headers = 4
 // it, and fills one cache line: a reader that sees the number has the rest already.
 //
 //	 0  the number of the round, published last (a channel.Counter)
-//	16  the call, in a round that opens an operation
+//	12  the choice, in a round that opens an operation
+//	16  the call, in the same
 //	24  40 bytes: the payload, or its offset in the ring
 type header struct {
 	round  *channel.Counter
+	choice *uint32
 	call   *uint64
 	inLine unsafe.Pointer
 }
@@ -25,6 +27,7 @@ type header struct {
 const (
 	headerBytes = channel.Stride
 	ringAt      = headers*headerBytes + channel.Stride
+	choiceAt    = channel.CounterBytes
 	callAt      = 16
 	inLineAt    = 24
 	inLineBytes = 64 - inLineAt
@@ -33,6 +36,7 @@ const (
 func headerAt(mem []byte, offset int) header {
 	return header{
 		round:  channel.CounterAt(mem, offset),
+		choice: (*uint32)(unsafe.Pointer(&mem[offset+choiceAt])),
 		call:   (*uint64)(unsafe.Pointer(&mem[offset+callAt])),
 		inLine: unsafe.Pointer(&mem[offset+inLineAt]),
 	}

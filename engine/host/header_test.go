@@ -25,7 +25,7 @@ func TestRefusal(t *testing.T) {
 		if rapid.Bool().Draw(t, "unsupported") {
 			err, kind = weft.Unsupportedf("%s", words), weft.ErrUnsupported
 		}
-		got := takeRefusal(2, "op", putRefusal(text, err), text)
+		got := TakeRefusal(2, "op", PutRefusal(text, err), text)
 		peer, ok := errors.AsType[*weft.PeerError](got)
 		if want := err.Error(); !ok || peer.Rank != 2 || !errors.Is(got, kind) ||
 			!strings.Contains(got.Error(), want[:min(len(want), RefusalBytes)]) {

@@ -33,6 +33,7 @@ func NewSummer(ctx context.Context, comm *weft.Comm) (*Summer, error) {
 	rounds, err := host.New(ctx, comm, host.Config{
 		Kind: "summer", Ring: host.RingShare * most,
 		Differs: func(own, peer uint64) string { return fmt.Sprintf("it sums kind %d, this rank %d", peer, own) },
+		Chooses: func(own, peer uint32) string { return fmt.Sprintf("it chooses %d, this rank %d", peer, own) },
 	})
 	if err != nil {
 		return nil, err
@@ -368,5 +369,33 @@ func TestMaskedOwner(t *testing.T) {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestChoices: ranks compare their choices where their calls are the same, and the next call is free.
+func TestChoices(t *testing.T) {
+	err := onRanks(2, func(ctx context.Context, comm *weft.Comm, s *Summer) error {
+		for _, c := range []struct {
+			choices [2]uint32
+			kinds   [2]uint64
+			words   string
+		}{
+			{[2]uint32{3, 3}, [2]uint64{1, 1}, ""},
+			{[2]uint32{3, 4}, [2]uint64{1, 1}, "it chooses"},
+			{[2]uint32{0, 4}, [2]uint64{1, 1}, "it chooses"},
+			{[2]uint32{0, 4}, [2]uint64{1, 2}, "it sums"},
+			{[2]uint32{0, 0}, [2]uint64{1, 1}, ""},
+		} {
+			s.Choice = c.choices[comm.Rank()]
+			_, err := s.Sum(ctx, c.kinds[comm.Rank()], 1, 8)
+			if c.words == "" && err != nil ||
+				c.words != "" && (!errors.Is(err, weft.ErrMismatch) || !strings.Contains(err.Error(), c.words)) {
+				return fmt.Errorf("%+v: %w", c, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/weftgo/weft"
 )
 
-// RefusedCall marks the call of a rank that refuses: the rest is what putRefusal returns.
+// RefusedCall marks the call of a rank that refuses: the rest is what PutRefusal returns.
 const RefusedCall = 1 << 63
 
 // RefusalBytes bounds the text with which a rank refuses a call.
@@ -16,9 +16,9 @@ const RefusalBytes = 256
 // [weft.ErrInvalid].
 const unsupportedRefusal = 1 << 16
 
-// putRefusal writes an error's text for peers to read, as far as there is room, and returns its
+// PutRefusal writes an error's text for peers to read, as far as there is room, and returns its
 // length and kind.
-func putRefusal(text []byte, err error) uint32 {
+func PutRefusal(text []byte, err error) uint32 {
 	k := uint32(copy(text, err.Error()))
 	if errors.Is(err, weft.ErrUnsupported) {
 		k |= unsupportedRefusal
@@ -26,8 +26,8 @@ func putRefusal(text []byte, err error) uint32 {
 	return k
 }
 
-// takeRefusal is the error with which a rank answers the refusal of another.
-func takeRefusal(rank int, op string, refused uint32, text []byte) error {
+// TakeRefusal is the error with which a rank answers the refusal of another.
+func TakeRefusal(rank int, op string, refused uint32, text []byte) error {
 	e := &refusedError{kind: weft.ErrInvalid}
 	if refused&unsupportedRefusal != 0 {
 		e.kind = weft.ErrUnsupported

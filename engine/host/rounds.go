@@ -22,6 +22,8 @@ type Config struct {
 	// Differs says how the call of a peer differs from this rank's: "it calls barrier, this rank
 	// broadcast". It must take any word for a call.
 	Differs func(own, peer uint64) string
+	// Chooses says the same of their choices, if the owner makes any: see [Rounds.Choice].
+	Chooses func(own, peer uint32) string
 }
 
 // Rounds is how the ranks of an owner talk: in rounds, numbered alike on every rank and never again.
@@ -36,6 +38,10 @@ type Rounds struct {
 	Window *weft.Window // the pads; the owner closes it
 	Live   []int        // ranks that take part, ascending
 	Self   int          // this rank's index among them
+
+	// Choice is compared as the call is, and published with it. It is for how to do the call, if the caller
+	// says so.
+	Choice uint32
 
 	// Step, if a test sets it, is called when this rank has published a round, and when it has seen
 	// that of every rank.
@@ -98,6 +104,9 @@ func (r *Rounds) Begin(op string) error {
 	return nil
 }
 
+// Waiter waits on behalf of the owner, for other counters than those of rounds.
+func (r *Rounds) Waiter() *channel.Waiter { return r.waiter }
+
 // Next is the number of the round that this rank publishes next.
 func (r *Rounds) Next() uint64 { return r.numbers.Last() + 1 }
 
@@ -138,13 +147,14 @@ func (r *Rounds) OwnBytes(rank int) []byte {
 // call is a word below [RefusedCall]; equal words are equal calls. The round has the payload that
 // Fill or PutOperands has left, if any.
 func (r *Rounds) Open(call uint64) (round uint64) {
-	*r.mine.at(r.Next()).call = call
+	h := r.mine.at(r.Next())
+	*h.call, *h.choice = call, r.Choice
 	return r.Publish()
 }
 
 // Refuse is Open for a rank that cannot take part: peers learn why.
 func (r *Rounds) Refuse(err error) (round uint64) {
-	return r.Open(RefusedCall | uint64(putRefusal(r.Fill(RefusalBytes), err)))
+	return r.Open(RefusedCall | uint64(PutRefusal(r.Fill(RefusalBytes), err)))
 }
 
 // Publish publishes the next round and returns its number.
@@ -218,14 +228,16 @@ func (r *Rounds) AwaitCalls(ctx context.Context, op string, round uint64, own er
 // compare compares the calls of a round. Every rank compares the same words, and so they fail
 // together.
 func (r *Rounds) compare(op string, round uint64, own error) error {
-	want := *r.mine.at(round).call
+	h := r.mine.at(round)
+	want, choice := *h.call, *h.choice
 	refused, differs := -1, -1
 	for _, p := range r.Live {
-		call := *r.pads[p].at(round).call
+		h := r.pads[p].at(round)
+		call := *h.call
 		if call&RefusedCall != 0 && refused < 0 {
 			refused = p
 		}
-		if call != want && differs < 0 {
+		if (call != want || *h.choice != choice) && differs < 0 {
 			differs = p
 		}
 	}
@@ -241,10 +253,14 @@ func (r *Rounds) compare(op string, round uint64, own error) error {
 	}
 	if refused >= 0 {
 		call := *r.pads[refused].at(round).call
-		return takeRefusal(refused, op, uint32(call&^RefusedCall), r.Payload(refused, round, RefusalBytes))
+		return TakeRefusal(refused, op, uint32(call&^RefusedCall), r.Payload(refused, round, RefusalBytes))
 	}
-	theirs := *r.pads[differs].at(round).call
-	return &weft.PeerError{
-		Rank: differs, Op: op, Err: fmt.Errorf("%w: %s", weft.ErrMismatch, r.config.Differs(want, theirs)),
+	h = r.pads[differs].at(round)
+	words := ""
+	if *h.call == want && r.config.Chooses != nil {
+		words = r.config.Chooses(choice, *h.choice)
+	} else {
+		words = r.config.Differs(want, *h.call)
 	}
+	return &weft.PeerError{Rank: differs, Op: op, Err: fmt.Errorf("%w: %s", weft.ErrMismatch, words)}
 }

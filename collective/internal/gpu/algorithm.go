@@ -94,21 +94,36 @@ func (e *Engine) choose(c *spec.Call) (*algorithm, error) {
 	if q.Windows, err = e.windows(c); err != nil {
 		return nil, err
 	}
+	if c.Algorithm != "" {
+		return named(c.Algorithm, &q)
+	}
 	for _, a := range e.forced {
-		if c.Algorithm == "" && a.Collective == q.Collective && a.Supports(q) {
+		if a.Collective == q.Collective && a.Supports(q) {
 			return a, nil
 		}
 	}
 	for _, a := range algorithms {
-		if a.Collective == q.Collective && a.Supports(q) && (c.Algorithm == a.Name || c.Algorithm == "" && prefers(a, &q)) {
+		if a.Collective == q.Collective && a.Supports(q) && prefers(a, &q) {
 			return a, nil
 		}
 	}
-	if c.Algorithm != "" {
-		return nil, weft.Invalidf("%v: there is no algorithm %q for it on GPUs", q.Collective, c.Algorithm)
-	}
 	return nil, weft.Unsupportedf("%v: there is no algorithm on GPUs; join a communicator of the host's for it",
 		q.Collective)
+}
+
+// named is the algorithm that a call names.
+func named(name string, q *spec.Request) (*algorithm, error) {
+	for _, a := range algorithms {
+		switch {
+		case a.Name != name || a.Collective != q.Collective:
+		case a.Supports(*q):
+			return a, nil
+		default:
+			return nil, weft.Unsupportedf("%v: %s does not support %d bytes of %v on %d ranks; name another algorithm or none",
+				q.Collective, name, q.Bytes, q.DType, q.Ranks)
+		}
+	}
+	return nil, weft.Invalidf("%v: there is no algorithm %q on GPUs", q.Collective, name)
 }
 
 // prefers says whether an algorithm is the faster one. Between two ranks one-shot and two-shot

@@ -1,0 +1,84 @@
+package spec
+
+import (
+	"fmt"
+
+	"github.com/weftgo/weft"
+)
+
+// Transfer is a message to a peer, or from one. Messages between two ranks are matched in their order:
+// the first send of one rank with the first receive of the other, and so on.
+type Transfer struct {
+	Tensor  weft.Tensor // rows of elements; shapes play no part
+	Peer    int
+	Receive bool
+}
+
+// Name is the operation in errors: "send".
+func (t *Transfer) Name() string {
+	if t.Receive {
+		return "receive"
+	}
+	return "send"
+}
+
+// Fingerprint is what both sides of a message must have in common, in one word: type and count.
+func (t *Transfer) Fingerprint() Fingerprint {
+	return Fingerprint(PointToPoint)<<kindShift | Fingerprint(t.Tensor.DType)<<dtypeShift |
+		Fingerprint(t.Tensor.Elems())
+}
+
+// Differs says how the peer's side of the message differs from this rank's.
+func (t *Transfer) Differs(peer uint64) string {
+	theirs, ours := "receives", "sends"
+	if t.Receive {
+		theirs, ours = ours, theirs
+	}
+	f := Fingerprint(peer)
+	return fmt.Sprintf("it %s %d %v, this rank %s %d %v", theirs, uint64(f&maxElems), weft.DType(f>>dtypeShift&31),
+		ours, t.Tensor.Elems(), t.Tensor.DType)
+}
+
+// checkTransfers says what is wrong with the messages of a call.
+func (c *Call) checkTransfers(rank, ranks int) error {
+	if c.Algorithm != "" {
+		return weft.Invalidf("%s: messages have no algorithm %q", c.Name(), c.Algorithm)
+	}
+	own := false
+	for i := range c.Transfers {
+		t := &c.Transfers[i]
+		own = own || t.Peer == rank
+		if t.Peer < 0 || t.Peer >= ranks {
+			return weft.Invalidf("%s: rank %d of %d", t.Name(), t.Peer, ranks)
+		}
+		if _, err := checkTensor(t.Name(), "tensor", &t.Tensor); err != nil {
+			return err
+		}
+	}
+	if !own {
+		return nil
+	}
+	// A rank's messages to itself meet no other rank, so they are matched here.
+	n := len(c.Transfers)
+	for s, r := c.NextOwn(rank, false, 0), c.NextOwn(rank, true, 0); s < n || r < n; {
+		if s == n || r == n {
+			return weft.Invalidf("%s: a message of rank %d to itself takes a send and a receive in one batch",
+				c.Name(), rank)
+		}
+		send, receive := &c.Transfers[s], &c.Transfers[r]
+		if f := receive.Fingerprint(); f != send.Fingerprint() {
+			return weft.Invalidf("%s: rank %d to itself: %s", c.Name(), rank, send.Differs(uint64(f)))
+		}
+		s, r = c.NextOwn(rank, false, s+1), c.NextOwn(rank, true, r+1)
+	}
+	return nil
+}
+
+// NextOwn is the next of a rank's sends to itself, or of its receives from itself, from an index on:
+// the number of messages if there is none.
+func (c *Call) NextOwn(rank int, receive bool, from int) int {
+	for from < len(c.Transfers) && (c.Transfers[from].Peer != rank || c.Transfers[from].Receive != receive) {
+		from++
+	}
+	return from
+}
