@@ -403,6 +403,14 @@ func TestGroupsAreAgreedOn(t *testing.T) {
 		}
 	}
 	for r, err := range j.each(t, func(ctx context.Context, r int) error {
+		_, err := New(ctx, j.comms[r], Options{Loopback: 4})
+		return err
+	}) {
+		if !errors.Is(err, weft.ErrInvalid) || !strings.Contains(err.Error(), "loopback of 4 ranks") {
+			t.Errorf("rank %d returns %v", r, err)
+		}
+	}
+	for r, err := range j.each(t, func(ctx context.Context, r int) error {
 		_, err := New(ctx, j.comms[r], Options{Force: []string{"all-reduce/magic"}})
 		return err
 	}) {

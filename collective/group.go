@@ -10,6 +10,7 @@ import (
 	"github.com/weftgo/weft/collective/internal/gpu"
 	"github.com/weftgo/weft/collective/internal/host"
 	"github.com/weftgo/weft/collective/spec"
+	"github.com/weftgo/weft/device"
 )
 
 // DefaultScratch is the staging memory of a rank on the host unless [Options] say otherwise, and
@@ -41,6 +42,11 @@ type Options struct {
 	// Force names algorithms that are used wherever they support the request, in this order,
 	// instead of those that are faster. Results do not depend on it.
 	Force []string
+
+	// Loopback is for measuring only. It makes the only rank of a communicator on a GPU the first of so
+	// many, whose windows are regions of its own GPU's memory. Every load, store and wait of an
+	// operation is made, but no wait lasts, and what peers send are zeros. 0: the ranks are real.
+	Loopback int
 }
 
 // The kinds of operations, and what algorithms say of themselves: see package spec.
@@ -83,6 +89,7 @@ type (
 type Group struct {
 	comm   *weft.Comm
 	engine spec.Engine
+	ranks  int // the communicator's, or those of a loopback
 	call   spec.Call
 
 	messages spec.Call // of point-to-point: nothing else of it is set
@@ -112,6 +119,10 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 		err = weft.Invalidf("%s: staging memory of %d bytes", op, opts.Staging)
 	case opts.SMs < 0:
 		err = weft.Invalidf("%s: %d SMs", op, opts.SMs)
+	case opts.Loopback != 0 && (comm.Size() != 1 || comm.Device() == nil || opts.Loopback < 0 ||
+		opts.Loopback > device.MaxRanks):
+		err = weft.Invalidf("%s: a loopback of %d ranks; one rank on a GPU has one of up to %d", op, opts.Loopback,
+			device.MaxRanks)
 	default:
 		for _, t := range opts.DTypes {
 			if why := spec.Reducible(spec.AllReduce, weft.Sum, t); why != nil {
@@ -134,10 +145,10 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 		"algorithms %s", opts.Scratch, opts.Staging, opts.SMs, opts.DTypes, strings.Join(opts.Force, " ")), err); err != nil {
 		return nil, err
 	}
-	g := &Group{comm: comm}
+	g := &Group{comm: comm, ranks: max(comm.Size(), opts.Loopback)}
 	if comm.Device() != nil {
 		g.engine, err = gpu.New(ctx, comm, gpu.Options{
-			Staging: opts.Staging, SMs: opts.SMs, Force: opts.Force, DTypes: opts.DTypes,
+			Staging: opts.Staging, SMs: opts.SMs, Force: opts.Force, DTypes: opts.DTypes, Loopback: opts.Loopback,
 		})
 	} else if g.engine, err = host.New(ctx, comm, opts.Scratch, opts.Force); err != nil {
 		err = fmt.Errorf("%s: %w", op, err)

@@ -188,7 +188,7 @@ func (g *Group) perform(ctx context.Context, s *weft.Stream, c *Call, refused er
 
 // check says what is wrong with a call.
 func (g *Group) check(c *Call) error {
-	if err := c.Check(g.comm.Rank(), g.comm.Size()); err != nil {
+	if err := c.Check(g.comm.Rank(), g.ranks); err != nil {
 		return err
 	}
 	if c.Collective.Rooted() && g.comm.Masked(c.Root) {

@@ -1,13 +1,15 @@
 #!/bin/sh
-# Times AllReduce against Open MPI, MPICH and Gloo: 2 ranks, one a core, then 4 ranks, in
+# Times collectives against Open MPI, MPICH and Gloo: 2 ranks, one a core, then 4 ranks, in
 # interleaved rounds.
 #
 # Gloo comes with PyTorch (python.sh). The MPI libraries come from the Debian packages named below;
 # they are installed where apt-get and root are at hand, and used where they are installed. A peer
-# that cannot be had is skipped by name. ROUNDS, SECONDS_EACH and SIZES change what is run.
+# that cannot be had is skipped by name, as is a collective that weft bench refuses. OPS, RANKS, ROUNDS,
+# SECONDS_EACH and SIZES change what is run.
 set -eu
 . "$(dirname "$0")/env.sh"
 
+ops=${OPS:-allreduce allgather reducescatter alltoall broadcast reduce sendrecv}
 rounds=${ROUNDS:-5}
 seconds=${SECONDS_EACH:-0.2}
 sizes=${SIZES:-8 64 512 4096 16384 65536 262144 1048576 4194304 16777216 67108864}
@@ -39,7 +41,7 @@ for name in openmpi mpich; do
 	if ! have_mpi "$name"; then
 		printf 'skipped: %s: no mpicc.%s and mpirun.%s (packages %s; installing them needs apt-get and root)\n' \
 			"$name" "$name" "$name" "$packages"
-	elif ! "mpicc.$name" -O3 -march=native scripts/peers/allreduce.c -o "$build/bin/allreduce.$name" >>"$log" 2>&1; then
+	elif ! "mpicc.$name" -O3 -march=native scripts/peers/mpi.c -o "$build/bin/collective.$name" >>"$log" 2>&1; then
 		printf 'skipped: %s: mpicc.%s failed: see build/logs/peers.log\n' "$name" "$name"
 	else
 		peers="$peers $name"
@@ -53,7 +55,7 @@ fi
 
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl=^openib
 
-# command_of ENGINE RANKS: how to run it. With a core for every rank each is bound to one; otherwise
+# command_of ENGINE RANKS OP: how to run it. With a core for every rank each is bound to one; otherwise
 # none is.
 command_of() {
 	if [ "$2" -le "$(getconf _NPROCESSORS_ONLN)" ]; then
@@ -63,28 +65,34 @@ command_of() {
 	fi
 	case $1 in
 	weft)
-		printf '"%s/weft" bench allreduce --ranks %d --sizes %s --json' \
-			"$build" "$2" "$(printf '%s' "$sizes" | tr ' ' ,)"
+		printf '"%s/weft" bench %s --ranks %d --time %ss --sizes %s --json' \
+			"$build" "$3" "$2" "$seconds" "$(printf '%s' "$sizes" | tr ' ' ,)"
 		;;
 	openmpi)
-		printf 'mpirun.openmpi -n %d --oversubscribe --bind-to %s "%s/bin/allreduce.openmpi" openmpi %s %s' \
-			"$2" "$bind" "$build" "$seconds" "$sizes"
+		printf 'mpirun.openmpi -n %d --oversubscribe --bind-to %s "%s/bin/collective.openmpi" openmpi %s %s %s' \
+			"$2" "$bind" "$build" "$3" "$seconds" "$sizes"
 		;;
 	mpich)
-		printf 'mpirun.mpich -n %d -bind-to %s "%s/bin/allreduce.mpich" mpich %s %s' \
-			"$2" "$bind" "$build" "$seconds" "$sizes"
+		printf 'mpirun.mpich -n %d -bind-to %s "%s/bin/collective.mpich" mpich %s %s %s' \
+			"$2" "$bind" "$build" "$3" "$seconds" "$sizes"
 		;;
 	gloo)
-		printf '"%s" -W ignore "%s/scripts/peers/gloo_allreduce.py" %d %s %s' \
-			"$python" "$root" "$2" "$seconds" "$sizes"
+		printf '"%s" -W ignore "%s/scripts/peers/gloo.py" %s %d %s %s' \
+			"$python" "$root" "$3" "$2" "$seconds" "$sizes"
 		;;
 	esac
 }
 
-for ranks in 2 4; do
-	set --
-	for name in weft $peers; do
-		set -- "$@" "$name=$(command_of "$name" "$ranks")"
+for op in $ops; do
+	if ! "$build/weft" bench "$op" --sizes 8 --iters 20 >>"$log" 2>&1; then
+		printf 'skipped: %s: weft bench %s failed: see build/logs/peers.log\n' "$op" "$op"
+		continue
+	fi
+	for ranks in ${RANKS:-2 4}; do
+		set --
+		for name in weft $peers; do
+			set -- "$@" "$name=$(command_of "$name" "$ranks" "$op")"
+		done
+		"$build/bin/peers" -op "$op" -ranks "$ranks" -rounds "$rounds" "$@"
 	done
-	"$build/bin/peers" -ranks "$ranks" -rounds "$rounds" "$@"
 done

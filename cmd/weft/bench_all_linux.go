@@ -121,15 +121,16 @@ func (s *session) all(rounds int, each time.Duration) ([]*figure, error) {
 			bytes   []int64
 			targets []float64
 		}{{2, []int64{8, 1 << 20}, []float64{0.4, 120}}, {4, []int64{8}, []float64{6.5}}} {
-			cfg := defaultAllReduce()
+			cfg := defaultCollective("allreduce")
 			cfg.Bytes, cfg.Time = aim.bytes, each
-			records, err := s.allReduce(aim.ranks, cfg)
+			records, err := s.collective(aim.ranks, cfg)
 			if err != nil {
 				return nil, err
 			}
 			s.records = append(s.records, records...)
 			for i, r := range records {
-				note(fmt.Sprintf("AllReduce, %s, %d ranks", measure.Size(r.Bytes), aim.ranks), "us", aim.targets[i], false, r.P50)
+				note(fmt.Sprintf("AllReduce, %s, %d ranks", measure.Size(r.Message()), aim.ranks), "us", aim.targets[i],
+					false, r.P50)
 			}
 		}
 		records, err := s.join(8, bench.Join{Rounds: 20})

@@ -174,10 +174,10 @@ func (g *gpuFlags) setDefaults(cmd *cobra.Command, mode string) {
 	}
 }
 
-// refuse says which of the flags that were given mean nothing on the device.
-func (g *gpuFlags) refuse(cmd *cobra.Command) error {
+// refuseOther says which of the flags that were given mean nothing on the device.
+func refuseOther(cmd *cobra.Command, device string, hostOnly, gpuOnly []string) error {
 	list, other := gpuOnly, onGPU
-	if g.device == onGPU {
+	if device == onGPU {
 		list, other = hostOnly, onHost
 	}
 	for _, name := range list {
@@ -282,7 +282,7 @@ func (g *gpuFlags) measure(ctx context.Context, m benchep.GPUs, shapes []benchep
 	var c link.Ceiling
 	if !g.noLink {
 		var err error
-		if c, err = link.Measure(ctx, contexts, quickLink(m, shapes)); err != nil {
+		if c, err = link.Measure(ctx, contexts, quickLink(m.GPUs, shapes)); err != nil {
 			return err
 		}
 		best := c.Best()
@@ -316,7 +316,7 @@ func (g *gpuFlags) measure(ctx context.Context, m benchep.GPUs, shapes []benchep
 
 // quickLink is a short bench link: the ceiling for as many SMs as the shapes ask for, and the
 // largest one.
-func quickLink(m benchep.GPUs, shapes []benchep.Shape) link.Options {
+func quickLink(m timing.GPUs, shapes []benchep.Shape) link.Options {
 	o := link.Options{
 		Bytes: []int64{16 << 20}, SMs: []int{48, 132},
 		Movers: []link.Way{link.Store, link.Load, link.BulkStore, link.BulkLoad}, Replays: 3, Cache: m.Cache,

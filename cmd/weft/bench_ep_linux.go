@@ -22,7 +22,7 @@ func newBenchEP() *cobra.Command {
 	gpus := newGPUFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		flags.setDefaults(cmd)
-		if err := gpus.refuse(cmd); err != nil {
+		if err := refuseOther(cmd, gpus.device, hostOnly, gpuOnly); err != nil {
 			return usageError{fmt.Errorf("bench ep: %w", err)}
 		}
 		if gpus.device == onGPU {

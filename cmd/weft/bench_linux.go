@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -24,8 +25,9 @@ func newBench() *cobra.Command {
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	describe(cmd, "bench")
-	cmd.AddCommand(newBenchEP(), newBenchAllReduce(), newBenchLink(), newBenchJoin(), newBenchOverlap(),
-		newBenchStart(), newBenchAll(), newBenchRank())
+	cmd.AddCommand(newBenchEP(), newBenchLink(), newBenchJoin(), newBenchOverlap(), newBenchStart(), newBenchAll(),
+		newBenchRank())
+	cmd.AddCommand(newBenchCollectives()...)
 	return cmd
 }
 
@@ -40,13 +42,19 @@ func newBenchRank() *cobra.Command {
 // session is one run of a bench command: it starts ranks, shows progress, prints rows
 // and remembers them for the report.
 type session struct {
-	host     *bench.Host
+	host     runner
 	progress *terminal.Progress
 	printer  measure.Printer
 	base     measure.Record
 	records  []measure.Record
 	wrong    bool
+	reports  bool // a report is asked for
 	copiers  map[int]*bench.Copier
+}
+
+// runner does a task on ranks: it starts them, or is one of those that a launcher has started.
+type runner interface {
+	Run(ranks int, task bench.Task, progress func(done, total int)) ([][]timing.Series, error)
 }
 
 // taskTimeout bounds one task, far above the time of any.
@@ -61,23 +69,60 @@ type job struct {
 // sweep runs jobs one after the other and prints their results. All are checked before any is
 // started.
 func sweep(out output, jobs []job) error {
+	if err := validate(jobs); err != nil {
+		return err
+	}
+	return benchmark(out, func(s *session) error { return s.sweep(jobs) })
+}
+
+func validate(jobs []job) error {
 	for _, j := range jobs {
 		if err := j.task.Validate(j.ranks); err != nil {
 			return usageError{err}
 		}
 	}
-	return benchmark(out, func(s *session) error {
-		for _, j := range jobs {
-			records, err := s.measure(j)
-			if err != nil {
-				return err
-			}
-			if err := s.print(records); err != nil {
-				return err
-			}
+	return nil
+}
+
+func (s *session) sweep(jobs []job) error {
+	for _, j := range jobs {
+		records, err := s.measure(j)
+		if err != nil {
+			return err
 		}
-		return nil
-	})
+		if err := s.print(records); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sweepAsMember is sweep on ranks that a launcher has started, of which this process is one. Rank 0
+// prints.
+func sweepAsMember(ctx context.Context, out output, jobs []job) error {
+	if err := validate(jobs); err != nil {
+		return err
+	}
+	show, first := os.Stderr, os.Getenv("WEFT_RANK") == "0"
+	if !first {
+		null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+		if err != nil {
+			return err
+		}
+		defer null.Close()
+		show, out.report = null, ""
+	}
+	s := newSession(out, show)
+	s.host = bench.Member{Context: ctx}
+	if !first {
+		s.printer = measure.Lines(show)
+	}
+	err := s.sweep(jobs)
+	s.progress.Close()
+	if err != nil {
+		return err
+	}
+	return s.finish(out)
 }
 
 // benchmark runs f in a session, below a guard, and writes the report.
@@ -91,18 +136,8 @@ func benchmark(to output, f func(s *session) error) error {
 	if !supervisor {
 		return ended(launch.Guard())
 	}
-	hostname, _ := os.Hostname()
-	s := &session{
-		host:     &bench.Host{Gone: gone, Args: []string{"bench", "rank"}, Timeout: taskTimeout},
-		progress: terminal.NewProgress(os.Stderr),
-		base:     measure.Record{Engine: "host", Host: hostname, Version: version()},
-		copiers:  map[int]*bench.Copier{},
-	}
-	out := s.progress.Above(os.Stdout)
-	s.printer = measure.Table(out)
-	if to.json {
-		s.printer = measure.Lines(out)
-	}
+	s := newSession(to, os.Stderr)
+	s.host = &bench.Host{Gone: gone, Args: []string{"bench", "rank"}, Timeout: taskTimeout}
 	err := f(s)
 	s.progress.Close()
 	var exit *bench.ExitError
@@ -112,6 +147,28 @@ func benchmark(to output, f func(s *session) error) error {
 	if err != nil {
 		return err
 	}
+	return s.finish(to)
+}
+
+// newSession makes a session that shows progress in a file.
+func newSession(to output, show *os.File) *session {
+	hostname, _ := os.Hostname()
+	s := &session{
+		progress: terminal.NewProgress(show),
+		base:     measure.Record{Engine: "host", Host: hostname, Version: version()},
+		copiers:  map[int]*bench.Copier{},
+		reports:  to.report != "",
+	}
+	out := s.progress.Above(os.Stdout)
+	s.printer = measure.Table(out)
+	if to.json {
+		s.printer = measure.Lines(out)
+	}
+	return s
+}
+
+// finish writes the report, and says whether any output was wrong.
+func (s *session) finish(to output) error {
 	if to.report != "" {
 		if err := writeReport(to.report, s.base.Host, report.Report{Records: s.records}); err != nil {
 			return err
@@ -128,8 +185,8 @@ func (s *session) measure(j job) ([]measure.Record, error) {
 	switch {
 	case j.task.EP != nil:
 		return s.ep(j.ranks, *j.task.EP)
-	case j.task.AllReduce != nil:
-		return s.allReduce(j.ranks, *j.task.AllReduce)
+	case j.task.Collective != nil:
+		return s.collective(j.ranks, *j.task.Collective)
 	}
 	return s.join(j.ranks, *j.task.Join)
 }

@@ -22,7 +22,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/weftgo/weft"
+	benchcollective "github.com/weftgo/weft/cmd/weft/internal/bench/collective"
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
+	"github.com/weftgo/weft/collective"
+	"github.com/weftgo/weft/cuda"
 )
 
 // mainEnv makes the test binary the command itself, for it starts itself as guard,
@@ -288,7 +291,8 @@ func TestCompletionOffersWhatFlagsTake(t *testing.T) {
 	for path, flags := range map[string]string{
 		"run":             "bind",
 		"bench ep":        "dtype payload layout reduction weighting counts routing mode operand device quantize phases",
-		"bench allreduce": "dtype op algorithm operand",
+		"bench allreduce": "dtype op algorithm operand device",
+		"bench scatter":   "dtype op operand device",
 		"bench start":     "dtype layout",
 	} {
 		cmd, _, err := newRoot().Find(strings.Fields(path))
@@ -323,6 +327,11 @@ func TestCompletionOffersWhatFlagsTake(t *testing.T) {
 // keys lists the JSON keys of a struct: those that are always there, and the others.
 func keys(v any) (always, sometimes []string) {
 	for f := range reflect.TypeOf(v).Fields() {
+		if f.Anonymous {
+			a, s := keys(reflect.Zero(f.Type.Elem()).Interface())
+			sometimes = slices.Concat(sometimes, a, s)
+			continue
+		}
 		key, options, _ := strings.Cut(f.Tag.Get("json"), ",")
 		switch {
 		case !f.IsExported():
@@ -410,13 +419,63 @@ func TestBenchEP(t *testing.T) {
 }
 
 func TestBenchOthers(t *testing.T) {
-	out, _ := command(t, 0, "bench", "allreduce", "--ranks", "2", "--sizes", "8,1K", "--iters", "30", "--json")
-	if strings.Count(out, `"op":"allreduce"`) != 2 || strings.Contains(out, `"verified":false`) {
-		t.Errorf("%s", out)
-	}
-	out, _ = command(t, 0, "bench", "join", "--ranks", "2", "--iters", "2")
+	out, _ := command(t, 0, "bench", "join", "--ranks", "2", "--iters", "2")
 	if !strings.Contains(out, "join") || !strings.Contains(out, "resident") {
 		t.Errorf("%s", out)
+	}
+}
+
+// Each collective measures what it says, whether it starts its ranks or is one of a launcher's.
+func TestBenchCollectives(t *testing.T) {
+	for i := range benchcollective.Kinds {
+		k := &benchcollective.Kinds[i]
+		if len(k.Algorithms(false)) == 0 {
+			_, errs := command(t, 2, "bench", k.Name)
+			if !strings.Contains(errs, "there is no algorithm on the host") {
+				t.Errorf("%q", errs)
+			}
+			continue
+		}
+		for _, launcher := range [][]string{nil, {"run", "-n", "2", "--no-prefix", "/proc/self/exe"}} {
+			out, _ := command(t, 0, append(launcher, "bench", k.Name, "--sizes", "8,1001", "--iters", "30", "--json")...)
+			lines := strings.Split(strings.TrimSpace(out), "\n")
+			want := 2
+			if k.Collective == collective.Barrier {
+				want = 1
+			}
+			if len(lines) != want {
+				t.Errorf("%s", out)
+			}
+			for _, line := range lines {
+				var object map[string]any
+				if err := json.Unmarshal([]byte(line), &object); err != nil {
+					t.Fatalf("%v: %s", err, line)
+				}
+				for _, key := range strings.Fields("op dtype ranks bytes algorithm us_p50 us_p99 algbw busbw verified") {
+					if _, ok := object[key]; !ok {
+						t.Errorf("no %s in %s", key, line)
+					}
+				}
+				if object["op"] != k.Name || object["ranks"] != 2.0 || object["verified"] != true ||
+					object["us_p50"] != object["p50_us"] || strings.Contains(line, `": `) || strings.Contains(line, `, "`) {
+					t.Errorf("%s", line)
+				}
+			}
+		}
+	}
+	out, _ := command(t, 0, "bench", "allgather", "--sizes", "64", "--iters", "30", "--inplace", "--algorithm",
+		"all-gather/eager")
+	if !strings.Contains(out, "64 B fp32 eager ") {
+		t.Errorf("%s", out)
+	}
+	if _, err := cuda.Open(); err != nil {
+		if _, errs := command(t, 1, "bench", "reduce", "--device", "gpu"); !strings.HasPrefix(errs, "weft: bench reduce: ") {
+			t.Errorf("%q", errs)
+		}
+	}
+	_, errs := command(t, 2, "run", "-n", "2", "/proc/self/exe", "bench", "barrier", "--ranks", "3")
+	if !strings.Contains(errs, "the launcher has started 2") {
+		t.Errorf("%q", errs)
 	}
 }
 
@@ -430,7 +489,7 @@ func TestBenchRefusesBeforeItStarts(t *testing.T) {
 		{"bench", "ep", "--operand", "disk"},
 		{"bench", "ep", "--layout", "heap"},
 		{"bench", "ep", "--dtype", "fp8", "--in-place"},
-		{"bench", "allreduce", "--sizes", "7"},
+		{"bench", "allreduce", "--sizes", "0"},
 		{"bench", "allreduce", "--dtype", "x"},
 		{"bench", "allreduce", "--sizes", "1T"},
 		{"bench", "ep", "--warmup", "-5", "--ranks", "2", "--tokens", "1", "--iters", "3"},
@@ -441,7 +500,16 @@ func TestBenchRefusesBeforeItStarts(t *testing.T) {
 		{"bench", "allreduce", "--warmup", "-1"},
 		{"bench", "allreduce", "--algorithm", "nope"},
 		{"bench", "allreduce", "--algorithm", "all-gather/eager"},
-		{"bench", "allreduce", "--dtype", "e4m3"},
+		{"bench", "allreduce", "--dtype", "ue8m0"},
+		{"bench", "allreduce", "--dtype", "bool", "--op", "avg"},
+		{"bench", "allreduce", "--graph"},
+		{"bench", "allreduce", "--device", "gpu", "--iters", "3"},
+		{"bench", "allreduce", "--device", "gpu", "--loopback", "--ranks", "1"},
+		{"bench", "allreduce", "--device", "gpu", "--loopback", "--ranks", "4", "--op", "avg"},
+		{"bench", "allreduce", "--device", "gpu", "--ranks", "2,4"},
+		{"bench", "allreduce", "--device", "gpu", "--operations", "2001"},
+		{"bench", "allreduce", "--device", "gpu", "--algorithm", "all-reduce/eager"},
+		{"bench", "sendrecv"},
 		{"bench", "allreduce", "--ranks", "1025"},
 		{"bench", "join", "--iters", "0"},
 		{"bench", "join", "--iters", "100001"},

@@ -1,11 +1,11 @@
-// Command peers times several all-reduce programs against one another and prints one table: the
-// median of the rounds' p50 by size, and who was fastest. The programs take turns within a round,
-// so that what else the machine is doing falls on all of them alike.
+// Command peers times several programs of a collective against one another and prints one table: the
+// median of the rounds' p50 by size, and the fastest. The programs take turns within a round, so that
+// what else the machine is doing falls on all of them alike.
 //
-//	peers -ranks 2 -rounds 5 weft='build/weft bench allreduce --ranks 2 --json' openmpi='mpirun ...'
+//	peers -op allreduce -ranks 2 weft='build/weft bench allreduce --ranks 2 --json' openmpi='mpirun ...'
 //
-// A program prints one JSON object a line with at least op ("allreduce"), bytes, p50_us and
-// verified; other lines are ignored. A program that fails, or does not verify what it computed,
+// A program prints one JSON object a line with at least op, bytes, p50_us and verified; other lines
+// are ignored. A program that fails, or does not verify what it computed,
 // makes the exit code 1.
 package main
 
@@ -27,6 +27,7 @@ type engine struct {
 }
 
 func main() {
+	op := flag.String("op", "allreduce", "the collective, as op of a row names it")
 	ranks := flag.Int("ranks", 2, "ranks, for the title of the table")
 	rounds := flag.Int("rounds", 5, "rounds; each runs every program once")
 	limit := flag.Duration("timeout", 5*time.Minute, "longest time for one run of one program")
@@ -34,13 +35,13 @@ func main() {
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := compare(ctx, *ranks, *rounds, *limit, flag.Args()); err != nil {
+	if err := compare(ctx, *op, *ranks, *rounds, *limit, flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "peers:", err)
 		os.Exit(1)
 	}
 }
 
-func compare(ctx context.Context, ranks, rounds int, limit time.Duration, args []string) error {
+func compare(ctx context.Context, op string, ranks, rounds int, limit time.Duration, args []string) error {
 	var engines []engine
 	var names []string
 	for _, arg := range args {
@@ -51,10 +52,10 @@ func compare(ctx context.Context, ranks, rounds int, limit time.Duration, args [
 		engines = append(engines, engine{name, command})
 		names = append(names, name)
 	}
-	t := newTable(names)
+	t := newTable(op, names)
 	for round := 1; round <= rounds; round++ {
 		for _, e := range engines {
-			fmt.Fprintf(os.Stderr, "%d ranks, round %d of %d: %s\n", ranks, round, rounds, e.name)
+			fmt.Fprintf(os.Stderr, "%s, %d ranks, round %d of %d: %s\n", op, ranks, round, rounds, e.name)
 			output, err := run(ctx, e.command, limit)
 			if err != nil {
 				return fmt.Errorf("%s: %w", e.name, err)

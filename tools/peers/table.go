@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -12,12 +11,13 @@ import (
 
 // table holds every p50 that was reported, in microseconds, by size in bytes and engine.
 type table struct {
+	op      string
 	engines []string
 	p50     map[int64]map[string][]float64
 }
 
-func newTable(engines []string) *table {
-	return &table{engines: engines, p50: map[int64]map[string][]float64{}}
+func newTable(op string, engines []string) *table {
+	return &table{op: op, engines: engines, p50: map[int64]map[string][]float64{}}
 }
 
 // add takes the output of one run.
@@ -30,7 +30,7 @@ func (t *table) add(engine string, output []byte) error {
 			P50      float64 `json:"p50_us"`
 			Verified bool
 		}
-		if json.Unmarshal(line, &row) != nil || row.Op != "allreduce" {
+		if json.Unmarshal(line, &row) != nil || row.Op != t.op {
 			continue
 		}
 		if !row.Verified {
@@ -43,14 +43,14 @@ func (t *table) add(engine string, output []byte) error {
 		t.p50[row.Bytes][engine] = append(t.p50[row.Bytes][engine], row.P50)
 	}
 	if !found {
-		return errors.New("reported no all-reduce")
+		return fmt.Errorf("reported no %s", t.op)
 	}
 	return nil
 }
 
 // write prints the sizes that every engine measured.
 func (t *table) write(w io.Writer, ranks, rounds int) {
-	fmt.Fprintf(w, "\nAllReduce of float32 sums, %d ranks: p50 in us, median of %d interleaved runs\n", ranks, rounds)
+	fmt.Fprintf(w, "\n%s of float32, %d ranks: p50 in us, median of %d interleaved runs\n", t.op, ranks, rounds)
 	fmt.Fprintf(w, "%10s", "bytes")
 	for _, e := range t.engines {
 		fmt.Fprintf(w, "%12s", e)

@@ -9,7 +9,7 @@ import (
 )
 
 func TestTableNamesTheFastest(t *testing.T) {
-	tab := newTable([]string{"a", "b"})
+	tab := newTable("allreduce", []string{"a", "b"})
 	runs := []struct{ engine, output string }{
 		{"a", `progress
 {"op":"allreduce","bytes":8,"p50_us":3,"verified":true}
@@ -40,7 +40,7 @@ func TestTableNamesTheFastest(t *testing.T) {
 }
 
 func TestTableRefusesWrongResults(t *testing.T) {
-	tab := newTable([]string{"a"})
+	tab := newTable("allreduce", []string{"a"})
 	if err := tab.add("a", []byte(`{"op":"allreduce","bytes":8,"p50_us":3,"verified":false}`)); err == nil {
 		t.Error("took an unverified row")
 	}

@@ -44,15 +44,16 @@ func shapeOf(change func(*ep.Shape)) ep.Shape {
 
 func TestValidate(t *testing.T) {
 	shape := func(change func(*ep.Shape)) Task { e := shapeOf(change); return Task{EP: &e} }
-	reduce := func(change func(*collective.AllReduce)) Task {
-		a := collective.AllReduce{
-			Bytes: []int64{8, 64}, DType: "fp32", Op: "sum", Algorithm: collective.Algorithms()[0],
-			Effort: timing.Effort{Time: time.Second},
+	reduce := func(change func(*collective.Sweep)) Task {
+		a := collective.Sweep{
+			Kind: "allreduce", Bytes: []int64{8, 64}, DType: "fp32", Op: "sum",
+			Algorithm: collective.Named("allreduce").Algorithms(false)[0],
+			Effort:    timing.Effort{Time: time.Second},
 		}
 		if change != nil {
 			change(&a)
 		}
-		return Task{AllReduce: &a}
+		return Task{Collective: &a}
 	}
 	join := func(n int) Task { return Task{Join: &Join{Rounds: n}} }
 	longest := shape(func(e *ep.Shape) {
@@ -72,21 +73,23 @@ func TestValidate(t *testing.T) {
 		"warmup -5":            shape(func(e *ep.Shape) { e.Warmup = -5 }),
 		"warmup 100001":        shape(func(e *ep.Shape) { e.Warmup = timing.MostIterations + 1 }),
 		"iters -1":             shape(func(e *ep.Shape) { e.Iterations = -1 }),
-		"iters 100001":         reduce(func(a *collective.AllReduce) { a.Iterations = timing.MostIterations + 1 }),
+		"iters 100001":         reduce(func(a *collective.Sweep) { a.Iterations = timing.MostIterations + 1 }),
 		"iters 0: want 1":      join(0),
-		"time -1s":             reduce(func(a *collective.AllReduce) { a.Time = -time.Second }),
+		"time -1s":             reduce(func(a *collective.Sweep) { a.Time = -time.Second }),
 		"time 2h":              shape(func(e *ep.Shape) { e.Time = 2 * time.Hour }),
 		"batches 0":            shape(func(e *ep.Shape) { e.Batches = 0 }),
 		"tokens 0":             shape(func(e *ep.Shape) { e.Tokens = 0 }),
 		"routing":              shape(func(e *ep.Shape) { e.Routing = "cold" }),
 		"multiple of the rank": shape(func(e *ep.Shape) { e.Experts = 7 }),
 		"opaque":               shape(func(e *ep.Shape) { e.DType = "opaque" }),
-		`algorithm "nope"`:     reduce(func(a *collective.AllReduce) { a.Algorithm = "nope" }),
-		"e4m3":                 reduce(func(a *collective.AllReduce) { a.DType = "e4m3" }),
-		`dtype "x"`:            reduce(func(a *collective.AllReduce) { a.DType = "x" }),
-		`reduction "x"`:        reduce(func(a *collective.AllReduce) { a.Op = "x" }),
-		"of 7 bytes":           reduce(func(a *collective.AllReduce) { a.Bytes = []int64{8, 7} }),
-		"of 0 bytes":           reduce(func(a *collective.AllReduce) { a.Bytes = []int64{0} }),
+		`algorithm "nope"`:     reduce(func(a *collective.Sweep) { a.Algorithm = "nope" }),
+		"ue8m0":                reduce(func(a *collective.Sweep) { a.DType = "ue8m0" }),
+		"no bool":              reduce(func(a *collective.Sweep) { a.DType, a.Op = "bool", "avg" }),
+		`collective "x"`:       reduce(func(a *collective.Sweep) { a.Kind = "x" }),
+		"no sizes":             reduce(func(a *collective.Sweep) { a.Bytes = nil }),
+		`dtype "x"`:            reduce(func(a *collective.Sweep) { a.DType = "x" }),
+		`reduction "x"`:        reduce(func(a *collective.Sweep) { a.Op = "x" }),
+		"of 0 bytes":           reduce(func(a *collective.Sweep) { a.Bytes = []int64{0} }),
 	} {
 		if err := task.Validate(2); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want a word about %q", err, want)
@@ -105,8 +108,8 @@ func TestRunWithProcesses(t *testing.T) {
 	shape := shapeOf(nil)
 	for _, task := range []Task{
 		{EP: &shape},
-		{AllReduce: &collective.AllReduce{
-			Bytes: []int64{8}, DType: "fp32", Op: "sum",
+		{Collective: &collective.Sweep{
+			Kind: "allreduce", Bytes: []int64{8}, DType: "fp32", Op: "sum",
 			Effort: timing.Effort{Iterations: 30},
 		}},
 		{Join: &Join{Rounds: 3}},

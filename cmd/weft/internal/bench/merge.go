@@ -16,7 +16,10 @@ func Merge(base measure.Record, byRank [][]timing.Series, speed float64) (record
 ) {
 	for i := range byRank[0] {
 		rec := base
-		rec.Op, rec.Bytes, rec.Verified = byRank[0][i].Op, byRank[0][i].Bytes, true
+		rec.Op, rec.Verified = byRank[0][i].Op, true
+		if c := byRank[0][i].Collective; c != nil {
+			rec.Collective = new(*c)
+		}
 		rec.Ranks = len(byRank)
 		var times [][]time.Duration
 		var wire, logical, deepep, moved float64

@@ -13,6 +13,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/weftgo/weft/cmd/weft/internal/bench/collective"
+	"github.com/weftgo/weft/cmd/weft/internal/measure"
 )
 
 // Peer is the figure of another library: measured in the same run, or quoted.
@@ -55,7 +58,11 @@ func MeasurePeers(ctx context.Context, gpus int, sizes []int64) []Peer {
 	}
 	ctx, cancel := context.WithTimeout(ctx, peersTime)
 	defer cancel()
-	out, err := runPeers(ctx, gpus, sizes)
+	args := []string{"exchange"}
+	for _, n := range sizes {
+		args = append(args, strconv.FormatInt(n, 10))
+	}
+	out, err := runPeers(ctx, gpus, args)
 	peers, bad := readPeers(out)
 	if err = errors.Join(err, bad); err != nil {
 		peers = append(peers, skipped(err)...)
@@ -71,7 +78,8 @@ func skipped(err error) []Peer {
 	return list
 }
 
-func runPeers(ctx context.Context, gpus int, sizes []int64) ([]byte, error) {
+// runPeers runs the script with arguments, a process on each GPU.
+func runPeers(ctx context.Context, gpus int, given []string) ([]byte, error) {
 	python := os.Getenv("WEFT_PYTHON")
 	if python == "" {
 		python = "python3"
@@ -93,9 +101,7 @@ func runPeers(ctx context.Context, gpus int, sizes []int64) ([]byte, error) {
 		return nil, err
 	}
 	args := []string{"-m", "torch.distributed.run", "--standalone", "--nproc-per-node", strconv.Itoa(gpus), script}
-	for _, n := range sizes {
-		args = append(args, strconv.FormatInt(n, 10))
-	}
+	args = append(args, given...)
 	c := exec.CommandContext(ctx, program, args...)
 	c.Env = append(os.Environ(), "NCCL_NVLS_ENABLE=0", "TORCH_SYMM_MEM_DISABLE_MULTICAST=1", "OMP_NUM_THREADS=1")
 	endTogether(c)
@@ -146,3 +152,61 @@ func QuotedPeers() []Peer { return quoted.LowLatency }
 
 // QuotedThroughputPeers are those for many.
 func QuotedThroughputPeers() []Peer { return quoted.Throughput }
+
+// MeasureCollectivePeers times NCCL, through PyTorch, at the sizes of rows of a collective, between as
+// many GPUs. Without such a Python, or with one GPU, the error says why there are no rows.
+func MeasureCollectivePeers(ctx context.Context, gpus int, graph bool, s collective.Sweep, rows []measure.Record,
+) ([]measure.Record, error) {
+	switch {
+	case gpus < 2:
+		return nil, errors.New("it sends between GPUs, and there is one")
+	case len(rows) == 0 || rows[0].Ranks != gpus:
+		return nil, errors.New("it has one rank on each GPU")
+	}
+	args := []string{s.Kind, s.DType, s.Op, map[bool]string{false: "eager", true: "graph"}[graph]}
+	for i := range rows {
+		args = append(args, strconv.FormatInt(rows[i].Message(), 10))
+	}
+	ctx, cancel := context.WithTimeout(ctx, peersTime)
+	defer cancel()
+	out, err := runPeers(ctx, gpus, args)
+	if err != nil {
+		return nil, err
+	}
+	var peers []measure.Record
+	for line := range bytes.Lines(out) {
+		if !bytes.HasPrefix(line, []byte("{")) {
+			continue
+		}
+		var p struct {
+			Peer
+			Bytes int64
+			P99   float64 `json:"p99_us"`
+		}
+		if err := json.Unmarshal(line, &p); err != nil {
+			return peers, fmt.Errorf("the peers' script printed %q: %w", line, err)
+		}
+		if p.Skipped != "" {
+			return peers, errors.New(p.Skipped)
+		}
+		for _, r := range rows {
+			if r.Message() == p.Bytes {
+				peers = append(peers, peerRow(r, p.P50, p.P99, p.Contract, p.Verified != nil && *p.Verified))
+			}
+		}
+	}
+	return peers, nil
+}
+
+// peerRow is a row of NCCL's beside one of ours.
+func peerRow(r measure.Record, p50, p99 float64, call string, verified bool) measure.Record {
+	c := *r.Collective
+	c.Algorithm = call
+	row := measure.Record{
+		Op: r.Op, Engine: "nccl", Ranks: r.GPU.GPUs, DType: r.DType, Reduction: r.Reduction, Mode: r.Mode,
+		WireBytes: r.WireBytes, Host: r.Host, Version: r.Version, Verified: verified, Collective: &c,
+	}
+	us := func(v float64) time.Duration { return time.Duration(v * float64(time.Microsecond)) }
+	row.SetTimes(measure.Summary{Iterations: 1, P50: us(p50), P99: us(p99), Min: us(p50), Max: us(p99), Mean: us(p50)})
+	return row
+}

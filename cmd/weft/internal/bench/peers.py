@@ -1,13 +1,18 @@
-"""Times other libraries that send as many bytes from every rank to all others as a dispatch or a combine.
+"""Times other libraries between GPUs.
 
-Started under torchrun, a rank on each GPU, with the bytes that leave a rank as arguments. Rank 0 prints a
-line of JSON for each measurement, or one with the reason why there is none. The environment turns multicast
-off.
+    peers.py exchange BYTES...                 as many bytes from every rank to all others as a dispatch
+    peers.py KIND DTYPE OP eager|graph BYTES...   a collective through NCCL
+
+Started under torchrun, a rank on each GPU. BYTES are those that leave a rank, or the size of a collective as
+nccl-tests has it. Rank 0 prints a line of JSON for each measurement, or one with the reason why there is
+none. The environment turns multicast off.
 """
 
 import json
+import math
 import os
 import sys
+import time
 
 OPERATIONS, REPLAYS, WARMUPS = 50, 7, 2
 
@@ -44,6 +49,119 @@ def measure(torch, dist, run):
         if i >= WARMUPS:
             times.append(1e3 * slowest.item() / OPERATIONS)
     return sorted(times)[len(times) // 2]
+
+
+def eager(torch, dist, run, calls=200):
+    """Microseconds of a call until the host sees its end: of the slowest rank, the median and the 99th percentile."""
+    times = []
+    for i in range(10 + calls):
+        torch.cuda.synchronize()
+        dist.barrier()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        if i >= 10:
+            times.append(1e6 * (time.perf_counter() - start))
+    slowest = torch.tensor(times, device="cuda")
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    ordered = sorted(slowest.tolist())
+    return ordered[calls // 2], ordered[calls * 99 // 100]
+
+
+DTYPES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp32": "float32",
+    "fp64": "float64",
+    "int8": "int8",
+    "uint8": "uint8",
+    "int32": "int32",
+    "int64": "int64",
+}
+
+
+def collective(torch, dist, rank, ranks, kind, dtype, op, size):
+    """A call, what it is named, the bytes it is of, and a function that checks it.
+
+    Rank r brings r + 1 everywhere to a reduction, and numbers that say sender and receiver to a move. NCCL
+    reduces in place through PyTorch; the timed calls of these reduce whatever is there.
+    """
+    kinds = getattr(torch, DTYPES[dtype])
+    width = torch.tensor([], dtype=kinds).element_size()
+    parts = ranks if kind in ("allgather", "reducescatter", "alltoall") else 1
+    count = max(1, size // (parts * width))
+
+    def full(value, n=count):
+        return torch.full((n,), value, dtype=kinds, device="cuda")
+
+    def tag(sender, receiver):
+        return (1 + sender * ranks + receiver) % 100
+
+    reduction = getattr(dist.ReduceOp, {"prod": "PRODUCT"}.get(op, op.upper()))
+    each = range(1, ranks + 1)
+    result = {"sum": sum(each), "prod": math.prod(each), "min": 1, "max": ranks, "avg": (1 + ranks) / 2}[op]
+    out, want = full(0), None
+    if kind == "allreduce":
+        given, want = full(rank + 1), full(result)
+
+        def run():
+            out.copy_(given)
+            dist.all_reduce(out, op=reduction)
+
+        timed, name = (lambda: dist.all_reduce(given, op=reduction)), "NCCL all_reduce"
+    elif kind == "reduce":
+        given, want = full(rank + 1), full(result) if rank == 0 else None
+
+        def run():
+            out.copy_(given)
+            dist.reduce(out, 0, op=reduction)
+
+        timed, name = (lambda: dist.reduce(given, 0, op=reduction)), "NCCL reduce"
+    elif kind == "broadcast":
+        out, want = full(7 if rank == 0 else 0), full(7)
+        timed = run = lambda: dist.broadcast(out, 0)
+        name = "NCCL broadcast"
+    elif kind == "allgather":
+        given, out = full(tag(rank, 0)), full(0, ranks * count)
+        want = torch.cat([full(tag(r, 0)) for r in range(ranks)])
+        timed = run = lambda: dist.all_gather_into_tensor(out, given)
+        name = "NCCL all_gather_into_tensor"
+    elif kind == "reducescatter":
+        given, want = full(rank + 1, ranks * count), full(result)
+        timed = run = lambda: dist.reduce_scatter_tensor(out, given, op=reduction)
+        name = "NCCL reduce_scatter_tensor"
+    elif kind == "alltoall":
+        given, out = (torch.cat([full(tag(rank, r)) for r in range(ranks)]), full(0, ranks * count))
+        want = torch.cat([full(tag(r, rank)) for r in range(ranks)])
+        timed = run = lambda: dist.all_to_all_single(out, given)
+        name = "NCCL all_to_all_single"
+    else:
+        raise ValueError(f"PyTorch's {kind} is not measured")
+
+    def right():
+        run()
+        torch.cuda.synchronize()
+        wrong = torch.tensor([0 if want is None or torch.equal(out, want) else 1], device="cuda")
+        dist.all_reduce(wrong)
+        return wrong.item() == 0
+
+    return timed, name, parts * count * width, right
+
+
+def collectives(torch, dist, rank, ranks, kind, dtype, op, how, sizes):
+    for size in sizes:
+        try:
+            run, name, took, right = collective(torch, dist, rank, ranks, kind, dtype, op, size)
+            verified = right()
+            if how == "graph":
+                p50 = p99 = measure(torch, dist, run)
+            else:
+                p50, p99 = eager(torch, dist, run)
+        except Exception as e:  # another version may lack it
+            say(contract=kind, skipped=f"{type(e).__name__}: {e}"[:300])
+            return
+        say(contract=name, op=kind, bytes=took, p50_us=p50, p99_us=p99, ranks=ranks, verified=verified)
 
 
 def run(torch, rank, to, ranks, count):
@@ -101,8 +219,12 @@ def main():
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+    kind, *given = sys.argv[1:]
+    if kind != "exchange":
+        collectives(torch, dist, rank, ranks, kind, *given[:3], [int(n) for n in given[3:]])
+        peers = []
     for name, peer in peers:
-        for wire in map(int, sys.argv[1:]):
+        for wire in map(int, given):
             count = max(16, wire // max(ranks - 1, 1) // 16 * 16)  # to each receiver, itself included
             try:
                 took, right = peer(torch, dist, rank, ranks, count)

@@ -6,6 +6,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/weftgo/weft/cmd/weft/internal/bench/collective"
+	"github.com/weftgo/weft/cmd/weft/internal/measure"
 )
 
 // python puts a shell script in Python's place.
@@ -21,8 +24,8 @@ func python(t *testing.T, script string) {
 func TestPeersAreRead(t *testing.T) {
 	python(t, `[ "$1" = -c ] && exit 0
 echo talk
-[ "$NCCL_NVLS_ENABLE$TORCH_SYMM_MEM_DISABLE_MULTICAST" = 01 ] && [ -f "$6" ] || exit 3
-echo '{"contract": "'$5'", "op": "all-to-all", "wire_bytes": '$7', "p50_us": 8.5, "ranks": 2, "verified": true}'
+[ "$NCCL_NVLS_ENABLE$TORCH_SYMM_MEM_DISABLE_MULTICAST" = 01 ] && [ -f "$6" ] && [ $7 = exchange ] || exit 3
+echo '{"contract": "'$5'", "op": "all-to-all", "wire_bytes": '$8', "p50_us": 8.5, "ranks": 2, "verified": true}'
 echo '{"contract": "other", "skipped": "because"}'
 `)
 	got := MeasurePeers(t.Context(), 2, []int64{4096, 1})
@@ -30,6 +33,43 @@ echo '{"contract": "other", "skipped": "because"}'
 		got[0].Engine != "peer" || !*got[0].Verified ||
 		got[1].Skipped != "because" || got[1].Op != "all-to-all" {
 		t.Errorf("%+v", got)
+	}
+}
+
+func TestCollectivePeers(t *testing.T) {
+	python(t, `[ "$1" = -c ] && exit 0
+[ "$7 $8 $9 ${10} ${11} ${12}" = "alltoall bf16 sum graph 64 4096" ] || exit 3
+echo '{"contract": "NCCL all_to_all_single", "bytes": 4096, "p50_us": 8, "p99_us": 9, "verified": true}'
+echo '{"contract": "NCCL all_to_all_single", "bytes": 12, "p50_us": 8}'
+`)
+	var rows []measure.Record
+	for _, n := range []int64{64, 4096} {
+		rows = append(rows, measure.Record{
+			Op: "alltoall", Engine: "gpu", Ranks: 2, DType: "bf16", Mode: "graph", GPU: &measure.GPU{GPUs: 2},
+			Collective: &measure.Collective{Bytes: n, Bus: 0.5, Algorithm: "all-to-all/flagged"},
+		})
+	}
+	s := collective.Sweep{Kind: "alltoall", DType: "bf16", Op: "sum"}
+	got, err := MeasureCollectivePeers(t.Context(), 2, true, s, rows)
+	if err != nil || len(got) != 1 {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	if r := got[0]; r.Engine != "nccl" || r.Bytes != 4096 || r.UsP50 != 8 || r.P99 != 9 || r.AlgBW != 0.512 ||
+		r.BusBW != 0.256 || !r.Verified || r.Algorithm != "NCCL all_to_all_single" || r.Ranks != 2 {
+		t.Errorf("%+v %+v", r, r.Collective)
+	}
+	if rows[1].Algorithm != "all-to-all/flagged" {
+		t.Error("our row has changed")
+	}
+	for gpus, want := range map[int]string{1: "there is one", 3: "one rank on each GPU"} {
+		if _, err := MeasureCollectivePeers(t.Context(), gpus, true, s, rows); err == nil ||
+			!strings.Contains(err.Error(), want) {
+			t.Errorf("%d GPUs: %v", gpus, err)
+		}
+	}
+	python(t, `[ "$1" = -c ] || echo '{"contract": "alltoall", "skipped": "because"}'`)
+	if _, err := MeasureCollectivePeers(t.Context(), 2, true, s, rows); err == nil || err.Error() != "because" {
+		t.Error(err)
 	}
 }
 

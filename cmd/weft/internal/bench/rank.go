@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 
 	"github.com/weftgo/weft"
@@ -20,6 +21,46 @@ import (
 // taskEnv carries the task to the ranks.
 const taskEnv = "WEFT_BENCH_TASK"
 
+// Member measures as one of the ranks that a launcher has started, all of which run the same task.
+type Member struct{ Context context.Context }
+
+// Run runs a task on the launcher's ranks and returns the results of all, on every rank.
+func (m Member) Run(ranks int, task Task, _ func(done, total int)) (byRank [][]timing.Series, err error) {
+	_, err = serve(m.Context, task, nil, func(h *timing.Host, mine []timing.Series) error {
+		if h.Comm.Size() != ranks {
+			return fmt.Errorf("the launcher started %d ranks, not %d", h.Comm.Size(), ranks)
+		}
+		byRank, err = exchange(h, mine)
+		return err
+	})
+	return byRank, err
+}
+
+// exchange gives every rank the results of all.
+func exchange(h *timing.Host, mine []timing.Series) ([][]timing.Series, error) {
+	text, err := json.Marshal(mine)
+	if err != nil {
+		return nil, err
+	}
+	length, lengths := []int64{int64(len(text))}, make([]int64, h.Comm.Size())
+	if err := h.Group.AllGather(h.Context, nil, weft.TensorOf(lengths), weft.TensorOf(length)); err != nil {
+		return nil, err
+	}
+	longest := int(slices.Max(lengths))
+	all := make([]byte, longest*len(lengths))
+	text = append(text, make([]byte, longest-len(text))...)
+	if err := h.Group.AllGather(h.Context, nil, weft.TensorOf(all), weft.TensorOf(text)); err != nil {
+		return nil, err
+	}
+	byRank := make([][]timing.Series, len(lengths))
+	for r, n := range lengths {
+		if err := json.Unmarshal(all[r*longest:][:n], &byRank[r]); err != nil {
+			return nil, err
+		}
+	}
+	return byRank, nil
+}
+
 // Serve is the program of a rank: it runs the task of its environment and writes the result to w.
 func Serve(ctx context.Context, w io.Writer) error {
 	var task Task
@@ -29,7 +70,7 @@ func Serve(ctx context.Context, w io.Writer) error {
 	out := json.NewEncoder(w)
 	series, err := serve(ctx, task, func(done, total int) error {
 		return out.Encode(message{Done: done, Total: total})
-	})
+	}, nil)
 	if err != nil {
 		return err
 	}
@@ -41,7 +82,10 @@ func Serve(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-func serve(ctx context.Context, task Task, progress func(done, total int) error) (series []timing.Series, err error) {
+// serve runs a task as a rank. If it times with a host, done gets the results before the rank leaves.
+func serve(ctx context.Context, task Task, progress func(done, total int) error,
+	done func(h *timing.Host, series []timing.Series) error,
+) (series []timing.Series, err error) {
 	// The measuring thread gets a processor of its own if there are enough; the rest of
 	// the runtime runs where it likes.
 	runtime.LockOSThread()
@@ -63,8 +107,8 @@ func serve(ctx context.Context, task Task, progress func(done, total int) error)
 		return task.Join.measure(ctx, comm, progress)
 	}
 	var opts collective.Options
-	if task.AllReduce != nil && task.AllReduce.Algorithm != "" {
-		opts.Force = []string{task.AllReduce.Algorithm}
+	if task.Collective != nil && task.Collective.Algorithm != "" {
+		opts.Force = []string{task.Collective.Algorithm}
 	}
 	host, err := timing.NewHost(ctx, comm, opts)
 	if err != nil {
@@ -72,6 +116,9 @@ func serve(ctx context.Context, task Task, progress func(done, total int) error)
 	}
 	host.Progress = progress
 	defer func() {
+		if err == nil && done != nil {
+			err = done(host, series)
+		}
 		if err == nil { // a rank that leaves first must not spoil the others' last operation
 			err = host.Meet()
 		}
@@ -79,8 +126,8 @@ func serve(ctx context.Context, task Task, progress func(done, total int) error)
 	switch {
 	case task.EP != nil:
 		return benchep.Measure(host, *task.EP)
-	case task.AllReduce != nil:
-		return benchcollective.Measure(host, *task.AllReduce)
+	case task.Collective != nil:
+		return benchcollective.Measure(host, *task.Collective)
 	}
 	return nil, fmt.Errorf("an empty task")
 }

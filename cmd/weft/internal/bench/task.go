@@ -12,9 +12,9 @@ import (
 
 // Task is the work of ranks; one of its fields is set. Validate before use.
 type Task struct {
-	EP        *ep.Shape             `json:",omitempty"`
-	AllReduce *collective.AllReduce `json:",omitempty"`
-	Join      *Join                 `json:",omitempty"`
+	EP         *ep.Shape         `json:",omitempty"`
+	Collective *collective.Sweep `json:",omitempty"`
+	Join       *Join             `json:",omitempty"`
 }
 
 // time is the time that a task asks for.
@@ -22,8 +22,8 @@ func (t Task) time() time.Duration {
 	switch {
 	case t.EP != nil:
 		return t.EP.Time
-	case t.AllReduce != nil:
-		return t.AllReduce.Time * time.Duration(len(t.AllReduce.Bytes))
+	case t.Collective != nil:
+		return t.Collective.Time * time.Duration(len(t.Collective.Bytes))
 	}
 	return 0
 }
@@ -37,8 +37,8 @@ func (t Task) Validate(ranks int) error {
 	switch {
 	case t.EP != nil:
 		return t.EP.Validate(ranks)
-	case t.AllReduce != nil:
-		return t.AllReduce.Validate()
+	case t.Collective != nil:
+		return t.Collective.Validate(false)
 	case t.Join != nil:
 		return timing.Within("iters", t.Join.Rounds, 1, timing.MostIterations)
 	}

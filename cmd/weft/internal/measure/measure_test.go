@@ -111,7 +111,10 @@ func TestTable(t *testing.T) {
 			Op: "dispatch", Ranks: 4, Tokens: 128, Hidden: 7168, TopK: 8, Experts: 64, DType: "bf16",
 			Layout: "expert-major", P50: 123.4, Verified: true,
 		},
-		{Op: "allreduce", Ranks: 2, Bytes: 1 << 20, DType: "fp32", P50: 0.4},
+		{
+			Op: "allreduce", Ranks: 2, Collective: &Collective{Bytes: 1 << 20, Algorithm: "all-reduce/eager"},
+			DType: "fp32", P50: 0.4,
+		},
 	} {
 		if err := p.Print(r); err != nil {
 			t.Fatal(err)
@@ -119,7 +122,8 @@ func TestTable(t *testing.T) {
 	}
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 	if len(lines) != 3 || !strings.HasSuffix(lines[1], "verified") || !strings.HasSuffix(lines[2], "WRONG") ||
-		!strings.Contains(lines[2], "1 MiB fp32 ") || strings.Index(lines[0], "p50")+6 != strings.Index(lines[1], "123")+3 {
+		!strings.Contains(lines[2], "1 MiB fp32 eager ") ||
+		strings.Index(lines[0], "p50")+6 != strings.Index(lines[1], "123")+3 {
 		t.Errorf("\n%s", out.String())
 	}
 }

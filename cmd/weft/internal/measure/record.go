@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 )
 
 // Record is one measured operation in one configuration: one line of --json. Keys
@@ -31,7 +33,10 @@ type Record struct {
 	Cached    bool   `json:"cached,omitempty"`    // by routing that was prepared before, once
 	Fresh     bool   `json:"fresh,omitempty"`     // operands were written anew before each operation
 	Batches   int    `json:"batches,omitempty"`   // different routings, taken in turn
-	Bytes     int64  `json:"bytes,omitempty"`     // collectives: the message, per rank
+	InPlace   bool   `json:"in_place,omitempty"`  // collectives: one operand lies in the other
+
+	*Collective // nil: of another operation
+	*GPU        // nil: on the host
 
 	Iterations int     `json:"iterations"`
 	P50        float64 `json:"p50_us"` // of the slowest rank of each iteration, as are all times
@@ -61,18 +66,55 @@ type Record struct {
 	Version  string `json:"version"`
 }
 
+// Collective is what rows of collectives have more. Bandwidths and sizes are those of nccl-tests.
+type Collective struct {
+	Bytes     int64   `json:"bytes"`     // all-reduce, broadcast, reduce: the vector; else the whole of a rank's parts
+	Algorithm string  `json:"algorithm"` // that ran
+	UsP50     float64 `json:"us_p50"`    // p50_us
+	UsP99     float64 `json:"us_p99"`    // p99_us
+	AlgBW     float64 `json:"algbw"`     // 1e9 bytes a second: bytes over p50_us
+	BusBW     float64 `json:"busbw"`     // algbw times bus_factor
+	Bus       float64 `json:"bus_factor"`
+	// 1e9 bytes a second that the links carry out of a GPU, or memcpy for each rank of the host: the
+	// most that busbw can be. Measured for reports.
+	Ceiling float64 `json:"ceiling_gbps,omitempty"`
+}
+
+// GPU is what rows of collectives on GPUs have more.
+type GPU struct {
+	GPUs       int     `json:"gpus"`
+	Device     string  `json:"device"`
+	Loopback   bool    `json:"loopback"`     // the peers are regions of the only rank's GPU
+	Operations int     `json:"operations"`   // in a graph; 1 without
+	Empty      float64 `json:"empty_us"`     // an empty kernel in the operation's place
+	Dependent  float64 `json:"dependent_us"` // an empty kernel that is a dependent launch; 0: the GPU has none
+	Issue      float64 `json:"issue_us"`     // without a graph: the call alone; 0 in a graph
+	EmptyIssue float64 `json:"empty_issue_us"`
+}
+
+// Message is the size of a collective, or 0.
+func (r *Record) Message() int64 {
+	if r.Collective == nil {
+		return 0
+	}
+	return r.Collective.Bytes
+}
+
 // SetTimes fills in the times of a summary and the fields that follow from them. Bytes must be set
 // before.
 func (r *Record) SetTimes(s Summary) {
 	r.Iterations, r.Slowest = s.Iterations, s.Slowest
 	r.P50, r.P99, r.Min, r.Max, r.Mean = Micros(s.P50), Micros(s.P99), Micros(s.Min), Micros(s.Max), Micros(s.Mean)
 	bytes := r.DeepEPBytes
-	if r.Bytes > 0 {
-		bytes = r.Bytes
+	if r.Collective != nil {
+		bytes = r.Collective.Bytes
 	}
 	if r.P50 > 0 {
 		r.GBps = float64(bytes) / r.P50 / 1e3
 		r.FloorRatio = r.Floor / r.P50
+	}
+	if c := r.Collective; c != nil {
+		c.UsP50, c.UsP99, c.AlgBW, c.BusBW = r.P50, r.P99, r.GBps, r.GBps*c.Bus
 	}
 }
 
@@ -81,8 +123,13 @@ func (r *Record) Shape() string {
 	if r.Tokens > 0 {
 		return fmt.Sprintf("%s x %d %s, top-%d of %d", Count(r.Tokens, "token"), r.Hidden, r.DType, r.TopK, r.Experts)
 	}
-	if r.Bytes > 0 {
-		return fmt.Sprintf("%s %s %s", Size(r.Bytes), r.DType, r.Reduction)
+	if c := r.Collective; c != nil {
+		_, algorithm, _ := strings.Cut(c.Algorithm, "/")
+		words := []string{"", "", r.Reduction, algorithm}
+		if c.Bytes > 0 {
+			words[0], words[1] = Size(c.Bytes), r.DType
+		}
+		return strings.Join(slices.DeleteFunc(words, func(s string) bool { return s == "" }), " ")
 	}
 	if r.Memory > 0 {
 		return Size(r.Memory) + " resident"
@@ -134,7 +181,7 @@ type table struct {
 }
 
 func (t *table) Print(r Record) error {
-	const format = "%-10s %5v  %-42s %-14s %10s %10s %6s %8s %7s  %s\n"
+	const format = "%-13s %5v  %-42s %-14s %10s %10s %6s %8s %7s  %s\n"
 	if !t.headed {
 		t.headed = true
 		fmt.Fprintf(t.w, format, "op", "ranks", "shape", "layout", "p50 us", "p99 us", "slow", "GB/s", "floor", "output")

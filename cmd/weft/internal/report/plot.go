@@ -23,6 +23,13 @@ type Plot struct {
 	X, Y   string // the labels of the axes, with units
 	LabelX func(float64) string
 	Series []Series
+	Bands  []Band
+}
+
+// Band is a range of X that is shaded and named.
+type Band struct {
+	Name     string
+	From, To float64
 }
 
 // A plot's size in its own coordinates; the page scales it.
@@ -74,6 +81,13 @@ func (p Plot) SVG() string {
 	height := plotHeight + legendRow*len(series)
 	fmt.Fprintf(&b, `<svg viewBox="0 0 %d %d" role="img" aria-label="%s">`+"\n", plotWidth, height,
 		html.EscapeString(p.Title))
+	for i, band := range p.Bands {
+		from, to := max(x.pixel(band.From), padLeft), min(x.pixel(band.To), plotWidth-padRight)
+		fmt.Fprintf(&b, `<rect class="band" x="%.1f" y="%d" width="%.1f" height="%d" opacity="%.2f"><title>%s</title></rect>`,
+			from, padTop, max(to-from, 0), plotHeight-padBottom-padTop, 0.25+0.35*float64(i%2), html.EscapeString(band.Name))
+		fmt.Fprintf(&b, `<text x="%.1f" y="%d" text-anchor="middle">%s</text>`+"\n", (from+to)/2, padTop+14,
+			html.EscapeString(band.Name))
+	}
 	for i, v := range x.ticks {
 		at := x.pixel(v)
 		fmt.Fprintf(&b, `<path class="grid" d="M%.1f %dV%d"/><text x="%.1f" y="%d" text-anchor="middle">%s</text>`+"\n",

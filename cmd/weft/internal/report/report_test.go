@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
 	"github.com/weftgo/weft/cmd/weft/internal/bench"
@@ -30,7 +31,7 @@ func sweep() []measure.Record {
 		}
 	}
 	return append(out, measure.Record{
-		Op: "allreduce", Ranks: 2, Bytes: 1 << 20, DType: "fp32", P50: 90,
+		Op: "allreduce", Ranks: 2, Collective: &measure.Collective{Bytes: 1 << 20, BusBW: 10}, DType: "fp32", P50: 90,
 		P99: 91, GBps: 10, Verified: true,
 	})
 }
@@ -51,7 +52,7 @@ func TestPageIsSelfContained(t *testing.T) {
 		}
 	}
 	for _, want := range []string{
-		"Time by tokens", "Bandwidth by tokens", "Time by ranks", "Collectives: time by size",
+		"Time by tokens", "Bandwidth by tokens", "Time by ranks", "allreduce, 2 ranks: time by size",
 		"dispatch, 2 ranks", "combine, 4 ranks", "Fast &amp; Small", "every row was verified", "1970-01-01",
 	} {
 		if !strings.Contains(html, want) {
@@ -63,6 +64,47 @@ func TestPageIsSelfContained(t *testing.T) {
 	}
 	if n := strings.Count(html, "verified</span>"); n != len(r.Records) {
 		t.Errorf("%d rows", n)
+	}
+}
+
+// A collective has our curve beside a peer's, below the ceiling, over the ranges of algorithms.
+func TestCollectivePlots(t *testing.T) {
+	var records []measure.Record
+	for _, engine := range []string{"gpu", "nccl"} {
+		for _, bytes := range []int64{1 << 20, 1 << 10, 16 << 10, 256 << 10} {
+			name := "all-reduce/one-shot"
+			if bytes > 16<<10 {
+				name = "all-reduce/two-shot"
+			}
+			if engine == "nccl" {
+				name = "NCCL all_reduce"
+			}
+			records = append(records, measure.Record{
+				Op: "allreduce", Engine: engine, Ranks: 4, P50: 3, Collective: &measure.Collective{
+					Bytes: bytes, Algorithm: name, BusBW: float64(bytes) / 3e3, Ceiling: 350,
+				},
+			})
+		}
+	}
+	all := plots(records)
+	if len(all) != 3 {
+		t.Fatalf("%d plots", len(all))
+	}
+	want := []Band{{"one-shot", 1 << 10, 64 << 10}, {"two-shot", 64 << 10, 1 << 20}}
+	for _, p := range all[:2] {
+		if d := cmp.Diff(want, p.Bands); d != "" {
+			t.Error(d)
+		}
+		if svg := p.SVG(); strings.Count(svg, `class="band"`) != 2 || !strings.Contains(svg, ">two-shot</text>") {
+			t.Error(svg)
+		}
+	}
+	var names []string
+	for _, s := range all[1].Series {
+		names = append(names, s.Name)
+	}
+	if d := cmp.Diff([]string{"gpu", "nccl", "ceiling of the links or of memcpy, in this run"}, names); d != "" {
+		t.Error(d)
 	}
 }
 

@@ -3,6 +3,7 @@ package report
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -30,7 +31,7 @@ var dimensions = []dimension{
 	{"engine", func(r *measure.Record) string { return r.Engine }},
 	{"ranks", count(func(r *measure.Record) int { return r.Ranks }, "rank", "ranks")},
 	{"tokens", count(func(r *measure.Record) int { return r.Tokens }, "token", "tokens")},
-	{"bytes", func(r *measure.Record) string { return measure.Size(r.Bytes) }},
+	{"bytes", func(r *measure.Record) string { return measure.Size(r.Message()) }},
 	{"hidden", func(r *measure.Record) string { return fmt.Sprintf("hidden %d", r.Hidden) }},
 	{"topk", func(r *measure.Record) string { return fmt.Sprintf("top-%d", r.TopK) }},
 	{"experts", count(func(r *measure.Record) int { return r.Experts }, "expert", "experts")},
@@ -123,7 +124,7 @@ func medians(points []Point) []Point {
 func plots(records []measure.Record) []Plot {
 	var ep, coll []measure.Record
 	for _, r := range records {
-		if r.Bytes > 0 {
+		if r.Message() > 0 {
 			coll = append(coll, r)
 		} else if r.Tokens > 0 {
 			ep = append(ep, r)
@@ -136,7 +137,7 @@ func plots(records []measure.Record) []Plot {
 		return func(r *measure.Record) Point { return Point{X: x(r), Y: r.GBps} }
 	}
 	tokens := func(r *measure.Record) float64 { return float64(r.Tokens) }
-	bytes := func(r *measure.Record) float64 { return float64(r.Bytes) }
+	bytes := func(r *measure.Record) float64 { return float64(r.Message()) }
 	ranks := func(r *measure.Record) float64 { return float64(r.Ranks) }
 	size := func(v float64) string { return measure.Size(int64(v)) }
 
@@ -151,17 +152,70 @@ func plots(records []measure.Record) []Plot {
 			},
 			Plot{Title: "Time by ranks", X: "ranks", Y: time, Series: split(ep, "ranks", p50(ranks))})
 	}
-	if len(coll) > 0 {
+	busbw := func(r *measure.Record) Point { return Point{X: bytes(r), Y: r.BusBW} }
+	for _, group := range groups(coll) {
+		title := fmt.Sprintf("%s, %s", group[0].Op, measure.Count(group[0].Ranks, "rank"))
+		shaded := bands(group)
 		out = append(out,
 			Plot{
-				Title: "Collectives: time by size", X: "bytes per rank", Y: time, LabelX: size,
-				Series: split(coll, "bytes", p50(bytes)),
+				Title: title + ": time by size", X: "bytes", Y: time, LabelX: size, Bands: shaded,
+				Series: split(group, "bytes", p50(bytes)),
 			},
 			Plot{
-				Title: "Collectives: bandwidth by size", X: "bytes per rank",
-				Y: "GB/s, bytes of a rank over time", LabelX: size, Series: split(coll, "bytes", gbps(bytes)),
-			},
-			Plot{Title: "Collectives: time by ranks", X: "ranks", Y: time, Series: split(coll, "ranks", p50(ranks))})
+				Title: title + ": bus bandwidth by size", X: "bytes", Y: "GB/s, as nccl-tests counts it", LabelX: size,
+				Bands: shaded, Series: append(split(group, "bytes", busbw), ceiling(group)...),
+			})
+	}
+	if len(coll) > 0 {
+		out = append(out, Plot{
+			Title: "Collectives: time by ranks", X: "ranks", Y: time, Series: split(coll, "ranks", p50(ranks)),
+		})
 	}
 	return out
+}
+
+// groups are the rows of each collective and number of ranks.
+func groups(coll []measure.Record) [][]measure.Record {
+	var all [][]measure.Record
+	for _, r := range coll {
+		i := slices.IndexFunc(all, func(g []measure.Record) bool { return g[0].Op == r.Op && g[0].Ranks == r.Ranks })
+		if i < 0 {
+			i, all = len(all), append(all, nil)
+		}
+		all[i] = append(all[i], r)
+	}
+	return all
+}
+
+// bands are the ranges of sizes in which the library chose each algorithm.
+func bands(group []measure.Record) []Band {
+	ours := slices.DeleteFunc(slices.Clone(group), func(r measure.Record) bool { return r.Engine == "nccl" })
+	slices.SortStableFunc(ours, func(a, b measure.Record) int { return cmp.Compare(a.Bytes, b.Bytes) })
+	var all []Band
+	for i := range ours {
+		_, name, _ := strings.Cut(ours[i].Algorithm, "/")
+		at := float64(ours[i].Bytes)
+		if n := len(all); n > 0 && all[n-1].Name != name {
+			all[n-1].To = math.Sqrt(all[n-1].To * at)
+			all = append(all, Band{name, all[n-1].To, at})
+		} else if n == 0 {
+			all = []Band{{name, at, at}}
+		}
+		all[len(all)-1].To = at
+	}
+	return all
+}
+
+// ceiling is what the links, or memcpy, carry.
+func ceiling(group []measure.Record) []Series {
+	s := Series{Name: "ceiling of the links or of memcpy, in this run", Dashed: true}
+	for i := range group {
+		if c := group[i].Ceiling; c > 0 {
+			s.Points = append(s.Points, Point{X: float64(group[i].Bytes), Y: c})
+		}
+	}
+	if s.Points = medians(s.Points); len(s.Points) == 0 {
+		return nil
+	}
+	return []Series{s}
 }

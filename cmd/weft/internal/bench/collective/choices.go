@@ -1,16 +1,17 @@
 package collective
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
-	"github.com/weftgo/weft/collective"
+	"github.com/weftgo/weft/collective/spec"
 )
 
-// DTypes lists the values of AllReduce.DType.
+// DTypes lists the values of Sweep.DType.
 func DTypes() []string {
 	return slices.DeleteFunc(timing.Names(weft.ParseDType), func(s string) bool {
 		d, _ := weft.ParseDType(s)
@@ -19,39 +20,48 @@ func DTypes() []string {
 	})
 }
 
-// Ops lists the values of AllReduce.Op.
+// Ops lists the values of Sweep.Op.
 func Ops() []string { return timing.Names(weft.ParseOp) }
 
-// Algorithms lists the values of AllReduce.Algorithm, besides empty.
-func Algorithms() []string {
-	var list []string
-	for _, a := range collective.Algorithms() {
-		if a.Collective == collective.AllReduce {
-			list = append(list, a.Name)
-		}
+// Validate checks a sweep on GPUs or on the host.
+func (s *Sweep) Validate(gpu bool) error {
+	k := Named(s.Kind)
+	if k == nil {
+		return fmt.Errorf("there is no collective %q", s.Kind)
 	}
-	return list
-}
-
-// Validate checks a sweep.
-func (a *AllReduce) Validate() error {
-	dtype, err := weft.ParseDType(a.DType)
+	dtype, err := weft.ParseDType(s.DType)
 	if err != nil {
 		return err
 	}
 	if _, err := appendNumber(nil, dtype, 0); err != nil {
 		return err
 	}
-	if _, err := weft.ParseOp(a.Op); err != nil {
+	op, err := weft.ParseOp(s.Op)
+	if err != nil {
 		return err
 	}
-	if list := Algorithms(); a.Algorithm != "" && !slices.Contains(list, a.Algorithm) {
-		return fmt.Errorf("algorithm %q: want one of %s", a.Algorithm, strings.Join(list, ", "))
-	}
-	for _, n := range a.Bytes {
-		if n < 1 || n%int64(dtype.Size()) != 0 {
-			return fmt.Errorf("a message of %d bytes is no whole number of %v elements", n, dtype)
+	if k.Collective.Reduces() {
+		if err := spec.Reducible(k.Collective, op, dtype); err != nil {
+			return err
 		}
 	}
-	return a.Effort.Validate()
+	list, where := k.Algorithms(gpu), "the host"
+	if gpu {
+		where = "GPUs"
+	}
+	if len(list) == 0 {
+		return fmt.Errorf("%v: there is no algorithm on %s", k.Collective, where)
+	}
+	if s.Algorithm != "" && !slices.Contains(list, s.Algorithm) {
+		return fmt.Errorf("algorithm %q: want one of %s", s.Algorithm, strings.Join(list, ", "))
+	}
+	if len(s.sizes()) == 0 {
+		return errors.New("no sizes")
+	}
+	for _, n := range s.Bytes {
+		if n < 1 {
+			return fmt.Errorf("an operation of %d bytes", n)
+		}
+	}
+	return s.Effort.Validate()
 }

@@ -30,26 +30,28 @@ type Figures struct {
 	Problems []string // the first problem of each rank that met one
 }
 
-// Measure times an operation in every way, and checks the results of each.
+// Measure times an operation in all ways that are asked for, and checks the results of each.
 func (m *GPU) Measure(ctx context.Context, o Operation) (f Figures, err error) {
 	f.Operations = m.Operations
 	var v Verdict
-	ways := []func(context.Context, Operation, *Figures) error{m.inGraph, m.alone, m.eagerly}
-	if m.Brief {
-		ways = ways[:1]
-	}
-	for _, way := range ways {
+	for _, by := range []struct {
+		way  Ways
+		time func(context.Context, Operation, *Figures) error
+	}{{InGraph, m.inGraph}, {Alone, m.alone}, {Eager, m.eagerly}} {
+		if m.Ways&by.way == 0 {
+			continue
+		}
 		if err := errors.Join(o.renew(true), m.Comm.Wait(ctx, m.Work), m.Meet(nil)); err != nil {
 			return f, err
 		}
-		if err := way(ctx, o, &f); err != nil {
+		if err := by.time(ctx, o, &f); err != nil {
 			return f, err
 		}
 		if err := o.check(&v); err != nil {
 			return f, err
 		}
 	}
-	if !m.Brief {
+	if m.Ways&Cold != 0 {
 		if err := m.cold(ctx, o, &f); err != nil {
 			return f, err
 		}

@@ -17,6 +17,7 @@ import (
 type GPUs struct {
 	Contexts []*cuda.Context // rank r is on Contexts[r % len(Contexts)]
 	Ranks    int             // 0: one for each context
+	Ways     Ways            // of timing; 0: all
 	Brief    bool            // time graphs alone, and those that begin together
 
 	Operations int           // in a graph; 0: 100
@@ -27,7 +28,18 @@ type GPUs struct {
 	Cache      *kernel.Cache // nil: the user's
 }
 
-// The ways of using GPUs, and their names.
+// Ways are how operations are timed: see [Figures].
+type Ways uint8
+
+const (
+	InGraph Ways = 1 << iota // many in a graph
+	Alone                    // one in a graph
+	Eager                    // without a graph
+	Cold                     // in a graph, with caches emptied before each
+	allWays = 1<<iota - 1
+)
+
+// Limits.
 const (
 	MostOperations = 2000 // in a graph
 	MostReplays    = 1000
@@ -43,6 +55,9 @@ const (
 func (g GPUs) WithDefaults() (GPUs, error) {
 	g.Ranks = cmp.Or(g.Ranks, len(g.Contexts))
 	g.Operations, g.Replays, g.Samples = cmp.Or(g.Operations, 100), cmp.Or(g.Replays, 7), cmp.Or(g.Samples, 256)
+	if g.Ways = cmp.Or(g.Ways, allWays); g.Brief {
+		g.Ways = InGraph
+	}
 	g.Deadline, g.Patience = cmp.Or(g.Deadline, 10*time.Second), cmp.Or(g.Patience, 2*time.Second)
 	if g.Cache == nil {
 		g.Cache = kernel.New(kernel.Options{})

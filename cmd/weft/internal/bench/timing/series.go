@@ -4,13 +4,16 @@ import (
 	"encoding/binary"
 	"math"
 	"time"
+
+	"github.com/weftgo/weft/cmd/weft/internal/measure"
 )
 
 // Series is one rank's measurement of one operation in one shape.
 type Series struct {
 	Op    string
-	Bytes int64  // collectives: the message
 	Times []byte // nanoseconds, uint32, little endian
+
+	Collective *measure.Collective // nil: of another operation
 
 	// Of this rank, in bytes per iteration.
 	Wire, Logical, DeepEP, Moved float64

@@ -1,0 +1,274 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cmd/weft/internal/bench"
+	benchcollective "github.com/weftgo/weft/cmd/weft/internal/bench/collective"
+	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
+	"github.com/weftgo/weft/cmd/weft/internal/link"
+	"github.com/weftgo/weft/cmd/weft/internal/measure"
+)
+
+// collectiveHelp is the help of every bench of a collective.
+const collectiveHelp = `
+
+Sizes are those of nccl-tests: of all-reduce, broadcast and reduce the vector, of the others
+the whole of a rank's parts. They are rounded down to whole elements of each rank, one at
+least; bytes in rows says what ran. Every element of an output is compared with a plain
+loop's in the run that measured it. The root is rank 0. Under weft run its ranks measure,
+and rank 0 prints.
+
+With --device gpu ranks are goroutines of this process, rank r on GPU r % GPUs. A call is
+timed until the host sees the end, or with --graph as one of many in a graph. With
+--in-place the compared output is that of one more call. Rows of NCCL, through PyTorch,
+follow where it can be loaded and there are two GPUs.
+
+--loopback has one rank, whose peers are regions of its own GPU's memory: it makes every load,
+store and wait of an operation among as many ranks, and no wait lasts. What peers send are
+zeros; where a peer would have reduced, zeros pass. That leaves out the links alone.`
+
+// collectiveFlags are the flags of bench of a collective.
+type collectiveFlags struct {
+	sweep           benchcollective.Sweep
+	ranks           counts
+	sizes           sizes
+	operand, device string
+
+	gpus, sms, staging       int
+	replays, ops             int
+	graph, loopback, noPeers bool
+	deadline                 time.Duration
+}
+
+// Flags that mean nothing on the other device.
+var (
+	collectiveHostOnly = []string{"operand", "iters", "time", "warmup"}
+	collectiveGPUOnly  = []string{
+		"gpus", "sms", "staging", "graph", "loopback", "replays", "operations", "deadline", "no-peers",
+	}
+)
+
+func newBenchCollectives() []*cobra.Command {
+	var all []*cobra.Command
+	for i := range benchcollective.Kinds {
+		all = append(all, newBenchCollective(&benchcollective.Kinds[i]))
+	}
+	return all
+}
+
+func newBenchCollective(k *benchcollective.Kind) *cobra.Command {
+	c := &collectiveFlags{
+		sweep: defaultCollective(k.Name), ranks: counts{2}, operand: heap, device: onHost,
+		sizes:   sizes{8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 8 << 20, 64 << 20},
+		replays: 7, ops: 150, deadline: 10 * time.Second,
+	}
+	s := &c.sweep
+	cmd := &cobra.Command{
+		Use:   k.Name,
+		Short: fmt.Sprintf("Measure the collective %v, on the host or on GPUs", k.Collective),
+		Long:  fmt.Sprintf("Measure the collective %v, on the host or on GPUs.", k.Collective) + collectiveHelp,
+		Example: fmt.Sprintf(`  weft bench %[1]s --ranks 2,4 --json
+  weft run -n 4 weft bench %[1]s
+  weft bench %[1]s --device gpu --ranks 4 --graph --loopback`, k.Name),
+		Args: noArgs,
+	}
+	out, f := outputFlags(cmd), cmd.Flags()
+	f.Var(&c.ranks, "ranks", "how many ranks; GPU: one number (if none is given: one for each GPU, or 4 with --loopback)")
+	f.Var(&c.sizes, "sizes", "bytes of the operations")
+	oneOf(cmd, &s.DType, "dtype", benchcollective.DTypes(), "element type")
+	oneOf(cmd, &s.Op, "op", benchcollective.Ops(), "reduction")
+	oneOf(cmd, &s.Algorithm, "algorithm", slices.Concat(k.Algorithms(false), k.Algorithms(true)),
+		"use this one wherever it supports the operands")
+	oneOf(cmd, &c.operand, "operand", []string{heap, window},
+		"host: where operands are, in any memory or in registered memory")
+	f.BoolVar(&s.InPlace, "inplace", false, "the input is the output, or a part of it, or the other way round")
+	f.BoolVar(&s.InPlace, "in-place", false, "the same as --inplace")
+	oneOf(cmd, &c.device, "device", []string{onHost, onGPU}, "where ranks are")
+	f.IntVar(&c.gpus, "gpus", 0, "GPU: use the first of the GPUs that this process sees (0: all)")
+	f.IntVar(&c.sms, "sms", 0, "GPU: the most SMs that kernels fill (0: the library's choice)")
+	f.IntVar(&c.staging, "staging", 0,
+		"GPU: bytes of each rank's memory that hold what peers send (0: the library's choice)")
+	f.BoolVar(&c.graph, "graph", false, "GPU: time operations in a graph of many, and not calls")
+	f.BoolVar(&c.loopback, "loopback", false, "GPU: one rank, whose peers are regions of its own GPU's memory")
+	f.BoolVar(&c.noPeers, "no-peers", false, "GPU: do not measure NCCL in the same run")
+	f.IntVar(&c.replays, "replays", c.replays, "GPU: how many replays of a graph are timed")
+	f.IntVar(&c.ops, "operations", c.ops, "GPU: how many operations a graph has")
+	f.DurationVar(&c.deadline, "deadline", c.deadline, "GPU: the deadline of each wait on a GPU")
+	effortFlags(cmd, &s.Effort)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := c.check(cmd); err != nil {
+			return usageError{fmt.Errorf("bench %s: %w", k.Name, err)}
+		}
+		if c.device == onGPU {
+			return c.onGPUs(cmd, *out)
+		}
+		if launched() > 0 {
+			return sweepAsMember(cmd.Context(), *out, c.jobs())
+		}
+		return sweep(*out, c.jobs())
+	}
+	return cmd
+}
+
+func defaultCollective(name string) benchcollective.Sweep {
+	return benchcollective.Sweep{Kind: name, DType: "fp32", Op: "sum", Heap: true}
+}
+
+// check refuses flags that are wrong whatever the machine, and fills in what follows from them.
+func (c *collectiveFlags) check(cmd *cobra.Command) error {
+	if err := refuseOther(cmd, c.device, collectiveHostOnly, collectiveGPUOnly); err != nil {
+		return err
+	}
+	c.sweep.Heap, c.sweep.Bytes = c.operand == heap, c.sizes
+	if size := launched(); size > 0 {
+		switch given := cmd.Flags().Changed("ranks"); {
+		case c.device == onGPU:
+			return errors.New("--device gpu makes its ranks itself: run it without a launcher")
+		case given && (len(c.ranks) != 1 || c.ranks[0] != size):
+			return fmt.Errorf("--ranks %v: the launcher has started %d", &c.ranks, size)
+		}
+		c.ranks = counts{size}
+	}
+	if c.device == onHost {
+		return nil
+	}
+	if !cmd.Flags().Changed("ranks") {
+		if c.ranks = (counts{0}); c.loopback {
+			c.ranks = counts{4}
+		}
+	}
+	switch {
+	case len(c.ranks) != 1:
+		return errors.New("--device gpu takes one number of --ranks")
+	case c.loopback && c.ranks[0] < 2:
+		return errors.New("--loopback: want --ranks of at least 2")
+	case c.loopback && c.sweep.Op == weft.Avg.String():
+		return errors.New("--loopback: peers send zeros, of which there is no average")
+	case c.gpus < 0 || c.sms < 0 || c.staging < 0 || c.deadline <= 0:
+		return errors.New("--gpus, --sms, --staging: want at least 0; --deadline: more than 0s")
+	}
+	c.sweep.Time = 0
+	return errors.Join(timing.Within("operations", c.ops, 1, timing.MostOperations),
+		timing.Within("replays", c.replays, 1, timing.MostReplays), c.sweep.Validate(true))
+}
+
+func (c *collectiveFlags) jobs() []job {
+	var jobs []job
+	for _, n := range c.ranks {
+		jobs = append(jobs, job{n, bench.Task{Collective: &c.sweep}})
+	}
+	return jobs
+}
+
+// launched is how many ranks a launcher has started, of which this process is one, or 0.
+func launched() int {
+	if os.Getenv("WEFT_RANK") == "" {
+		return 0
+	}
+	n, _ := strconv.Atoi(os.Getenv("WEFT_SIZE"))
+	return n
+}
+
+// collective sweeps the sizes of cfg on n ranks of the host.
+func (s *session) collective(n int, cfg benchcollective.Sweep) ([]measure.Record, error) {
+	base := s.base
+	base.DType, base.Operand, base.InPlace = cfg.DType, operandName(cfg.Heap), cfg.InPlace
+	if benchcollective.Named(cfg.Kind).Collective.Reduces() {
+		base.Reduction = cfg.Op
+	}
+	name := fmt.Sprintf("%s, %s", cfg.Kind, measure.Count(n, "rank"))
+	records, err := s.run(name, n, bench.Task{Collective: &cfg}, base, 0)
+	if s.reports {
+		read := s.copySpeed(n) / 2 // as many are written
+		ceil(records, read/float64(n)/1e9)
+	}
+	return records, err
+}
+
+// ceil notes the most that the bandwidth of rows can be.
+func ceil(records []measure.Record, gbps float64) {
+	for i := range records {
+		records[i].Ceiling = gbps
+	}
+}
+
+// onGPUs measures on GPUs.
+func (c *collectiveFlags) onGPUs(cmd *cobra.Command, to output) (err error) {
+	name := "bench " + c.sweep.Kind
+	if to.report != "" {
+		if err := checkReport(to.report); err != nil {
+			return usageError{fmt.Errorf("%s: %w", name, err)}
+		}
+	}
+	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	ranks := c.ranks[0]
+	if c.loopback {
+		ranks = 1
+	}
+	contexts, ranks, closeAll, err := openRanks(c.gpus, ranks)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	defer func() { err = errors.Join(err, closeAll()) }()
+	if c.loopback {
+		contexts, ranks = contexts[:1], c.ranks[0]
+	}
+	s := newSession(to, os.Stderr)
+	defer s.progress.Close()
+	m := benchcollective.GPUs{Graph: c.graph, Loopback: c.loopback, SMs: c.sms, Staging: c.staging, GPUs: timing.GPUs{
+		Contexts: contexts, Ranks: ranks, Operations: c.ops, Replays: c.replays, Deadline: c.deadline,
+		Cache: kernels(s.progress.Above(os.Stderr)),
+	}}
+	if err := c.measure(ctx, s, m); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	s.progress.Close()
+	return s.finish(to)
+}
+
+// measure measures the sweep, and then peers.
+func (c *collectiveFlags) measure(ctx context.Context, s *session, m benchcollective.GPUs) error {
+	var most float64
+	if s.reports && !c.loopback {
+		links, err := link.Measure(ctx, m.Contexts, quickLink(m.GPUs, nil))
+		if err != nil {
+			return err
+		}
+		most = links.Best().GBps
+	}
+	bar := s.progress.Start(fmt.Sprintf("%s, %s", c.sweep.Kind, measure.Count(m.Ranks, "rank")), len(c.sweep.Bytes))
+	defer bar.Done("")
+	err := m.Measure(ctx, c.sweep, func(r measure.Record) error {
+		r.Host, r.Version = s.base.Host, s.base.Version
+		s.wrong = s.wrong || !r.Verified
+		bar.Advance(1)
+		one := []measure.Record{r}
+		ceil(one, most)
+		return s.print(one)
+	})
+	if err != nil || c.noPeers {
+		return err
+	}
+	bar.Done("")
+	peers, err := bench.MeasureCollectivePeers(ctx, len(m.Contexts), c.graph, c.sweep, s.records)
+	if err != nil {
+		_, _ = fmt.Fprintf(s.progress.Above(os.Stderr), "weft: NCCL is not available: %v\n", err)
+	}
+	for _, r := range peers {
+		s.wrong = s.wrong || !r.Verified
+	}
+	return s.print(peers)
+}

@@ -1,0 +1,234 @@
+package collective
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
+	"github.com/weftgo/weft/cmd/weft/internal/measure"
+	"github.com/weftgo/weft/collective"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/internal/closer"
+)
+
+// GPUs measures collectives between ranks on GPUs.
+type GPUs struct {
+	timing.GPUs
+	Graph    bool // time graphs of many operations, and not calls
+	Loopback bool // one rank, whose peers are regions of its own GPU
+	SMs      int  // these are of [collective.Options]
+	Staging  int
+}
+
+// Measure measures the sizes of a sweep one after the other, and calls each with every row, from one
+// goroutine. Whether the outputs were right is in the row.
+func (g GPUs) Measure(ctx context.Context, s Sweep, each func(measure.Record) error) error {
+	ranks := g.Ranks
+	if g.Loopback {
+		g.Ranks = 1
+	}
+	if g.Ways = timing.Eager; g.Graph {
+		g.Ways = timing.InGraph
+	}
+	var err error
+	if g.GPUs, err = g.WithDefaults(); err != nil {
+		return err
+	}
+	if ranks == 0 {
+		ranks = g.Ranks
+	}
+	return g.Run(ctx, func(ctx context.Context, t *timing.GPU) (err error) {
+		m := &gpuRank{GPU: t, of: &g, ranks: ranks}
+		var c closer.Stack
+		defer func() { err = errors.Join(err, c.Close()) }()
+		if err := m.open(ctx, &s, &c); err != nil {
+			return err
+		}
+		for _, n := range s.sizes() {
+			row, err := m.measure(ctx, &s, n)
+			if err == nil && t.Me == 0 {
+				err = each(row)
+			}
+			if err := errors.Join(err, t.Meet(nil)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// gpuRank measures on one rank.
+type gpuRank struct {
+	*timing.GPU
+	of      *GPUs
+	ranks   int // also those of a loopback
+	group   *collective.Group
+	in, out *cuda.Memory
+	piece   []byte // of an operand, on its way
+
+	empty, dependent timing.Figures // of kernels that do nothing
+}
+
+// pieceBytes is how much of an operand is made and compared at a time.
+const pieceBytes = 8 << 20
+
+// open makes all that exchanges use. Memory is allocated here alone, for to allocate waits for kernels
+// of ranks on the same GPU.
+func (m *gpuRank) open(ctx context.Context, s *Sweep, c *closer.Stack) (err error) {
+	dtype, err := weft.ParseDType(s.DType)
+	if err != nil {
+		return err
+	}
+	least := int64(m.ranks * dtype.Size()) // sizes below are rounded up
+	most := int(max(least, slices.Max(s.sizes())))
+	for _, memory := range []**cuda.Memory{&m.in, &m.out} {
+		if *memory, err = m.Context.Alloc(most); err != nil {
+			return err
+		}
+		c.Add((*memory).Close)
+	}
+	m.piece = make([]byte, min(pieceBytes, most))
+	o := collective.Options{SMs: m.of.SMs, Staging: m.of.Staging}
+	if s.Algorithm != "" {
+		o.Force = []string{s.Algorithm}
+	}
+	if m.of.Loopback {
+		o.Loopback = m.ranks
+	}
+	if m.group, err = collective.New(ctx, m.Comm, o); err != nil {
+		return err
+	}
+	c.Add(m.group.Close)
+	if m.empty, err = m.nothing(ctx, false); err != nil {
+		return err
+	}
+	if major, _, err := m.Context.Device().ComputeCapability(); err != nil || major < 9 {
+		return err
+	}
+	m.dependent, err = m.nothing(ctx, true)
+	return err
+}
+
+// nothing times a kernel that does nothing.
+func (m *gpuRank) nothing(ctx context.Context, dependent bool) (f timing.Figures, err error) {
+	l, err := m.Empty(cuda.LaunchConfig{Dependent: dependent})
+	if err != nil {
+		return f, err
+	}
+	return m.GPU.Measure(ctx, timing.Operation{Run: func(bool) error { return l.Start(m.Stream) }})
+}
+
+func (m *gpuRank) measure(ctx context.Context, s *Sweep, n int64) (row measure.Record, err error) {
+	x, err := s.newExchange(n, m.Me, m.ranks, m.of.Loopback)
+	if err != nil {
+		return row, err
+	}
+	o := m.operation(ctx, x)
+	// The first call loads kernels, and a capture cannot wait for that.
+	if err := errors.Join(o.Renew(true), m.Meet(nil), o.Run(false), m.Comm.Wait(ctx, m.Work)); err != nil {
+		return row, err
+	}
+	f, err := m.GPU.Measure(ctx, o)
+	if err != nil {
+		return row, err
+	}
+	return m.row(x, o, f)
+}
+
+// operation is the exchange on a GPU.
+func (m *gpuRank) operation(ctx context.Context, x *exchange) timing.Operation {
+	in, out := m.in.Pointer().Add(x.inAt), m.out.Pointer().Add(x.outAt)
+	if x.inPlace {
+		out = m.in.Pointer().Add(x.outAt)
+	}
+	d := x.call.DType
+	if x.in != nil {
+		x.call.In = weft.DeviceTensor(in, d, x.in.bytes()/d.Size())
+	}
+	if x.out != nil {
+		x.call.Out = weft.DeviceTensor(out, d, x.out.bytes()/d.Size())
+	}
+	o := timing.Operation{Name: x.Name, Bytes: x.bytes()}
+	o.Run = func(bool) error { return x.run(ctx, m.group, m.Work) }
+	o.Renew = func(bool) error {
+		if x.out != nil {
+			const poison = 0xa5
+			if err := errors.Join(m.Stream.Memset(out, poison, x.out.bytes()), m.Stream.Synchronize()); err != nil {
+				return err
+			}
+		}
+		return m.pieces(x.in, func(at int, piece []byte) error {
+			x.in.write(piece, at)
+			return m.Context.Upload(in.Add(at), piece)
+		})
+	}
+	o.Check = func() error {
+		if x.inPlace { // one operation has read what the one before it wrote
+			if err := errors.Join(o.Renew(true), m.Meet(nil), o.Run(true), m.Comm.Wait(ctx, m.Work)); err != nil {
+				return err
+			}
+		}
+		return m.pieces(x.out, func(at int, piece []byte) error {
+			if err := m.Context.Download(piece, out.Add(at)); err != nil {
+				return err
+			}
+			if !x.right(piece, at) {
+				return x.wrong()
+			}
+			return nil
+		})
+	}
+	return o
+}
+
+// pieces calls f for each piece of an operand, if there is one.
+func (m *gpuRank) pieces(c *content, f func(at int, piece []byte) error) error {
+	if c == nil {
+		return nil
+	}
+	for at, n := 0, c.bytes(); at < n; at += len(m.piece) {
+		if err := f(at, m.piece[:min(len(m.piece), n-at)]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// row is what was measured.
+func (m *gpuRank) row(x *exchange, o timing.Operation, f timing.Figures) (row measure.Record, err error) {
+	device, err := m.Context.Device().Name()
+	us := measure.Micros
+	row = measure.Record{
+		Op: x.Name, Engine: "gpu", Ranks: m.ranks, DType: x.call.DType.String(), InPlace: x.inPlace,
+		Mode: "eager", WireBytes: int64(o.Bytes.Wire), Collective: x.message(), Verified: f.Verified,
+		GPU: &measure.GPU{
+			GPUs: min(m.Ranks, len(m.Contexts)), Device: device, Loopback: m.of.Loopback, Operations: 1,
+			Empty: us(m.empty.Eager.P50), Dependent: us(m.dependent.Eager.P50), Issue: us(f.Issue.P50),
+			EmptyIssue: us(m.empty.Issue.P50),
+		},
+	}
+	if x.Collective.Reduces() {
+		row.Reduction = x.call.Op.String()
+	}
+	sum := f.Eager
+	if m.of.Graph {
+		sum = each(f.Graph, m.Operations)
+		sum.P99 = f.Tail.P99 / time.Duration(m.Operations)
+		row.Mode, row.GPU.Operations = "graph", m.Operations
+		row.GPU.Empty = us(each(m.empty.Graph, m.Operations).P50)
+		row.GPU.Dependent = us(each(m.dependent.Graph, m.Operations).P50)
+	}
+	row.SetTimes(sum)
+	return row, err
+}
+
+// each is the summary of one of n operations.
+func each(s measure.Summary, n int) measure.Summary {
+	for _, d := range []*time.Duration{&s.P50, &s.P99, &s.Min, &s.Max, &s.Mean} {
+		*d /= time.Duration(n)
+	}
+	return s
+}
