@@ -77,8 +77,8 @@ func newBenchCollective(k *benchcollective.Kind) *cobra.Command {
 	s := &c.sweep
 	cmd := &cobra.Command{
 		Use:   k.Name,
-		Short: fmt.Sprintf("Measure the collective %v, on the host or on GPUs", k.Collective),
-		Long:  fmt.Sprintf("Measure the collective %v, on the host or on GPUs.", k.Collective) + collectiveHelp,
+		Short: fmt.Sprintf("Measure %v, on the host or on GPUs", k.Collective),
+		Long:  fmt.Sprintf("Measure %v, on the host or on GPUs.", k.Collective) + collectiveHelp,
 		Example: fmt.Sprintf(`  weft bench %[1]s --ranks 2,4 --json
   weft run -n 4 weft bench %[1]s
   weft bench %[1]s --device gpu --ranks 4 --graph --loopback`, k.Name),

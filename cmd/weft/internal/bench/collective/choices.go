@@ -8,6 +8,7 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
+	"github.com/weftgo/weft/collective"
 	"github.com/weftgo/weft/collective/spec"
 )
 
@@ -45,11 +46,14 @@ func (s *Sweep) Validate(gpu bool) error {
 			return err
 		}
 	}
+	if s.InPlace && k.Collective == collective.PointToPoint {
+		return errors.New("a rank cannot send what it receives into: not in place")
+	}
 	list, where := k.Algorithms(gpu), "the host"
 	if gpu {
 		where = "GPUs"
 	}
-	if len(list) == 0 {
+	if !k.On(gpu) {
 		return fmt.Errorf("%v: there is no algorithm on %s", k.Collective, where)
 	}
 	if s.Algorithm != "" && !slices.Contains(list, s.Algorithm) {

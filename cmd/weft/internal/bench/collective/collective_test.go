@@ -42,7 +42,7 @@ func inProcess(t *testing.T, n int, f func(h *timing.Host) error) {
 
 // kinds are those that can be measured on GPUs or on the host.
 func kinds(gpu bool) []Kind {
-	return slices.DeleteFunc(slices.Clone(Kinds), func(k Kind) bool { return len(k.Algorithms(gpu)) == 0 })
+	return slices.DeleteFunc(slices.Clone(Kinds), func(k Kind) bool { return !k.On(gpu) })
 }
 
 // sweepOf is a small sweep, which names the kind.
@@ -56,6 +56,9 @@ func sweepOf(k Kind) Sweep {
 func TestEveryKindOnTheHost(t *testing.T) {
 	for _, k := range kinds(false) {
 		for _, inPlace := range []bool{false, true} {
+			if inPlace && k.Collective == collective.PointToPoint {
+				continue
+			}
 			for _, ranks := range []int{1, 3, 4} {
 				t.Run(fmt.Sprintf("%s, %d ranks, in place %v", k.Name, ranks, inPlace), func(t *testing.T) {
 					inProcess(t, ranks, func(h *timing.Host) error {
@@ -68,7 +71,8 @@ func TestEveryKindOnTheHost(t *testing.T) {
 						for i, one := range series {
 							c, bytes := one.Collective, s.sizes()[i]
 							if one.Problem != "" || len(one.Durations()) != 4 || one.Op != k.Name ||
-								!strings.HasPrefix(c.Algorithm, k.Collective.String()+"/") {
+								k.Collective != collective.PointToPoint &&
+									!strings.HasPrefix(c.Algorithm, k.Collective.String()+"/") {
 								return fmt.Errorf("%+v, %+v", one, c)
 							}
 							if c.Bytes > max(bytes, int64(4*ranks)) || c.Bytes%4 != 0 || (c.Bytes > 0) != (bytes > 0) {
@@ -113,7 +117,7 @@ func TestChecksCatchErrors(t *testing.T) {
 		if k.Collective == collective.Barrier {
 			continue
 		}
-		for _, inPlace := range []bool{false, true} {
+		for _, inPlace := range []bool{false, k.Collective != collective.PointToPoint} {
 			inProcess(t, 2, func(h *timing.Host) error {
 				s := sweepOf(k)
 				s.InPlace = inPlace
@@ -230,6 +234,7 @@ func TestSizes(t *testing.T) {
 		"allreduce": {1000, 4, 1.5, 1500}, "broadcast": {1000, 4, 1, 750}, "reduce": {1000, 4, 1, 750},
 		"allgather": {992, 16, 0.75, 744}, "reducescatter": {992, 16, 0.75, 744}, "alltoall": {992, 16, 0.75, 744},
 		"gather": {992, 16, 0.75, 186}, "scatter": {992, 16, 0.75, 186}, "barrier": {0, 0, 1, 0},
+		"sendrecv": {1000, 4, 1, 1000},
 	} {
 		var got [4]float64
 		for i, n := range []int64{1003, 1} {
@@ -246,7 +251,7 @@ func TestSizes(t *testing.T) {
 			t.Errorf("%s: %v, want %v", name, got, want)
 		}
 	}
-	if len(Kinds) != 9 || Named("nothing") != nil {
+	if len(Kinds) != 10 || Named("nothing") != nil {
 		t.Error("kinds are missing")
 	}
 }
@@ -267,7 +272,7 @@ func TestChoices(t *testing.T) {
 				t.Errorf("%s is no algorithm of %s", name, k.Name)
 			}
 		}
-		if len(k.Algorithms(true)) == 0 {
+		if !k.On(true) && k.Collective != collective.PointToPoint {
 			t.Errorf("GPUs have no %s", k.Name)
 		}
 	}

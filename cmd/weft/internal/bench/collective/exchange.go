@@ -119,11 +119,25 @@ func (x *exchange) output(from, part int) ([]byte, error) {
 		return x.reduction().unit(-1, 0, part)
 	case x.alone && from != x.me:
 		return make([]byte, longUnit), nil
+	case x.Collective == collective.PointToPoint:
+		return moved((x.me+x.ranks-1)%x.ranks, 0, part), nil
 	case x.inParts: // from every rank, or from the root
 		return moved(from, x.me, part), nil
 	default:
 		return moved(from, 0, part), nil
 	}
+}
+
+// operands gives the call its tensors.
+func (x *exchange) operands(in, out weft.Tensor) {
+	if x.Collective == collective.PointToPoint {
+		x.call.Transfers = []collective.Transfer{
+			{Tensor: in, Peer: (x.me + 1) % x.ranks},
+			{Tensor: out, Peer: (x.me + x.ranks - 1) % x.ranks, Receive: true},
+		}
+		return
+	}
+	x.call.In, x.call.Out = in, out
 }
 
 // bytes are those of an iteration on one rank.

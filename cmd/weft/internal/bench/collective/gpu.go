@@ -145,12 +145,14 @@ func (m *gpuRank) operation(ctx context.Context, x *exchange) timing.Operation {
 		out = m.in.Pointer().Add(x.outAt)
 	}
 	d := x.call.DType
+	var from, to weft.Tensor
 	if x.in != nil {
-		x.call.In = weft.DeviceTensor(in, d, x.in.bytes()/d.Size())
+		from = weft.DeviceTensor(in, d, x.in.bytes()/d.Size())
 	}
 	if x.out != nil {
-		x.call.Out = weft.DeviceTensor(out, d, x.out.bytes()/d.Size())
+		to = weft.DeviceTensor(out, d, x.out.bytes()/d.Size())
 	}
+	x.operands(from, to)
 	o := timing.Operation{Name: x.Name, Bytes: x.bytes()}
 	o.Run = func(bool) error { return x.run(ctx, m.group, m.Work) }
 	o.Renew = func(bool) error {

@@ -77,15 +77,17 @@ func (x *exchange) onHost(h *timing.Host, heap bool) (o timing.Operation, free f
 		out, free = mem, func() { freeOut(); freeIn() }
 	}
 	var input, output []byte
+	var from, to weft.Tensor
 	d := x.call.DType
 	if x.in != nil {
 		input = in[x.inAt:][:x.in.bytes()]
-		x.call.In = weft.TensorAt(input, d, len(input)/d.Size())
+		from = weft.TensorAt(input, d, len(input)/d.Size())
 	}
 	if x.out != nil {
 		output = out[x.outAt:][:x.out.bytes()]
-		x.call.Out = weft.TensorAt(output, d, len(output)/d.Size())
+		to = weft.TensorAt(output, d, len(output)/d.Size())
 	}
+	x.operands(from, to)
 	o.Renew = func(checked bool) error {
 		if checked {
 			timing.Poison(output)

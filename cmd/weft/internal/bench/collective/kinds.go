@@ -65,6 +65,7 @@ var Kinds = []Kind{
 			return g.Scatter(ctx, s, c.Out, c.In, c.Root)
 		},
 	},
+	{"sendrecv", collective.PointToPoint, false, false, whole, whole, do}, // to the next rank, from the one before
 	{
 		"barrier", collective.Barrier, false, false, whole, whole,
 		func(ctx context.Context, g *collective.Group, s *weft.Stream, _ *collective.Call) error {
@@ -78,8 +79,8 @@ func others(n float64) float64 { return (n - 1) / n }
 func twice(n float64) float64  { return 2 * (n - 1) / n }
 func shared(n float64) float64 { return (n - 1) / n / n }
 
-// do is for calls that no method of a group makes: a broadcast to other memory, and a pre-multiplied
-// sum.
+// do is for calls that no method of a group makes: a broadcast to other memory, a pre-multiplied sum, and
+// messages that are sent and received together.
 func do(ctx context.Context, g *collective.Group, s *weft.Stream, c *collective.Call) error {
 	return g.Do(ctx, s, *c)
 }
@@ -106,6 +107,11 @@ func (k *Kind) Algorithms(gpu bool) []string {
 		}
 	}
 	return list
+}
+
+// On reports whether the kind can be measured on GPUs or on the host. Messages have no algorithms.
+func (k *Kind) On(gpu bool) bool {
+	return len(k.Algorithms(gpu)) > 0 || k.Collective == collective.PointToPoint && !gpu
 }
 
 // count is how many elements a part of an operation of at most so many bytes has: one, at least.
