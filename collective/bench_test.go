@@ -3,65 +3,50 @@ package collective
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/collective/spec"
 )
 
-// operation is a collective on operands of so many bytes that a benchmark repeats.
-type operation struct {
-	name  string
-	sizes []int // in bytes, in nccl-tests' sense: of the whole vector
-	call  func(ctx context.Context, g *Group, out, in weft.Tensor, part func(weft.Tensor) weft.Tensor) error
-}
-
-var operations = []operation{
-	{"all-reduce", []int{8, 1 << 10, 16 << 10, 1 << 20, 8 << 20}, func(ctx context.Context, g *Group,
-		out, in weft.Tensor, _ func(weft.Tensor) weft.Tensor,
-	) error {
-		return g.AllReduce(ctx, nil, out, in, weft.Sum)
-	}},
-	{"all-gather", []int{16, 1 << 10, 16 << 10, 1 << 20, 8 << 20}, func(ctx context.Context, g *Group,
-		out, in weft.Tensor, part func(weft.Tensor) weft.Tensor,
-	) error {
-		return g.AllGather(ctx, nil, out, part(in))
-	}},
-	{"broadcast", []int{8, 16 << 10, 1 << 20, 8 << 20}, func(ctx context.Context, g *Group,
-		out, in weft.Tensor, _ func(weft.Tensor) weft.Tensor,
-	) error {
-		return g.Broadcast(ctx, nil, in, 0)
-	}},
-}
-
 // BenchmarkCollectives times operations of ranks that are goroutines, on memory of their own and in
-// windows.
+// windows. Bytes are those of the whole vector: of all parts, where an operand has parts.
 func BenchmarkCollectives(b *testing.B) {
+	const most = 8 << 20
 	for _, ranks := range []int{1, 2, 4} {
 		j := newJob(b, ranks)
 		groups := j.group(b, Options{})
 		windows := make([]*weft.Window, ranks)
 		j.must(b, func(ctx context.Context, r int) (err error) {
-			windows[r], err = j.comms[r].Alloc(ctx, 16<<20)
+			windows[r], err = j.comms[r].Alloc(ctx, 2*most+128)
 			return err
 		})
-		for _, o := range operations {
-			for _, n := range o.sizes {
+		for kind := AllReduce; kind < spec.Collectives; kind++ {
+			for _, n := range []int{16, 1 << 10, 16 << 10, 1 << 20, most} {
 				for _, inWindow := range []bool{false, true} {
 					if inWindow && n < 1<<15 {
 						continue
 					}
-					b.Run(fmt.Sprintf("%s/ranks=%d/bytes=%d/windows=%t", o.name, ranks, n, inWindow), func(b *testing.B) {
+					s := &shape{
+						kind: kind, dtype: weft.Float32, align: make([]int, ranks), inPlace: make([]bool, ranks),
+						window: slices.Repeat([]bool{inWindow}, ranks),
+					}
+					part := n / 4
+					if kind != AllReduce && kind != Broadcast && kind != Reduce {
+						part /= ranks
+					}
+					s.lay(slices.Repeat([][]int{slices.Repeat([]int{part}, ranks)}, ranks), false)
+					b.Run(fmt.Sprintf("%v/ranks=%d/bytes=%d/windows=%t", kind, ranks, n, inWindow), func(b *testing.B) {
 						b.SetBytes(int64(n))
+						calls := make([]Call, ranks)
+						for r := range calls {
+							calls[r] = s.call(r, s.operands(r, windows[r].Bytes()))
+						}
+						b.ResetTimer()
 						j.must(b, func(ctx context.Context, r int) error {
-							mem := windows[r].Bytes()
-							if !inWindow {
-								mem = make([]byte, 2*n)
-							}
-							in, out := weft.TensorAt(mem, weft.Float32, n/4), weft.TensorAt(mem[n:], weft.Float32, n/4)
-							first := weft.TensorAt(mem, weft.Float32, n/4/ranks)
-							part := func(weft.Tensor) weft.Tensor { return first }
 							for range b.N {
-								if err := o.call(ctx, groups[r], out, in, part); err != nil {
+								if err := groups[r].Do(ctx, nil, calls[r]); err != nil {
 									return err
 								}
 							}

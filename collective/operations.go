@@ -111,7 +111,8 @@ func (g *Group) AllToAll(ctx context.Context, s *weft.Stream, out, in weft.Tenso
 }
 
 // AllToAllV is AllToAll with parts of different lengths: what counts say that a rank sends to a peer is
-// what that peer's say that it receives. out must not overlap in.
+// what that peer's say that it receives. On the host every rank returns [weft.ErrMismatch] if it is not,
+// with nothing moved. out must not overlap in.
 func (g *Group) AllToAllV(ctx context.Context, s *weft.Stream, out, in weft.Tensor, counts Counts) error {
 	c := g.begin(spec.AllToAllV)
 	c.Out, c.In, c.Counts = out, in, counts
