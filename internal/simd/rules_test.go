@@ -155,6 +155,57 @@ func TestIntegerAverage(t *testing.T) {
 	testAverage[uint64](t, U64)
 }
 
+// TestPreMulSum: one multiply-add a source, which rounds once, from +0; integers wrap.
+func TestPreMulSum(t *testing.T) {
+	eachPath(t, func(t *testing.T) {
+		scaled := func(typ Type, scalar, dst []byte, srcs ...[]byte) { PreMulSum(typ, pointer(scalar), dst, srcs...) }
+		s, zero := float32(1+0x1p-12), float32(math.Copysign(0, -1))
+		got := []float32{7, 7}
+		scaled(F32, bytesOf([]float32{s}), bytesOf(got), bytesOf([]float32{-1, zero}), bytesOf([]float32{s, zero}))
+		product := s * s
+		if want := FMA32(s, s, -s); got[0] != want || want == product-s || math.Float32bits(got[1]) != 0 {
+			t.Errorf("fp32: %v, want %v and +0", got, want)
+		}
+		wide, third := []float64{0}, 1/3.0
+		scaled(F64, bytesOf([]float64{third}), bytesOf(wide), bytesOf([]float64{-3}), bytesOf([]float64{3 + 0x1p-50}))
+		if want := math.FMA(third, 3+0x1p-50, math.FMA(third, -3, 0)); wide[0] != want {
+			t.Errorf("fp64: %v, want %v", wide[0], want)
+		}
+		halves := []uint16{0}
+		scaled(BF16, bytesOf([]float32{0.3}), bytesOf(halves), bytesOf([]uint16{0x3F80}), bytesOf([]uint16{0x3F81}))
+		if want := BF16FromF32(FMA32(0.3, BF16ToF32(0x3F81), 0.3)); halves[0] != want {
+			t.Errorf("bf16: %#x, want %#x", halves[0], want)
+		}
+		small := []int8{100, -100}
+		scaled(I8, bytesOf([]int8{-3}), bytesOf(small), bytesOf(small), bytesOf([]int8{27, 2}))
+		if want := []int8{-125, 38}; !bytes.Equal(bytesOf(small), bytesOf(want)) {
+			t.Errorf("int8: %v, want %v", small, want)
+		}
+		large := []uint64{1<<63 + 5}
+		scaled(U64, bytesOf([]uint64{3}), bytesOf(large), bytesOf(large), bytesOf([]uint64{1 << 63}))
+		if large[0] != 15 {
+			t.Errorf("uint64: %d", large[0])
+		}
+	})
+}
+
+// TestBools: every byte but 0 is true, and results are 0 or 1.
+func TestBools(t *testing.T) {
+	eachPath(t, func(t *testing.T) {
+		a, b := []byte{0, 0, 2, 0x80, 255}, []byte{0, 3, 0, 1, 255}
+		for op, want := range map[Op][]byte{
+			Sum: {0, 1, 1, 1, 1}, Max: {0, 1, 1, 1, 1}, Prod: {0, 0, 0, 1, 1}, Min: {0, 0, 0, 1, 1},
+		} {
+			if got := reduce(op, Bool, false, a, b); !bytes.Equal(got, want) {
+				t.Errorf("%v: %v, want %v", op, got, want)
+			}
+		}
+		if got := reduce(Min, Bool, false, a); !bytes.Equal(got, []byte{0, 0, 1, 1, 1}) {
+			t.Errorf("of one: %v", got)
+		}
+	})
+}
+
 func TestIntegersWrap(t *testing.T) {
 	eachPath(t, func(t *testing.T) {
 		if got := reduce(Sum, I8, false, []int8{127, -128}, []int8{1, -1}); !cmp.Equal(got, []int8{-128, 127}) {
