@@ -8,6 +8,7 @@ import "C"
 import (
 	"cmp"
 	"context"
+	"errors"
 	"sync"
 	"unsafe"
 
@@ -22,7 +23,7 @@ type group struct {
 	group   *collective.Group
 	ops     sync.Mutex
 	streams streams
-	out, in weft.Tensor // the arguments of the last call: see refresh
+	call    collective.Call // the last one: see refresh
 }
 
 var groups = handle.NewTable[group](handle.Group)
@@ -41,7 +42,9 @@ func goweft_group_create(id C.uint64_t, options *C.weft_group_options, out *C.we
 			if err != nil {
 				return err
 			}
-			o.Scratch = int(v.scratch)
+			o = collective.Options{
+				Scratch: int(v.scratch), Staging: int(v.staging), SMs: int(v.sms), SerialGroup: int(v.serial_group),
+			}
 		}
 		g, err := collective.New(ctx, c.weft, o)
 		if err != nil {
@@ -55,61 +58,47 @@ func goweft_group_create(id C.uint64_t, options *C.weft_group_options, out *C.we
 //export goweft_group_destroy
 func goweft_group_destroy(id C.uint64_t) C.int {
 	return run(groups, id, func(g *group) error {
-		groups.Remove(uint64(id))
-		return g.group.Close()
+		err := g.group.Close()
+		if !errors.Is(err, weft.ErrTimeout) {
+			groups.Remove(uint64(id))
+		}
+		return err
 	})
 }
 
-//export goweft_barrier
-func goweft_barrier(id C.uint64_t, stream unsafe.Pointer, ms C.int64_t) C.int {
+//export goweft_group_run
+func goweft_group_run(id C.uint64_t, stream unsafe.Pointer, args *C.weft_collective_args, ms C.int64_t) C.int {
 	return timed(groups, id, ms, func(ctx context.Context, g *group) error {
+		a, err := input(args, "weft_collective_args")
+		if err != nil {
+			return err
+		}
+		c := &g.call
+		if err := cmp.Or(refresh(&c.Out, a.out, "output"), refresh(&c.In, a.in, "input"),
+			refresh(&c.Scalar, a.scalar, "scalar")); err != nil {
+			return err
+		}
+		c.Collective, c.Op = collective.Collective(enum(a.collective)), weft.Op(enum(a.op))
+		c.Root, c.ScalarOnDevice = int(a.root), a.scalar_on_device != 0
+		ranks := g.comm.weft.Size()
+		c.Counts = collective.Counts{
+			Send: counts(a.send, ranks), SendAt: counts(a.send_at, ranks),
+			Recv: counts(a.recv, ranks), RecvAt: counts(a.recv_at, ranks),
+		}
 		s, err := g.streams.of(g.comm, stream)
 		if err != nil {
 			return err
 		}
-		return g.group.Barrier(ctx, s)
+		return g.group.Do(ctx, s, g.call)
 	})
 }
 
-//export goweft_all_reduce
-func goweft_all_reduce(id C.uint64_t, stream unsafe.Pointer, out, in *C.weft_tensor, op C.int, ms C.int64_t) C.int {
-	return timed(groups, id, ms, func(ctx context.Context, g *group) error {
-		s, err := g.operands(stream, out, in)
-		if err != nil {
-			return err
-		}
-		return g.group.AllReduce(ctx, s, g.out, g.in, weft.Op(enum(C.int32_t(op))))
-	})
-}
-
-//export goweft_all_gather
-func goweft_all_gather(id C.uint64_t, stream unsafe.Pointer, out, in *C.weft_tensor, ms C.int64_t) C.int {
-	return timed(groups, id, ms, func(ctx context.Context, g *group) error {
-		s, err := g.operands(stream, out, in)
-		if err != nil {
-			return err
-		}
-		return g.group.AllGather(ctx, s, g.out, g.in)
-	})
-}
-
-//export goweft_broadcast
-func goweft_broadcast(id C.uint64_t, stream unsafe.Pointer, tensor *C.weft_tensor, root C.int, ms C.int64_t) C.int {
-	return timed(groups, id, ms, func(ctx context.Context, g *group) error {
-		s, err := g.operands(stream, tensor, nil)
-		if err != nil {
-			return err
-		}
-		return g.group.Broadcast(ctx, s, g.out, int(root))
-	})
-}
-
-// operands reads the tensors of a call.
-func (g *group) operands(stream unsafe.Pointer, out, in *C.weft_tensor) (*weft.Stream, error) {
-	if err := cmp.Or(refresh(&g.out, out, "output"), refresh(&g.in, in, "input")); err != nil {
-		return nil, err
+// counts are numbers of C's, one for each of so many ranks, or none.
+func counts(p *C.int64_t, ranks int) []int {
+	if p == nil {
+		return nil
 	}
-	return g.streams.of(g.comm, stream)
+	return unsafe.Slice((*int)(unsafe.Pointer(p)), ranks)
 }
 
 // enum is an enumerator of C's as Go's types have it. A number out of range becomes the largest of

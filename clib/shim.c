@@ -219,25 +219,8 @@ weft_status weft_group_destroy(weft_group group) {
 	return CALL(goweft_group_destroy(ID(group)));
 }
 
-weft_status weft_barrier(weft_group group, weft_stream stream) {
-	return CALL(goweft_barrier(ID(group), stream, libweft_timeout));
-}
-
-weft_status weft_all_reduce(weft_group group, weft_stream stream, const weft_tensor *out,
-		const weft_tensor *in, int op) {
-	return CALL(goweft_all_reduce(ID(group), stream, (weft_tensor *)out, (weft_tensor *)in, op,
-		libweft_timeout));
-}
-
-weft_status weft_all_gather(weft_group group, weft_stream stream, const weft_tensor *out,
-		const weft_tensor *in) {
-	return CALL(goweft_all_gather(ID(group), stream, (weft_tensor *)out, (weft_tensor *)in,
-		libweft_timeout));
-}
-
-weft_status weft_broadcast(weft_group group, weft_stream stream, const weft_tensor *tensor,
-		int root) {
-	return CALL(goweft_broadcast(ID(group), stream, (weft_tensor *)tensor, root, libweft_timeout));
+weft_status weft_group_run(weft_group group, weft_stream stream, const weft_collective_args *args) {
+	return CALL(goweft_group_run(ID(group), stream, (weft_collective_args *)args, libweft_timeout));
 }
 
 const char *weft_status_name(int status) {

@@ -47,6 +47,8 @@ func leastSize(p any) uintptr {
 		return 96
 	case *C.weft_group_options:
 		return 16
+	case *C.weft_collective_args:
+		return 80
 	}
 	panic("no struct of weft.h")
 }

@@ -155,12 +155,20 @@ typedef enum weft_dtype {
 	WEFT_UINT16 = 13,
 	WEFT_UINT32 = 14,
 	WEFT_UINT64 = 15,
+	WEFT_BOOL = 16, /* a byte, true if it is not 0 */
 	WEFT_ABSENT =
 		255 /* no tensor; data is a string that says why. Collective calls refuse it on every rank, with that text */
 } weft_dtype;
 
 /* How elements are reduced. */
-typedef enum weft_op { WEFT_SUM = 0, WEFT_PROD = 1, WEFT_MIN = 2, WEFT_MAX = 3, WEFT_AVG = 4 } weft_op;
+typedef enum weft_op {
+	WEFT_SUM = 0, /* integers wrap; bool: or */
+	WEFT_PROD = 1, /* integers wrap; bool: and */
+	WEFT_MIN = 2,  /* NaN wins, and -0 is below +0; bool: and */
+	WEFT_MAX = 3,  /* the same; bool: or */
+	WEFT_AVG = 4,  /* the sum, divided by the ranks that take part; integers truncate towards zero; no bool */
+	WEFT_PREMULSUM = 5 /* the sum of the elements times a scalar; no bool */
+} weft_op;
 
 #define WEFT_MAX_DIMS 4
 
@@ -665,32 +673,128 @@ weft_status weft_routing_describe(weft_routing routing, const weft_routing_descr
 /* Releases a routing. Local. */
 weft_status weft_routing_release(weft_routing routing);
 
-/* Collectives, between ranks on the host. Results are the same bits on every rank and in every run. */
+/*
+ * Collectives, between ranks on the host and between GPUs. Results are the same bits on every rank, in every run and on
+ * both engines: ranks' elements are reduced in rank order, floats of 8 and 16 bits in fp32, and rounded once.
+ *
+ * Shapes play no part: an operand is its elements, in order. With R ranks and n elements a part:
+ *
+ *   operation        in       out      in place
+ *   all-reduce       n        n        the same memory
+ *   all-gather       n        R * n    in is this rank's part of out
+ *   reduce-scatter   R * n    n        out is this rank's part of in
+ *   all-to-all       R * n    R * n    the same memory
+ *   broadcast        n        n        the same memory
+ *   reduce           n        n        the same memory
+ *   gather           n        R * n    root's in is its part of out
+ *   scatter          R * n    n        root's out is its part of in
+ *
+ * The part of rank r stands at element r * n. Parts of different lengths (the functions that end in _v) stand where
+ * counts say. Operands that are not in place must not overlap. Only root has an output of a reduce and a gather, and
+ * an input of a broadcast and a scatter: the other ranks' is not looked at and may be NULL. Masked ranks count in R;
+ * their parts are neither read nor written.
+ *
+ * On the host a call returns when this rank's result is complete, and a call that Weft refuses has moved nothing on any
+ * rank. On GPUs it enqueues on the stream. Ranks do not meet before that: a rank whose own arguments are refused has
+ * enqueued nothing, and the others wait for its correct call, at most until the deadline.
+ */
 
+/* All ranks pass the same. */
 typedef struct weft_group_options {
 	size_t size;
-	int64_t scratch; /* bytes of the staging buffer, for operands that lie in no window; 0 is 4 MiB */
+	int64_t scratch; /* host: bytes of the staging buffer, for operands that lie in no window; 0 is 4 MiB */
+	int64_t staging; /* GPUs: bytes of each GPU's memory for what peers send; larger operands take several launches. 0
+						is 64 MiB */
+	int32_t sms;     /* GPUs: the most multiprocessors that kernels fill; 0 is three quarters of the free ones */
+	int32_t reserved;
+	int64_t serial_group; /* GPUs: as weft_ep_spec.serial_group, whose handles may be in the same; 0: none */
 } weft_group_options;
 
 /* Makes the handle of collectives, and all the memory that they need. Collective. options may be NULL. */
 weft_status weft_group_create(weft_comm comm, const weft_group_options *options, weft_group *group);
 
+/* Gives up the group's memory on this rank. Local. On a GPU it first waits until none of the group's work runs, at most
+ * until the deadline: after WEFT_ERROR_TIMEOUT the handle is still there, and may be destroyed later. */
 weft_status weft_group_destroy(weft_group group);
 
-/* Returns when every rank has entered. Collective. */
+typedef enum weft_collective {
+	WEFT_BARRIER = 0,
+	WEFT_ALL_REDUCE = 1,
+	WEFT_ALL_GATHER = 2,
+	WEFT_ALL_GATHER_V = 3,
+	WEFT_REDUCE_SCATTER = 4,
+	WEFT_REDUCE_SCATTER_V = 5,
+	WEFT_ALL_TO_ALL = 6,
+	WEFT_ALL_TO_ALL_V = 7,
+	WEFT_BROADCAST = 8,
+	WEFT_REDUCE = 9,
+	WEFT_GATHER = 10,
+	WEFT_SCATTER = 11
+} weft_collective;
+
+/* A collective with all that one can say; what it does not have is ignored. Everything is borrowed for the call, memory
+ * of a GPU until the stream has passed. */
+typedef struct weft_collective_args {
+	size_t size;
+	int32_t collective;       /* weft_collective */
+	int32_t op;               /* weft_op, of a reduction */
+	int32_t root;             /* of a broadcast, reduce, gather or scatter */
+	int32_t scalar_on_device; /* 1: the scalar is in the GPU's memory, and the kernel reads it */
+	const weft_tensor *out, *in;
+	const weft_tensor *scalar; /* of WEFT_PREMULSUM, the same on all ranks: one element, fp32 for floats of 8 and 16
+								  bits, else of the operands' type */
+	/* Elements and positions of the parts of in (send) and of out (recv), one for each rank of the communicator. Without
+	 * positions parts stand one after the other. */
+	const int64_t *send, *send_at, *recv, *recv_at;
+} weft_collective_args;
+
+/* Runs a collective. Collective. The functions below are this one with what they pass. */
+weft_status weft_group_run(weft_group group, weft_stream stream, const weft_collective_args *args);
+
+/* Returns when every rank has entered; on GPUs the stream goes on then. Collective. */
 weft_status weft_barrier(weft_group group, weft_stream stream);
 
-/* Reduces elementwise, in rank order. out and in have the same number of elements, and may be the same memory.
- * Collective. */
+/* Reduces elementwise. Collective. */
 weft_status weft_all_reduce(weft_group group, weft_stream stream, const weft_tensor *out, const weft_tensor *in,
 							int op);
 
-/* Gives every rank the inputs of all: rank r's at r times the elements of in. in may be this rank's share of out.
- * Collective. */
+/* Gives every rank the inputs of all. Collective. */
 weft_status weft_all_gather(weft_group group, weft_stream stream, const weft_tensor *out, const weft_tensor *in);
 
-/* Gives every rank the contents of root's tensor. Collective. */
+/* The same, of inputs of recv[r] elements, which go to recv_at[r] in out; NULL: one after the other. Both are the same
+ * on all ranks. Collective. */
+weft_status weft_all_gather_v(weft_group group, weft_stream stream, const weft_tensor *out, const weft_tensor *in,
+							  const int64_t *recv, const int64_t *recv_at);
+
+/* Reduces elementwise, and gives every rank its part of the result. Collective. */
+weft_status weft_reduce_scatter(weft_group group, weft_stream stream, const weft_tensor *out, const weft_tensor *in,
+								int op);
+
+/* The same, with parts of send[r] elements, the same counts on all ranks, one after the other. Collective. */
+weft_status weft_reduce_scatter_v(weft_group group, weft_stream stream, const weft_tensor *out, const weft_tensor *in,
+								  const int64_t *send, int op);
+
+/* Gives every rank its part of all inputs. Collective. */
+weft_status weft_all_to_all(weft_group group, weft_stream stream, const weft_tensor *out, const weft_tensor *in);
+
+/* The same with parts of different lengths: a rank sends send[r] elements to rank r, from send_at[r] on, which is what
+ * that one's recv says of this rank. NULL positions: one after the other. It is never in place. Collective. */
+weft_status weft_all_to_all_v(weft_group group, weft_stream stream, const weft_tensor *out, const weft_tensor *in,
+							  const int64_t *send, const int64_t *send_at, const int64_t *recv, const int64_t *recv_at);
+
+/* Gives every rank the contents of root's tensor, in place. Collective. Out of place by weft_group_run, where root has
+ * both operands. */
 weft_status weft_broadcast(weft_group group, weft_stream stream, const weft_tensor *tensor, int root);
+
+/* Reduces elementwise, and gives root the result. Collective. */
+weft_status weft_reduce(weft_group group, weft_stream stream, const weft_tensor *out, const weft_tensor *in, int op,
+						int root);
+
+/* Gives root the inputs of all. Collective. */
+weft_status weft_gather(weft_group group, weft_stream stream, const weft_tensor *out, const weft_tensor *in, int root);
+
+/* Gives every rank its part of root's input. Collective. */
+weft_status weft_scatter(weft_group group, weft_stream stream, const weft_tensor *out, const weft_tensor *in, int root);
 
 #ifdef __cplusplus
 }

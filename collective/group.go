@@ -35,6 +35,10 @@ type Options struct {
 	// SMs bounds the multiprocessors that a group's kernels fill. 0: three quarters of the free ones.
 	SMs int
 
+	// SerialGroup, on GPUs, is the number of a serial group: see the Spec of package ep, whose handles may
+	// be in it. 0: none.
+	SerialGroup int
+
 	// DTypes are element types whose reductions a group on GPUs loads kernels for when it is made, and
 	// not when the first of them is called. A captured call cannot load any.
 	DTypes []weft.DType
@@ -117,8 +121,8 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 		err = weft.Invalidf("%s: scratch memory of %d bytes; it may be 0 to %d", op, opts.Scratch, MaxScratch)
 	case opts.Staging < 0:
 		err = weft.Invalidf("%s: staging memory of %d bytes", op, opts.Staging)
-	case opts.SMs < 0:
-		err = weft.Invalidf("%s: %d SMs", op, opts.SMs)
+	case opts.SMs < 0 || opts.SerialGroup < 0:
+		err = weft.Invalidf("%s: %d SMs, serial group %d", op, opts.SMs, opts.SerialGroup)
 	case opts.Loopback != 0 && (comm.Size() != 1 || comm.Device() == nil || opts.Loopback < 0 ||
 		opts.Loopback > device.MaxRanks):
 		err = weft.Invalidf("%s: a loopback of %d ranks; one rank on a GPU has one of up to %d", op, opts.Loopback,
@@ -141,14 +145,16 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 	if opts.Staging == 0 {
 		opts.Staging = DefaultStaging
 	}
-	if err := comm.Operations().VerifySame(ctx, op, fmt.Sprintf("scratch %d, staging %d, SMs %d, types %v, "+
-		"algorithms %s", opts.Scratch, opts.Staging, opts.SMs, opts.DTypes, strings.Join(opts.Force, " ")), err); err != nil {
+	summary := fmt.Sprintf("scratch %d, staging %d, SMs %d, serial group %d, types %v, algorithms %s", opts.Scratch,
+		opts.Staging, opts.SMs, opts.SerialGroup, opts.DTypes, strings.Join(opts.Force, " "))
+	if err := comm.Operations().VerifySame(ctx, op, summary, err); err != nil {
 		return nil, err
 	}
 	g := &Group{comm: comm, ranks: max(comm.Size(), opts.Loopback)}
 	if comm.Device() != nil {
 		g.engine, err = gpu.New(ctx, comm, gpu.Options{
-			Staging: opts.Staging, SMs: opts.SMs, Force: opts.Force, DTypes: opts.DTypes, Loopback: opts.Loopback,
+			Staging: opts.Staging, SMs: opts.SMs, SerialGroup: opts.SerialGroup, Force: opts.Force, DTypes: opts.DTypes,
+			Loopback: opts.Loopback,
 		})
 	} else if g.engine, err = host.New(ctx, comm, opts.Scratch, opts.Force); err != nil {
 		err = fmt.Errorf("%s: %w", op, err)

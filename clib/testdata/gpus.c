@@ -190,7 +190,7 @@ static void streams(rank *r, side *s, const way *w) {
 }
 
 static size_t bytes_of(const weft_tensor *t) {
-	static const size_t sizes[] = {0, 2, 2, 4, 8, 1, 1, 1, 1, 2, 4, 8, 1, 2, 4, 8};
+	static const size_t sizes[] = {0, 2, 2, 4, 8, 1, 1, 1, 1, 2, 4, 8, 1, 2, 4, 8, 1};
 	size_t n = sizes[t->dtype];
 	for (int i = 0; i < t->dims; i++) {
 		n *= (size_t)t->shape[i];
@@ -692,6 +692,99 @@ static void count(rank *r) {
 	meet(r);
 }
 
+/* The elements that a collective of GPUs has written are these. */
+static void written(rank *r, side *g, const float *want, const weft_tensor *t) {
+	float got[MOST_RANKS * 40];
+	OK(weft_comm_wait(g->comm, g->stream));
+	copy(r, g, got, t->data, bytes_of(t));
+	TRUE(memcmp(got, want, bytes_of(t)) == 0);
+}
+
+/* The collectives of GPUs, with parts of n numbers: what a rank gives to another is a number of both. */
+static void collectives(rank *r, int n) {
+	side *g = &r->sides[1];
+	g->stream = r->stream;
+	weft_group_options options = {.size = sizeof options, .staging = 1 << 20, .sms = 4};
+	weft_group group;
+	OK(weft_group_create(g->comm, &options, &group));
+	int ranks = r->ranks, sum = ranks * (ranks - 1) / 2, root = ranks - 1, at_root = r->number == root;
+	float in[MOST_RANKS * 40] = {0}, all[MOST_RANKS * 40] = {0}, one[40] = {0}, two = 2;
+	for (int j = 0; j < ranks * n; j++) {
+		in[j] = (float)(r->number * 100 + j / n * 10 + j % n % 7);
+	}
+	size_t bytes = (size_t)n * 4;
+	weft_tensor parts = tensor(place(r, g, in, (size_t)ranks * bytes), WEFT_FLOAT32, ranks, n),
+				part = tensor(parts.data, WEFT_FLOAT32, n, -1), outs = like(r, g, &parts), mine = like(r, g, &part);
+	weft_tensor scalar = tensor(&two, WEFT_FLOAT32, 1, -1);
+
+	OK(weft_barrier(group, g->stream));
+	for (int i = 0; i < n; i++) {
+		one[i] = (float)(100 * sum + ranks * (10 * r->number + i % 7));
+	}
+	OK(weft_reduce_scatter(group, g->stream, &mine, &parts, WEFT_SUM));
+	written(r, g, one, &mine);
+	for (int i = 0; i < n; i++) {
+		one[i] = (float)(200 * sum + 2 * ranks * (i % 7));
+	}
+	for (int on_device = 0; on_device < 2; on_device++) {
+		weft_collective_args args = {.size = sizeof args,
+									 .collective = WEFT_ALL_REDUCE,
+									 .op = WEFT_PREMULSUM,
+									 .out = &mine,
+									 .in = &part,
+									 .scalar = &scalar,
+									 .scalar_on_device = on_device};
+		OK(weft_group_run(group, g->stream, &args));
+		written(r, g, one, &mine);
+		scalar.data = place(r, g, &two, sizeof two);
+	}
+	for (int i = 0; i < n; i++) {
+		one[i] = (float)(root * 100 + i % 7);
+	}
+	OK(weft_reduce(group, g->stream, at_root ? &mine : NULL, &part, WEFT_MAX, root));
+	if (at_root) {
+		written(r, g, one, &mine);
+	}
+	weft_tensor other = like(r, g, &part);
+	weft_collective_args out_of_place = {.size = sizeof out_of_place,
+										 .collective = WEFT_BROADCAST,
+										 .root = root,
+										 .out = &other,
+										 .in = at_root ? &part : NULL};
+	OK(weft_group_run(group, g->stream, &out_of_place));
+	written(r, g, one, &other);
+	for (int i = 0; i < n; i++) {
+		one[i] += (float)(10 * r->number);
+	}
+	OK(weft_scatter(group, g->stream, &mine, at_root ? &parts : NULL, root));
+	written(r, g, one, &mine);
+	for (int j = 0; j < ranks * n; j++) {
+		all[j] = (float)(j / n * 100 + r->number * 10 + j % n % 7);
+	}
+	OK(weft_all_to_all(group, g->stream, &outs, &parts));
+	written(r, g, all, &outs);
+	for (int j = 0; j < ranks * n; j++) {
+		all[j] = (float)(j / n * 100 + j % n % 7);
+	}
+	OK(weft_all_gather(group, g->stream, &outs, &part));
+	written(r, g, all, &outs);
+	outs = like(r, g, &outs);
+	OK(weft_gather(group, g->stream, at_root ? &outs : NULL, &part, root));
+	if (at_root) {
+		written(r, g, all, &outs);
+	}
+	OK(weft_broadcast(group, g->stream, &part, 0));
+	written(r, g, all, &part);
+
+	/* What a rank refuses it has not enqueued. */
+	weft_tensor longer = tensor(mine.data, WEFT_FLOAT32, n + 1, -1);
+	INVALID(weft_all_reduce(group, g->stream, &longer, &part, WEFT_SUM), "output of");
+	OK(weft_barrier(group, g->stream));
+	OK(weft_group_destroy(group));
+	g->free_from = g->arena;
+	meet(r);
+}
+
 /* The last rank is left out: handles that are there go on without it, on both engines alike. */
 static void masks(rank *r) {
 	int out = r->ranks - 1;
@@ -775,6 +868,8 @@ static void *play(void *number) {
 	exchanges(r);
 	refusals(r);
 	count(r);
+	collectives(r, 1);
+	collectives(r, 37);
 	if (r->ranks > 1) {
 		masks(r);
 	}

@@ -339,6 +339,13 @@ static void operations(weft_comm comm) {
 	INVALID(weft_all_reduce(group, NULL, &w, &w, 9), "");
 	INVALID(weft_all_reduce(group, NULL, &w, &w, 256), "");
 	INVALID(weft_broadcast(group, NULL, &w, 1), "");
+	INVALID(weft_reduce(group, NULL, &w, &w, WEFT_SUM, -1), "root -1 of 1 ranks");
+	INVALID(weft_all_to_all_v(group, NULL, &w, &w, NULL, NULL, &(int64_t){1}, NULL), "0 input counts for 1 ranks");
+	weft_collective_args call = {.size = sizeof call, .collective = 99};
+	INVALID(weft_group_run(group, NULL, &call), "there is no collective(99)");
+	INVALID(weft_group_run(group, NULL, NULL), "the weft_collective_args is NULL");
+	call.size = 8;
+	INVALID(weft_group_run(group, NULL, &call), "must be at least 80");
 	OK(weft_barrier(group, NULL));
 	OK(weft_group_destroy(group));
 	GONE(weft_barrier(group, NULL));

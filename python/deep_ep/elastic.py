@@ -315,9 +315,9 @@ class ElasticBuffer:
         this call wait for it. Collective."""
         like = self._anything()
         if use_comm_stream:
-            self._stream.run(self._exchanges.barrier, like, None, False, like)
+            self._stream.run(self._exchanges.barrier, like, None, False)
         else:
-            self._exchanges.barrier(like)
+            self._exchanges.barrier()
         if with_cpu_sync and like.is_cuda:
             self._comm.wait()
 

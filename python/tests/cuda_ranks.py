@@ -437,7 +437,44 @@ def operands():
         out = torch.empty_like(x)
         assert h.combine(got.rows, got, out=out) is out
         assert torch.equal(out, x * (weights * (ids >= 0)).sum(1, keepdim=True))
-        refused(weft.UnsupportedError, lambda: weft.Group(c), "join a communicator of the host's")
+
+
+def collectives():
+    """Of PyTorch's tensors, in streams of its own, and replayed with other inputs. The part of rank p of what a
+    rank gives is xs[rank][p]."""
+    n, root = 1000, RANKS - 1
+    xs = torch.randint(0, 9, (RANKS, RANKS, n), generator=torch.Generator().manual_seed(1)).float().to(DEVICE)
+    total, three = xs.sum(0), torch.full((1,), 3.0, device=DEVICE)
+    with join() as c, weft.Group(c, staging=1 << 20, sms=2) as g:
+        for stream in (None, torch.cuda.Stream()):
+            torch.cuda.synchronize()
+            x, copy = xs[RANK].clone(), xs[RANK].clone()
+            torch.cuda.synchronize()
+            found = (
+                (g.all_reduce(x, stream=stream), total),
+                (g.all_reduce(x, "premulsum", scalar=three, stream=stream), 3 * total),
+                (g.reduce_scatter(x, stream=stream), total[RANK]),
+                (g.all_gather(x[0], stream=stream), xs[:, 0]),
+                (g.all_to_all(list(x), out=list(torch.empty_like(x)), stream=stream), list(xs[:, RANK])),
+                (g.broadcast(copy, root, stream=stream), xs[root]),
+                (g.scatter(x, root, out=torch.empty_like(x[0]), stream=stream), xs[root][RANK]),
+                (g.gather(x[0], root, stream=stream), xs[:, 0] if root == RANK else None),
+                (g.reduce(x, "max", root, stream=stream), xs.max(0)[0] if root == RANK else None),
+            )
+            g.barrier(stream=stream)
+            c.wait(stream)
+            for i, (got, want) in enumerate(found):
+                if isinstance(want, list):
+                    got, want = torch.stack(got), torch.stack(want)
+                assert (got is None and want is None) or torch.equal(got, want), i
+        out, graph = torch.empty_like(x), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            g.all_to_all(x, out=out)
+        for factor in (1, 2):
+            x.copy_(factor * xs[RANK])
+            graph.replay()
+            c.wait()
+            assert torch.equal(out, factor * xs[:, RANK])
 
 
 class OnlyDLPack:
@@ -1324,7 +1361,7 @@ def graph_cost_of_elastic(x, ids, y):
 
 CHECKS = (
     exchanges, exchanges_of_halves, exchanges_of_fp8, device_counts, gradients, operators, autograd, compiled,
-    streams, operands, libraries, windows, lifetimes, threads, captures, captures_refuse, late_errors,
+    streams, operands, collectives, libraries, windows, lifetimes, threads, captures, captures_refuse, late_errors,
     deep_ep_normal, deep_ep_helpers, deep_ep_intranode,
     deep_ep_intranode_captured,
     deep_ep_low_latency, deep_ep_kernel_names, deep_ep_masks, deep_ep_captured,

@@ -1,4 +1,4 @@
-"""Expert parallelism on emulated GPUs: what comes is what comes on the host, bit by bit, and what goes
+"""Expert parallelism and collectives on emulated GPUs: what comes is what comes on the host, bit by bit, and what goes
 wrong has words. test_gpu.py runs these."""
 
 from __future__ import annotations
@@ -652,11 +652,6 @@ def test_windows(gpus):
         meeting.wait(20)
 
     gpus(2, rank)
-
-
-def test_collectives_are_the_hosts(comm):
-    with pytest.raises(weft.UnsupportedError, match="join a communicator of the host's"):
-        weft.Group(comm)
 
 
 def test_waits(gpus):
@@ -1439,3 +1434,77 @@ def test_mscclpp_given(torch, gpus, fp8, hook):
             b.low_latency_dispatch(x, ids, 16, 8, True, False, hook, None, torch.empty((2, 4, 32)).permute(1, 2, 0))
 
     gpus(2, rank)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_collectives(gpus, ranks):
+    """What stands in x[p] of a rank's array goes to rank p."""
+
+    def rank(c):
+        n, r, root = 37, c.rank, ranks - 1
+        xs = np.random.default_rng(3).integers(0, 9, (ranks, ranks, n)).astype(np.float32)
+        with weft.Group(c, staging=1 << 20, sms=4) as g:
+
+            def gives(want, call, *operands, dtype=None):
+                out = OnGPU(np.full(want.shape, 77, want.dtype), c._device, dtype)
+                assert call(*(OnGPU(x, c._device) for x in operands), out=out) is out
+                c.wait()
+                assert (out.array == want).all()
+
+            total = xs.sum(0)
+            gives(total, g.all_reduce, xs[r])
+            gives(total[r], g.reduce_scatter, xs[r])
+            gives(3 * total, lambda x, out: g.all_reduce(x, "premulsum", scalar=3, out=out), xs[r])
+            three = OnGPU(np.full(1, 3, np.float32), c._device)
+            gives(3 * total[r], lambda x, out: g.reduce_scatter(x, "premulsum", scalar=three, out=out), xs[r])
+            gives(xs[:, 0], g.all_gather, xs[r][0])
+            gives(xs[:, r], g.all_to_all, xs[r])
+            gives(xs[root], lambda x, out: g.broadcast(x if r == root else None, root, out=out), xs[r])
+            gives(xs[0][r], lambda x, out: g.scatter(x if r == 0 else None, out=out), xs[r])
+            flags = xs > 4
+            gives(flags[:, r], g.all_to_all, flags[r])
+            if r == root:
+                gives(xs.max(0), lambda x, out: g.reduce(x, "max", root, out=out), xs[r])
+                gives(xs[:, 0], lambda x, out: g.gather(x, root, out=out), xs[r][0])
+            else:
+                assert g.reduce(OnGPU(xs[r], c._device), "max", root) is None
+                assert g.gather(OnGPU(xs[r][0], c._device), root) is None
+            x = OnGPU(xs[r].copy(), c._device)
+            assert g.broadcast(x, root, stream=weft.OWN) is x
+            assert (x.array == xs[root]).all()
+            g.barrier(stream=weft.OWN)
+            with pytest.raises(weft.OperandError, match="results on a GPU are made for operands of PyTorch's only"):
+                g.all_reduce(x)
+            with pytest.raises(weft.OperandError, match="array: it is on the host"):
+                g.all_reduce(xs[r], out=x)
+
+    gpus(ranks, rank)
+
+
+def test_collectives_of_torch(gpus, monkeypatch):
+    torch = pytest.importorskip("torch")
+    tensors_on_gpus(monkeypatch)
+
+    def rank(c):
+        x = torch.arange(6, dtype=torch.bfloat16).view(2, 3) + c.rank
+        with weft.Group(c, staging=1 << 20, sms=4) as g:
+            results = (
+                g.all_reduce(x),
+                g.reduce_scatter([x[0], x[1]]),
+                torch.stack(g.all_to_all(list(x), out=list(torch.zeros_like(x)))),
+                g.all_gather(x.T),  # a copy
+            )
+            c.wait()
+            with pytest.raises(weft.OperandError, match=r"out: .* is not contiguous"):
+                g.all_reduce(x, out=x.T)
+            return [t.float().tolist() for t in results]
+
+    first, second = gpus(2, rank)
+    x = torch.arange(6).view(2, 3).float()
+    assert first == [
+        (2 * x + 1).tolist(),
+        (2 * x + 1)[0].tolist(),
+        [x[0].tolist(), (x[0] + 1).tolist()],
+        [x.T.tolist(), (x.T + 1).tolist()],
+    ]
+    assert second[1] == (2 * x + 1)[1].tolist()

@@ -59,6 +59,7 @@ def test_numbers(record):
         (_abi.Part, "{}"),
         (DType, "{}"),
         (Op, "{}"),
+        (_abi.Collective, "{}"),
         (ep.Layout, "{}"),
         (ep.Reduction, "{}"),
     ]

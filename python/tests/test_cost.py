@@ -67,7 +67,8 @@ def measure(comm):
 
     home = h._combines.take()
     home.arguments(routing._number, rows, out, None)
-    to, source = g._take()
+    reduction = g._pool.take()
+    to, source = reduction.out_array, reduction.array
     to.fill(total), source.fill(x)
     for name, call, raw, calls in (
         ("Handle.dispatch and release", dispatch, raw_dispatch, 2),

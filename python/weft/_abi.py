@@ -29,6 +29,7 @@ UINT8 = 12
 UINT16 = 13
 UINT32 = 14
 UINT64 = 15
+BOOL = 16
 ABSENT = 255
 
 
@@ -71,10 +72,17 @@ class Op(Choice):
     """How elements are reduced."""
 
     sum = 0
+    """integers wrap; bool: or"""
     prod = 1
+    """integers wrap; bool: and"""
     min = 2
+    """NaN wins, and -0 is below +0; bool: and"""
     max = 3
+    """the same; bool: or"""
     avg = 4
+    """the sum, divided by the ranks that take part; integers truncate towards zero; no bool"""
+    premulsum = 5
+    """the sum of the elements times a scalar; no bool"""
 
 
 class Layout(Choice):
@@ -173,6 +181,21 @@ class Part(Choice):
     SOURCE_SELECTIONS = 12
     """int32 [rows], layouts by expert: which of its token's selections the row is; -1 for
     rows that hold no token"""
+
+
+class Collective(Choice):
+    barrier = 0
+    all_reduce = 1
+    all_gather = 2
+    all_gather_v = 3
+    reduce_scatter = 4
+    reduce_scatter_v = 5
+    all_to_all = 6
+    all_to_all_v = 7
+    broadcast = 8
+    reduce = 9
+    gather = 10
+    scatter = 11
 
 
 LogFunction = CFUNCTYPE(None, c_void_p, c_char_p)
@@ -415,6 +438,27 @@ class GroupOptions(Struct):
     _fields_ = (
         ("size", c_size_t),
         ("scratch", c_int64),
+        ("staging", c_int64),
+        ("sms", c_int32),
+        ("reserved", c_int32),
+        ("serial_group", c_int64),
+    )
+
+
+class CollectiveArgs(Struct):
+    _fields_ = (
+        ("size", c_size_t),
+        ("collective", c_int32),
+        ("op", c_int32),
+        ("root", c_int32),
+        ("scalar_on_device", c_int32),
+        ("out", c_void_p),
+        ("in", c_void_p),
+        ("scalar", c_void_p),
+        ("send", c_void_p),
+        ("send_at", c_void_p),
+        ("recv", c_void_p),
+        ("recv_at", c_void_p),
     )
 
 
@@ -480,10 +524,28 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
     "weft_routing_release": (c_void_p,),
     "weft_group_create": (c_void_p, c_void_p, c_void_p),
     "weft_group_destroy": (c_void_p,),
+    "weft_group_run": (c_void_p, c_void_p, c_void_p),
     "weft_barrier": (c_void_p, c_void_p),
     "weft_all_reduce": (c_void_p, c_void_p, c_void_p, c_void_p, c_int),
     "weft_all_gather": (c_void_p, c_void_p, c_void_p, c_void_p),
+    "weft_all_gather_v": (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
+    "weft_reduce_scatter": (c_void_p, c_void_p, c_void_p, c_void_p, c_int),
+    "weft_reduce_scatter_v": (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int),
+    "weft_all_to_all": (c_void_p, c_void_p, c_void_p, c_void_p),
+    "weft_all_to_all_v": (
+        c_void_p,
+        c_void_p,
+        c_void_p,
+        c_void_p,
+        c_void_p,
+        c_void_p,
+        c_void_p,
+        c_void_p,
+    ),
     "weft_broadcast": (c_void_p, c_void_p, c_void_p, c_int),
+    "weft_reduce": (c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_int),
+    "weft_gather": (c_void_p, c_void_p, c_void_p, c_void_p, c_int),
+    "weft_scatter": (c_void_p, c_void_p, c_void_p, c_void_p, c_int),
 }
 
 RESULTS: dict[str, type | None] = {

@@ -1,36 +1,63 @@
-"""Collectives between ranks on the host. Results are the same bits on every rank and in every run."""
+"""Collectives between ranks on the host, or on GPUs. Results are the same bits on every rank, in every run and
+on both engines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+import math
+import numbers
+import operator
+import struct
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import _abi, memory, streams
-from ._abi import Op
+from . import _abi, dlpack, memory, streams
+from ._abi import Collective, Op
+from .call_args import ArgsPool, CallArgs
 from .communicator import Communicator
-from .errors import InvalidError
+from .dtypes import DType
+from .errors import InvalidError, OperandError
 from .limits import timeout as limit
 from .operands import Slot
 from .resources import Made
+
+Shape = tuple[int, ...]
+Parts = tuple[str, Sequence[int] | None]
+"""Numbers for the ranks' parts, in rows, and the name of the argument that they were."""
 
 
 class Group(Made):
     """Collectives of a communicator, and the memory that they need.
 
-    Making one is collective. ``scratch`` bytes stage operands that lie in no window; 0 is 4 MiB.
-    ``timeout=`` bounds a call's waits, in seconds, as :class:`weft.timeout` does.
+    Making one is collective, with the same arguments on all ranks. On the host ``scratch`` bytes stage operands
+    that lie in no window; 0 is 4 MiB. On GPUs ``staging`` bytes of each GPU hold what peers send, 0 is 64 MiB,
+    and kernels fill at most ``sms`` multiprocessors; 0 is three quarters of the free ones. ``serial_group`` is that
+    of :class:`weft.ep.Spec`.
+
+    Every method is collective. Operands are arrays of the same type; shapes play no part where ``out`` is given.
+    Without it a new array is returned: on GPUs only if the operand is PyTorch's. ``out`` may be the operand, or this
+    rank's part of one the other; otherwise they must not overlap. On the host a call returns when its result is
+    complete, on GPUs it enqueues on ``stream``. ``timeout=`` bounds a call's waits, in seconds, as
+    :class:`weft.timeout` does.
+
+    For an array with a part for each rank, the first dimension being the ranks, a list of arrays of NumPy or
+    PyTorch may stand, a part each; they are copied.
     """
 
     _kind = "group of collectives"
     _RELEASE = "group_destroy"
 
-    def __init__(self, comm: Communicator, *, scratch: int = 0) -> None:
-        super().__init__(comm, "group_create", _abi.GroupOptions(scratch=scratch))
+    def __init__(
+        self, comm: Communicator, *, scratch: int = 0, staging: int = 0, sms: int = 0, serial_group: int = 0
+    ) -> None:
+        options = _abi.GroupOptions(scratch=scratch, staging=staging, sms=sms, serial_group=serial_group)
+        super().__init__(comm, "group_create", options)
         self._comm = comm
-        self._slots: list[tuple[Slot, Slot]] = []
+        self._pool = ArgsPool(lambda: _CollectiveArgs(comm._device))
 
     def barrier(self, *, stream: streams.StreamLike = None, timeout: float | None = None) -> None:
-        """Returns when every rank has entered it. Collective."""
+        """Returns, or on GPUs lets the stream go on, when every rank has entered it."""
         if timeout is not None:
             with limit(timeout):
                 self.barrier(stream=stream)
@@ -43,30 +70,102 @@ class Group(Made):
         array: Any,
         op: Op | str = Op.sum,
         *,
+        scalar: Any = None,
         out: Any = None,
         stream: streams.StreamLike = None,
         timeout: float | None = None,
     ) -> Any:
         """Reduces elementwise, in rank order, and returns ``out``: an array of the shape of ``array``,
-        or ``array`` itself; a new one if None. Collective."""
-        if timeout is not None:
-            with limit(timeout):
-                return self.all_reduce(array, op, out=out, stream=stream)
-        number, refused = (op, None) if type(op) is Op else _op(op)
-        try:
-            return self._run(self._lib.all_reduce, array, out, (), stream, number, refused=refused)
-        finally:
-            refused = None  # its traceback has this frame
+        or ``array`` itself; a new one if None.
+
+        A "premulsum" multiplies each element by ``scalar`` first: a number, or an array of one element, which
+        on GPUs may be on the host or on the GPU. It is the same on all ranks, and of the operands' type, float32
+        for floats of 8 and 16 bits.
+        """
+        return self._run(Collective.all_reduce, array, out, stream, timeout, op, scalar)
+
+    def reduce_scatter(
+        self,
+        array: Any,
+        op: Op | str = Op.sum,
+        *,
+        scalar: Any = None,
+        out: Any = None,
+        stream: streams.StreamLike = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Reduces [ranks, \\*shape] as :meth:`all_reduce`, and gives each rank its part, of that shape."""
+        return self._run(Collective.reduce_scatter, array, out, stream, timeout, op, scalar, shape=self._part)
+
+    def reduce_scatter_v(
+        self,
+        array: Any,
+        counts: Sequence[int],
+        op: Op | str = Op.sum,
+        *,
+        scalar: Any = None,
+        out: Any = None,
+        stream: streams.StreamLike = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """The same with parts of ``counts[r]`` rows for rank r, one after the other, the same counts on all
+        ranks."""
+        return self._run(
+            Collective.reduce_scatter_v,
+            array,
+            out,
+            stream,
+            timeout,
+            op,
+            scalar,
+            shape=lambda source: (counts[self._comm.rank], *source.shape[1:]),
+            parts=(("counts", counts), _NONE, _NONE, _NONE),
+        )
+
+    def reduce(
+        self,
+        array: Any,
+        op: Op | str = Op.sum,
+        root: int = 0,
+        *,
+        scalar: Any = None,
+        out: Any = None,
+        stream: streams.StreamLike = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Reduces as :meth:`all_reduce`, and gives the result to root; other ranks return None, and their
+        ``out`` is not looked at."""
+        writes = self._comm.rank == root
+        return self._run(Collective.reduce, array, out, stream, timeout, op, scalar, root=root, writes=writes)
 
     def all_gather(
         self, array: Any, *, out: Any = None, stream: streams.StreamLike = None, timeout: float | None = None
     ) -> Any:
         """Gives every rank the arrays of all: [ranks, \\*shape], in the order of ranks. ``array`` may
-        be this rank's part of ``out``. Collective."""
-        if timeout is not None:
-            with limit(timeout):
-                return self.all_gather(array, out=out, stream=stream)
-        return self._run(self._lib.all_gather, array, out, (self._comm.ranks,), stream)
+        be this rank's part of ``out``."""
+        return self._run(Collective.all_gather, array, out, stream, timeout, shape=self._all)
+
+    def all_gather_v(
+        self,
+        array: Any,
+        counts: Sequence[int],
+        at: Sequence[int] | None = None,
+        *,
+        out: Any = None,
+        stream: streams.StreamLike = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Gives every rank the arrays of all, ``counts[r]`` rows of rank r, from row ``at[r]`` of ``out`` on;
+        without ``at`` one after the other. Both are the same on all ranks. With ``at`` give ``out``."""
+        return self._run(
+            Collective.all_gather_v,
+            array,
+            out,
+            stream,
+            timeout,
+            shape=_rows(counts, at),
+            parts=(_NONE, _NONE, ("counts", counts), ("at", at)),
+        )
 
     def repeated_all_gather(self, array: Any, out: Any) -> Callable[[], None]:
         """A function that makes an all-gather of the same arrays whenever it is called, for less:
@@ -86,93 +185,160 @@ class Group(Made):
         again.kept = kept  # type: ignore[attr-defined]
         return again
 
-    def broadcast(
-        self, array: Any, root: int = 0, *, stream: streams.StreamLike = None, timeout: float | None = None
+    def all_to_all(
+        self, array: Any, *, out: Any = None, stream: streams.StreamLike = None, timeout: float | None = None
     ) -> Any:
-        """Gives every rank the contents of root's array, in place, and returns it. Collective."""
-        if timeout is not None:
-            with limit(timeout):
-                return self.broadcast(array, root, stream=stream)
-        self._begin()
-        slots = self._take()
-        try:
-            slots[0].wants = 0
-            refused = _refusal(slots[0], array)
-            if refused is None and not (isinstance(root, int) and 0 <= root < self._comm.ranks):
-                refused = InvalidError(f"broadcast: root {root!r} of {self._comm.ranks} ranks")
-            on = streams.address(stream, self._comm._device)
-            if refused is None:
-                status = self._lib.broadcast(self._handle, on, slots[0].address, root)
-            else:
-                status = self._lib.broadcast(self._handle, on, slots[0].absent(refused), 0)
-            if refused is not None:
-                raise refused
-            if status:
-                raise self._failure(status)
-        finally:
-            refused = None  # its traceback has this frame
-            self._give(slots)
-        return array
+        """Gives every rank its part of all arrays: both are [ranks, \\*shape]. ``out`` may be ``array``."""
+        return self._run(Collective.all_to_all, array, out, stream, timeout)
+
+    def all_to_all_v(
+        self,
+        array: Any,
+        send: Sequence[int],
+        recv: Sequence[int],
+        *,
+        send_at: Sequence[int] | None = None,
+        recv_at: Sequence[int] | None = None,
+        out: Any = None,
+        stream: streams.StreamLike = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """The same with parts of different lengths: ``send[r]`` rows go to rank r and ``recv[r]`` come from it,
+        which is what that rank says that it sends. Without positions parts lie one after the other. With
+        ``recv_at`` give ``out``."""
+        return self._run(
+            Collective.all_to_all_v,
+            array,
+            out,
+            stream,
+            timeout,
+            shape=_rows(recv, recv_at),
+            parts=(("send", send), ("send_at", send_at), ("recv", recv), ("recv_at", recv_at)),
+        )
+
+    def broadcast(
+        self,
+        array: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        stream: streams.StreamLike = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Gives every rank the contents of root's array, in place, and returns it; with ``out`` there, and
+        other ranks' ``array`` is not looked at."""
+        if out is None:
+            out = array
+        reads = out is array or self._comm.rank == root
+        return self._run(Collective.broadcast, array, out, stream, timeout, root=root, reads=reads)
+
+    def gather(
+        self,
+        array: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        stream: streams.StreamLike = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Gives root the arrays of all, as :meth:`all_gather`; other ranks return None, and their ``out`` is
+        not looked at."""
+        writes = self._comm.rank == root
+        return self._run(Collective.gather, array, out, stream, timeout, root=root, writes=writes, shape=self._all)
+
+    def scatter(
+        self,
+        array: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        stream: streams.StreamLike = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Gives every rank its part of root's array, [ranks, \\*shape]. Other ranks' ``array`` is not looked
+        at, and they give ``out``."""
+        reads = self._comm.rank == root
+        return self._run(Collective.scatter, array, out, stream, timeout, root=root, reads=reads, shape=self._part)
 
     def _run(
         self,
-        call: Any,
+        kind: int,
         array: Any,
         out: Any,
-        more: tuple[int, ...],
         stream: streams.StreamLike,
-        *rest: int,
-        refused: Exception | None = None,
+        timeout: float | None,
+        op: Op | str = Op.sum,
+        scalar: Any = None,
+        *,
+        root: int = 0,
+        reads: bool = True,
+        writes: bool = True,
+        shape: Callable[[Slot], Shape] | None = None,
+        parts: tuple[Parts, ...] | None = None,
     ) -> Any:
-        """Runs a collective with an operand that is read and one that is written, of the same shape but
-        for the dimensions of ``more``."""
+        """Runs a collective, with an operand that is read and one that is written where this rank has them.
+        ``shape`` is that of a new array for the result; None: that of ``array``."""
         self._begin()
-        slots = self._take()
-        to, source = slots
+        on = streams.address(stream, self._comm._device)
+        bound = None if timeout is None else limit(timeout)
+        args, refused, lists = self._pool.take(), None, None
+        if bound is not None:
+            bound.__enter__()
         try:
-            refused = refused or _refusal(source, array)
-            if refused is None and out is None:
-                out, refused = self._made(source, more)
-            if refused is None:
-                to.wants = source.code
-                refused = _refusal(to, out)
-            on = streams.address(stream, self._comm._device)
-            if refused is None:
-                status = call(self._handle, on, to.address, source.address, *rest)
-            else:  # the others get the reason, instead of waiting
-                status = call(self._handle, on, to.absent(refused), source.absent(refused), *rest)
+            if stream is not None:
+                args.enter(stream, on, self._comm._device)
+            words, source, to = args.words, args.array, args.out_array
+            try:
+                if not (isinstance(root, int) and 0 <= root < self._comm.ranks):
+                    raise InvalidError(f"{_words(kind)}: root {root!r} of {self._comm.ranks} ranks")
+                number = op if type(op) is Op else _op(op)
+                words[_KIND] = kind | number << 32
+                words[_ROOT] = root
+                if reads and kind in _IN_PARTS and type(array) in _LISTS:
+                    given_list, array = array, self._stacked(array)
+                    args.borrow(given_list)
+                if not writes:
+                    out = None
+                elif kind in _OUT_PARTS and type(out) in _LISTS:
+                    lists, out = out, None
+                given = words[_OUT] = 0
+                if reads and (array is not out or array is None):
+                    given = source.fill(array) or _none(source)
+                if writes:
+                    to.wants = source.code if given else 0
+                    if out is None:
+                        out = self._made(source, reads, shape)
+                    if lists is not None:
+                        self._check_parts(lists, out)
+                    words[_OUT] = to.fill(out)
+                words[_IN] = given or (words[_OUT] if reads else 0)
+                if scalar is not None:
+                    args.scale(number, scalar, (source if given else to).dtype)
+                if parts is not None:
+                    args.put_parts(parts, source.shape, self._comm.ranks)
+            except Exception as e:  # the others get the reason, instead of waiting
+                refused = e
+                words[_KIND], words[_ROOT] = kind, 0
+                words[_OUT] = words[_IN] = source.absent(e)
+            status = self._lib.group_run(self._handle, on, args.address)
             if refused is not None:
                 raise refused
             if status:
                 raise self._failure(status)
+            if lists is not None:
+                args.borrow(lists)
+                for r, part in enumerate(lists):
+                    if r not in self._comm._left_out:
+                        part[...] = out[r]
+                return lists
         finally:
             refused = None  # its traceback has this frame
-            self._give(slots)
+            if bound is not None:
+                bound.__exit__(None, None, None)
+            if args.more:
+                args.clear()
+            self._pool.give(args)
         return out
-
-    def _made(self, source: Slot, more: tuple[int, ...]) -> tuple[Any, Exception | None]:
-        """A new array for a result, or why there is none."""
-        if len(more) + len(source.shape) > _abi.MAX_DIMS:
-            return None, source.refuse(
-                f"{len(source.shape)} dimensions, want at most {_abi.MAX_DIMS - len(more)}: the result has one more"
-            )
-        try:
-            return memory.empty(source.kind, more + source.shape, source.dtype, self._comm._device), None
-        except Exception as e:
-            return None, e
-
-    def _take(self) -> tuple[Slot, Slot]:
-        try:
-            return self._slots.pop()
-        except IndexError:
-            device = self._comm._device
-            return Slot("out", device, written=True), Slot("array", device)
-
-    def _give(self, slots: tuple[Slot, Slot]) -> None:
-        for slot in slots:
-            if slot.held:
-                slot.held.clear()
-        self._slots.append(slots)
 
     def _begin(self) -> None:
         """The start of every call."""
@@ -181,18 +347,158 @@ class Group(Made):
         if self._forgotten.found:
             self._forgotten.collect()
 
+    def _made(self, source: Slot, reads: bool, shape: Callable[[Slot], Shape] | None) -> Any:
+        """A new array for a result."""
+        if not reads:
+            raise OperandError("out: there is no array, and only root has one that says its shape")
+        sizes = shape(source) if shape is not None else source.shape
+        return memory.empty(source.kind, sizes, source.dtype, self._comm._device)
 
-def _op(op: Op | str | int) -> tuple[Op, Exception | None]:
-    """An operation by its name or number, or why it is none."""
+    def _all(self, source: Slot) -> Shape:
+        """The shape of what is gathered."""
+        if len(source.shape) >= _abi.MAX_DIMS:
+            raise source.refuse(
+                f"{len(source.shape)} dimensions, want at most {_abi.MAX_DIMS - 1}: the result has one more"
+            )
+        return (self._comm.ranks, *source.shape)
+
+    def _part(self, source: Slot) -> Shape:
+        """The shape of a rank's part."""
+        if source.shape[:1] != (self._comm.ranks,):
+            raise source.refuse(
+                f"shape {source.shape}, want [{self._comm.ranks}, ...], a part for each rank, or give out"
+            )
+        return source.shape[1:]
+
+    # Lists of arrays, a part for each rank.
+
+    def _stacked(self, arrays: Sequence[Any]) -> Any:
+        """One array of all."""
+        return _library(arrays, self._comm.ranks, "array").stack(tuple(arrays))
+
+    def _check_parts(self, arrays: Sequence[Any], whole: Any) -> None:
+        """Refuses arrays that the parts of a result cannot be copied to."""
+        _library(arrays, self._comm.ranks, "out")
+        for r, array in enumerate(arrays):
+            if type(array) is not type(whole) or array.shape != whole.shape[1:] or array.dtype != whole.dtype:
+                raise OperandError(
+                    f"out: part {r} is of shape {tuple(array.shape)} and type {array.dtype}, want "
+                    f"{tuple(whole.shape[1:])} and {whole.dtype}, of the library of the operand"
+                )
+
+
+_WORD = {name: getattr(_abi.CollectiveArgs, name).offset // 8 for name, _ in _abi.CollectiveArgs._fields_}
+_KIND, _ROOT, _OUT, _IN = (_WORD[name] for name in ("collective", "root", "out", "in"))
+_LISTS = (list, tuple)
+# Collectives whose input, or output, has a part for each rank.
+_IN_PARTS = frozenset((Collective.reduce_scatter, Collective.all_to_all, Collective.scatter))
+_OUT_PARTS = frozenset((Collective.all_gather, Collective.all_to_all, Collective.gather))
+_NONE: Parts = "", None
+
+
+class _CollectiveArgs(CallArgs):
+    """Arguments of a collective."""
+
+    def __init__(self, device: int) -> None:
+        super().__init__(_abi.CollectiveArgs)
+        self.array, self.out_array = self.slot("array", device), self.slot("out", device, written=True)
+        self._device = device
+        self.more = False
+
+    def scale(self, op: Op, scalar: Any, dtype: DType) -> None:
+        """Takes the scalar of a pre-multiplied sum of elements of a type."""
+        if op != Op.premulsum:
+            raise InvalidError(f"scalar: {op.name} takes none, premulsum does")
+        self.more = True
+        slot = Slot("scalar", -1)
+        self.held.append(slot)
+        if isinstance(scalar, numbers.Real):
+            if dtype in (DType.bfloat16, DType.float16, DType.float8_e4m3, DType.float8_e5m2):
+                dtype = DType.float32
+            number = ctypes.create_string_buffer(8)
+            try:
+                struct.pack_into("=" + memory.format_of(dtype), number, 0, scalar)
+            except (struct.error, OverflowError) as e:
+                raise slot.refuse(f"{scalar!r} is no {dtype.name}: {e}") from None
+            self.held.append(number)
+            slot.put(ctypes.addressof(number), dtype, ())
+            self.words[_WORD["scalar"]] = slot.address
+            return
+        if self._device >= 0 and _on_gpu(scalar):
+            slot.device, slot.held = self._device, self.held
+            self.words[_ROOT] |= 1 << 32
+        self.words[_WORD["scalar"]] = slot.fill(scalar)
+
+    def put_parts(self, parts: tuple[Parts, ...], shape: Shape, ranks: int) -> None:
+        """Takes numbers of rows, and has them be elements."""
+        self.more = True
+        if not shape:
+            raise self.array.refuse("it has no dimensions, and counts are of rows")
+        row = math.prod(shape[1:])
+        for word, (name, values) in enumerate(parts, _WORD["send"]):
+            if values is None:
+                continue
+            sizes = [operator.index(n) * row for n in values]
+            if len(sizes) != ranks or not all(-1 < n < 1 << 62 for n in sizes):
+                raise InvalidError(f"{name}: {list(values)}, want a number of rows for each of {ranks} ranks")
+            elements = (ctypes.c_int64 * ranks)(*sizes)
+            self.held.append(elements)
+            self.words[word] = ctypes.addressof(elements)
+
+    def borrow(self, arrays: Sequence[Any]) -> None:
+        """Has PyTorch keep the memory of arrays until the call's stream has passed."""
+        if self.held.torch_stream is not None:
+            for array in arrays:
+                array.record_stream(self.held.torch_stream)
+
+    def clear(self) -> None:
+        """Forgets what few calls have."""
+        self.more = False
+        for word in range(_WORD["scalar"], len(self.words)):
+            self.words[word] = 0
+
+
+def _words(kind: int) -> str:
+    """The name of a collective in errors."""
+    return Collective(kind).name.replace("_", "-")
+
+
+def _op(op: Op | str | int) -> Op:
+    """An operation by its name or number."""
     try:
-        return Op[op] if isinstance(op, str) else Op(op), None
+        return Op[op] if isinstance(op, str) else Op(op)
     except (KeyError, ValueError):
-        return Op.sum, InvalidError(f"op: {op!r}, want one of {', '.join(Op.__members__)}")
+        raise InvalidError(f"op: {op!r}, want one of {', '.join(Op.__members__)}") from None
 
 
-def _refusal(slot: Slot, array: Any) -> Exception | None:
-    """Takes an operand, or records why it is refused."""
-    try:
-        return None if slot.fill(array) else slot.refuse("there is no array")
-    except Exception as e:
-        return e
+def _none(slot: Slot) -> int:
+    raise slot.refuse("there is no array")
+
+
+def _rows(counts: Sequence[int], at: Sequence[int] | None) -> Callable[[Slot], Shape]:
+    """The shape of a new array for parts of so many rows."""
+
+    def shape(source: Slot) -> Shape:
+        if at is not None:
+            raise OperandError("out: there is no array, and parts that have positions may leave gaps: give one")
+        return (sum(map(operator.index, counts)), *source.shape[1:])
+
+    return shape
+
+
+def _library(arrays: Sequence[Any], ranks: int, name: str) -> Any:
+    """PyTorch or NumPy, whichever's arrays stand in a list, a part for each rank."""
+    if len(arrays) != ranks:
+        raise OperandError(f"{name}: a list of {len(arrays)} arrays, want one for each of {ranks} ranks")
+    for library, array_type in (("torch", "Tensor"), ("numpy", "ndarray")):
+        found = sys.modules.get(library)
+        if found is not None and all(isinstance(a, getattr(found, array_type)) for a in arrays):
+            return found
+    raise OperandError(f"{name}: a list of {type(arrays[0]).__qualname__}, want one of arrays of NumPy or PyTorch")
+
+
+def _on_gpu(array: Any) -> bool:
+    """Whether an array is on a GPU."""
+    if hasattr(array, "__dlpack_device__"):
+        return dlpack.device_of(array) >= 0
+    return hasattr(array, "__cuda_array_interface__")

@@ -46,6 +46,7 @@ _TYPES = {
     **{(_UINT, bits): DType[f"uint{bits}"] for bits in (8, 16, 32, 64)},
     **{(_FLOAT, bits): DType[f"float{bits}"] for bits in (16, 32, 64)},
     (_BFLOAT, 16): DType.bfloat16,
+    (6, 8): DType.bool,
     (10, 8): DType.float8_e4m3,
     (12, 8): DType.float8_e5m2,
     (14, 8): DType.ue8m0,

@@ -24,6 +24,7 @@ class DType(enum.IntEnum):
     uint16 = 13
     uint32 = 14
     uint64 = 15
+    bool = 16
 
     __hash__ = int.__hash__  # an enumeration's own is a function of Python's
 
@@ -37,7 +38,7 @@ OF_NUMBER: dict[int, DType] = {int(d): d for d in DType}
 """Types by their numbers, for less than the enumeration finds them."""
 
 SIZES: dict[int, int] = {
-    **dict.fromkeys((DType.float8_e4m3, DType.float8_e5m2, DType.ue8m0, DType.int8, DType.uint8), 1),
+    **dict.fromkeys((DType.float8_e4m3, DType.float8_e5m2, DType.ue8m0, DType.int8, DType.uint8, DType.bool), 1),
     **dict.fromkeys((DType.bfloat16, DType.float16, DType.int16, DType.uint16), 2),
     **dict.fromkeys((DType.float32, DType.int32, DType.uint32), 4),
     **dict.fromkeys((DType.float64, DType.int64, DType.uint64), 8),
@@ -50,6 +51,7 @@ ALIASES = {
     "half": DType.float16,
     "float": DType.float32,
     "double": DType.float64,
+    "bool_": DType.bool,
 }
 
 _FOREIGN = {d.name: d.name for d in DType} | {d.name: name for name, d in ALIASES.items() if name.startswith("float8")}

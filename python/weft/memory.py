@@ -30,7 +30,13 @@ _FORMATS = {
     DType.bfloat16: "H",
     DType.uint32: "I",
     DType.uint64: "Q",
+    DType.bool: "?",
 }
+
+
+def format_of(dtype: DType) -> str:
+    """The format of a type, as modules struct and memoryview have it."""
+    return _FORMATS.get(dtype, "B")
 
 
 def default_kind(device: int = -1) -> str:
@@ -139,6 +145,7 @@ _TYPESTR = {
     **{DType[f"float{8 * n}"]: f"<f{n}" for n in (2, 4, 8)},
     **{DType[f"int{8 * n}"]: f"<i{n}" for n in (1, 2, 4, 8)},
     **{DType[f"uint{8 * n}"]: f"<u{n}" for n in (1, 2, 4, 8)},
+    DType.bool: "|b1",
 }
 
 
@@ -259,5 +266,5 @@ def fill(kind: str, array: Any, address: int, size: int) -> None:
 
 def _plain(block: Any, dtype: DType, shape: Sequence[int]) -> Any:
     if 0 in shape:  # which memoryviews cannot be cast to
-        return block.cast("B").cast(_FORMATS.get(dtype, "B"))
-    return block.cast("B").cast(_FORMATS.get(dtype, "B"), tuple(shape))
+        return block.cast("B").cast(format_of(dtype))
+    return block.cast("B").cast(format_of(dtype), tuple(shape))

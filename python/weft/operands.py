@@ -307,7 +307,7 @@ def _read_cuda_array(slot: Slot, x: Any) -> None:
     known = x.__cuda_array_interface__  # which GPU it does not say
     shape, typestr, (address, read_only) = tuple(known["shape"]), known["typestr"], known["data"]
     size = int(typestr[2:])
-    name = f"{_NUMPY_KINDS.get(typestr[1], typestr[1])}{8 * size}"
+    name = "bool" if typestr[1:] == "b1" else f"{_NUMPY_KINDS.get(typestr[1], typestr[1])}{8 * size}"
     if typestr[0] not in "<|=" or name not in DType.__members__:
         raise slot.refuse(f"type {typestr}, which is none of {', '.join(DType.__members__)}")
     strides = known.get("strides")
@@ -330,7 +330,8 @@ _BUFFER_TYPES = {
     "f": DType.float32,
     "d": DType.float64,
     **dict.fromkeys("bhilqn", "int"),
-    **dict.fromkeys("BHILQN?c", "uint"),
+    **dict.fromkeys("BHILQNc", "uint"),
+    "?": DType.bool,
 }
 
 
@@ -339,7 +340,7 @@ def _read_buffer(slot: Slot, x: Any) -> None:
         raise slot.refuse_device("the host")
     block = memoryview(x)
     found = _BUFFER_TYPES.get(block.format.lstrip("@=" + _NATIVE))
-    if found is None or block.format == "?":
+    if found is None:
         raise slot.refuse(f"buffer format {block.format!r}, which is none of {', '.join(DType.__members__)}")
     name = found.name if isinstance(found, DType) else f"{found}{8 * block.itemsize}"
     shape = block.shape

@@ -16,6 +16,8 @@ type Options struct {
 	SMs     int          // that kernels may fill; 0: see [enginegpu.Want]
 	Force   []string     // algorithms that are used wherever they support the request
 	DTypes  []weft.DType // whose kernels are loaded from the beginning
+	// SerialGroup is a number of owners whose kernels never run at the same time; 0: none.
+	SerialGroup int
 	// Loopback makes the only rank of a communicator one of so many: see loopback.go. 0: it is not.
 	Loopback int
 }
@@ -95,7 +97,9 @@ func (e *Engine) open(ctx context.Context, o Options) (err error) {
 	}
 	major, _, failed := e.comm.Device().Context().Device().ComputeCapability()
 	e.dependent = major >= 9
-	e.room, err = enginegpu.Fit(ctx, e.comm, enginegpu.Want{Op: opNew, Cost: blockCost, SMs: o.SMs, Least: 1})
+	e.room, err = enginegpu.Fit(ctx, e.comm, enginegpu.Want{
+		Op: opNew, Cost: blockCost, SMs: o.SMs, SerialGroup: o.SerialGroup, Least: 1,
+	})
 	if err != nil {
 		return err
 	}

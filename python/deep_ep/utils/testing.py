@@ -62,7 +62,7 @@ def _between_events(fn: Callable[[], Any], tests: int, after: Callable[[], Any] 
 
 # The names of the kernels that do the work of DeepEP's kernels of these names. There are none for the rest of
 # an exchange, which is in the same kernel.
-_KERNELS = {"dispatch": "::dispatch", "combine": "::combine", "notify": "::row_map", "barrier": "::all_gather"}
+_KERNELS = {"dispatch": "::dispatch", "combine": "::combine", "notify": "::row_map"}
 
 
 def bench_kineto(

@@ -22,9 +22,8 @@ from .mask import Mask
 # Smaller results are copied out of the library's memory: a view of it costs more.
 _SHOWN_BYTES = 1 << 16
 
-_MOST_TOPK = 32
-
-_FEW_SMS = 2  # enough for tokens that have a row
+_FEW_SMS = 2  # enough for a few numbers of each rank
+_FEW_BYTES = 1 << 20  # and for what they send
 
 # The first serial group of buffers, far from numbers that callers choose. The exchanges of a buffer
 # follow each other, so its handles share multiprocessors.
@@ -59,7 +58,6 @@ class Exchanges:
         self._shown: dict[ep.Handle, list[weakref.ref[ep.Received]]] = {}
         self._captured: set[ep.Handle] = set()  # handles that a captured graph uses
         self._group: weft.Group | None = None
-        self._everywhere: torch.Tensor | None = None  # every rank
         self._gathers: dict[int, tuple[torch.Tensor, torch.Tensor, Any]] = {}
         self._counters: dict[int, ep.TokenCounter] = {}
 
@@ -218,56 +216,32 @@ class Exchanges:
         collective call that gathers them."""
         found = self._gathers.get(n)
         if found is None:
-            if self._group is None:
-                self._group = weft.Group(self.comm)
             mine, everyone = (
                 torch.zeros(n, dtype=torch.int32, device="cpu"),
                 torch.empty((self.ranks, n), dtype=torch.int32, device="cpu"),
             )
-            found = self._gathers[n] = mine, everyone, self._group.repeated_all_gather(mine, everyone)
+            found = self._gathers[n] = mine, everyone, self.group.repeated_all_gather(mine, everyone)
         return found
 
-    def all_gather(self, mine: torch.Tensor) -> torch.Tensor:
-        """On GPUs: gathers int32 [n] of every rank into int32 [ranks, n], by a dispatch of one token to
-        every rank. Rows of masked ranks are 0. Collective.
-        """
-        if self.ranks > _MOST_TOPK:
-            raise weft.UnsupportedError(
-                f"{self.ranks} ranks on GPUs, want at most {_MOST_TOPK}: use groups of fewer ranks"
-            )
-        n = mine.shape[0]
-        row = torch.nn.functional.pad(mine, (0, -n % 4)).unsqueeze(0)
-        h = self.handle(
-            ("all", row.shape[1]),
-            experts=self.ranks,
-            topk=self.ranks,
-            hidden=0,
-            max_tokens=1,
-            layout=ep.Layout.rank_major,
-            payload=ep.Payload.opaque,
-            row_bytes=row.shape[1] * 4,
-            sms=_FEW_SMS * self._sharing,
-        )
-        everywhere = self._everywhere
-        if everywhere is None:
-            everywhere = torch.arange(self.ranks, device=mine.device).unsqueeze(0)
-            # replays fill captured tensors
-            if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():
-                self._everywhere = everywhere
-        with h.dispatch(row.view(torch.uint8), everywhere) as got:
-            everyone = got.rows.view(torch.int32)[:, :n].clone()
-        for rank in self.comm._left_out:
-            everyone[rank].zero_()
-        return everyone
-
-    def barrier(self, like: torch.Tensor) -> None:
-        """Returns, or on a GPU lets the stream go on, when every rank has come. Collective."""
-        if self.on_gpu:
-            self.all_gather(torch.zeros(4, dtype=torch.int32, device=like.device))
-            return
+    @property
+    def group(self) -> weft.Group:
+        """The group of collectives. Collective the first time."""
         if self._group is None:
-            self._group = weft.Group(self.comm)
-        self._group.barrier()
+            on_gpu = {
+                "staging": _FEW_BYTES,
+                "sms": _FEW_SMS * self._sharing,
+                "serial_group": _SERIAL_GROUPS + self._serial_group,
+            }
+            self._group = weft.Group(self.comm, **(on_gpu if self.on_gpu else {}))
+        return self._group
+
+    def all_gather(self, mine: torch.Tensor) -> torch.Tensor:
+        """On GPUs: gathers int32 [n] of every rank into int32 [ranks, n]. Rows of masked ranks are 0. Collective."""
+        return self.group.all_gather(mine, out=mine.new_zeros(self.ranks, *mine.shape))  # type: ignore[no-any-return]
+
+    def barrier(self) -> None:
+        """Returns, or on a GPU lets the stream go on, when every rank has come. Collective."""
+        self.group.barrier()
 
 
 def where(comm: weft.Communicator) -> torch.device:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _abi, memory, streams, views
+from ..call_args import UNMADE, ArgsPool, Pool
 from ..communicator import Communicator
 from ..dtypes import DType
 from ..errors import InvalidError, OperandError
@@ -17,17 +18,7 @@ from ..limits import timeout as limit
 from ..operands import Slot, kind_of
 from ..resources import Garbage, Lease, Made
 from ..streams import StreamLike
-from .call_args import (
-    UNMADE,
-    ArgsPool,
-    CombineArgs,
-    CopyArgs,
-    DescriptionArgs,
-    DispatchArgs,
-    GradientArgs,
-    Pool,
-    ReturnedTensor,
-)
+from .call_args import CombineArgs, CopyArgs, DescriptionArgs, DispatchArgs, GradientArgs, ReturnedTensor
 from .routing import PARTS, Received, Routing, _Holder
 from .spec import Counts, Layout, Spec
 from .work import PendingCombine, PendingDispatch

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from .. import _abi, memory, streams
+from ..call_args import ArgsPool, CallArgs
 from ..communicator import Communicator
 from ..dtypes import DType
 from ..limits import timeout as limit
 from ..operands import Slot
 from ..resources import Made
 from ..streams import StreamLike
-from .call_args import ArgsPool, CallArgs
 from .token_counts import TokenCounts
 
 
