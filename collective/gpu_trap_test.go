@@ -146,7 +146,8 @@ func TestDisagreementOnEmulatedGPUs(t *testing.T) {
 	withDeadline(t, g, 2, 500*time.Millisecond, o, func(ctx context.Context, r *gpuRank) error {
 		calls := []gpuCase{
 			{kind: AllReduce, dtype: weft.BFloat16, count: 40},
-			{kind: AllReduce, dtype: weft.BFloat16, count: 400}, {kind: Barrier},
+			{kind: AllReduce, dtype: weft.BFloat16, count: 400},
+			{kind: Barrier},
 		}
 		for _, other := range calls[1:] {
 			c := calls[0]

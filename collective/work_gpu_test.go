@@ -23,7 +23,9 @@ type workRank struct {
 }
 
 // worksOnGPUs runs a body on two ranks with GPUs: emulated ones, and this machine's.
-func worksOnGPUs(t *testing.T, deadline time.Duration, body func(ctx context.Context, r *workRank, emulated bool) error) {
+func worksOnGPUs(t *testing.T, deadline time.Duration,
+	body func(ctx context.Context, r *workRank, emulated bool) error,
+) {
 	t.Run("emulated", func(t *testing.T) {
 		g := ranktest.Emulated(t, cudatest.Config{Devices: 2}, emulate.Options{})
 		runOn(t, g, deadline, func(ctx context.Context, r *workRank) error { return body(ctx, r, true) })
