@@ -11,6 +11,7 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/collective/internal/host"
+	"github.com/weftgo/weft/cuda/cudatest/emulate"
 	enginehost "github.com/weftgo/weft/engine/host"
 	"github.com/weftgo/weft/internal/ranktest/processes"
 )
@@ -335,7 +336,7 @@ func TestKilledRank(t *testing.T) {
 				continue
 			}
 			for victim := range crewSize {
-				if testing.Short() && victim != (k+i)%crewSize {
+				if !emulate.Everything() && victim != (k+i)%crewSize {
 					continue
 				}
 				t.Run(fmt.Sprintf("%s %s rank %d", a.Name, p.name, victim), func(t *testing.T) {
@@ -363,7 +364,7 @@ func TestStoppedRank(t *testing.T) {
 	const deadline = 800 * time.Millisecond
 	for k, a := range Algorithms() {
 		p, victim := phases[k%len(phases)], (k+k/len(phases))%crewSize
-		if testing.Short() && k%3 > 0 {
+		if !emulate.Everything() && k%3 > 0 {
 			continue
 		}
 		t.Run(fmt.Sprintf("%s %s rank %d", a.Name, p.name, victim), func(t *testing.T) {
