@@ -100,6 +100,10 @@ func (s *Summer) SumStaged(ctx context.Context, kind uint64, number int64) (sum 
 		if err != nil {
 			return 0, err
 		}
+		if len(mem) < int(ref.Stride)+8 {
+			// Of a rank that was left behind: peers say other things by now.
+			return 0, s.Broken(&weft.PeerError{Rank: rank, Op: op, Err: errors.New("its operand ends behind its window")})
+		}
 		sum += int64(binary.LittleEndian.Uint64(mem[ref.Stride:]))
 	}
 	return sum, s.Comm.Operations().Begin(op)
