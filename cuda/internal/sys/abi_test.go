@@ -78,6 +78,7 @@ func TestLayouts(t *testing.T) {
 			"CUlaunchAttributeValue.clusterDim.x": 0, "CUlaunchAttributeValue.clusterDim.y": 4,
 			"CUlaunchAttributeValue.clusterDim.z":                           8,
 			"CUlaunchAttributeValue.programmaticStreamSerializationAllowed": 0,
+
 			"CUmemLocation.type":                                  unsafe.Offsetof(location.Type),
 			"CUmemLocation.id":                                    unsafe.Offsetof(location.ID),
 			"CUmemAllocationProp.type":                            unsafe.Offsetof(prop.Type),
