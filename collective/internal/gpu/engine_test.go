@@ -90,7 +90,7 @@ func emulated(t *testing.T, ranks int, body func(ctx context.Context, r *rank) e
 // A call is one operation of a test, the same on every rank.
 type call struct {
 	op        uint32
-	algorithm Algorithm
+	oneShot   bool // of an all-reduce
 	dtype     weft.DType
 	reduction weft.Op
 	count     int // elements of a part
@@ -101,8 +101,8 @@ type call struct {
 }
 
 func (c call) String() string {
-	return fmt.Sprintf("%s %v (%d) of %d %v, root %d, in place %v, shift %d", opNames[c.op], c.reduction,
-		c.algorithm, c.count, c.dtype, c.root, c.inPlace, c.shift)
+	return fmt.Sprintf("%s %v (one-shot %v) of %d %v, root %d, in place %v, shift %d", opNames[c.op], c.reduction,
+		c.oneShot, c.count, c.dtype, c.root, c.inPlace, c.shift)
 }
 
 // input is what a rank brings to a call: bytes of all kinds, with many ones among them.
@@ -316,6 +316,14 @@ func directCalls(ctx context.Context, r *rank) error {
 			r.forced = append(r.forced, a)
 		}
 	}
+	outside := weft.DeviceTensor(r.memory.Pointer(), weft.Float32, 16)
+	refused := &spec.Call{Collective: spec.AllReduce, In: outside, Out: outside, Symmetric: true}
+	if err := refused.Check(r.comm.Rank(), r.comm.Size()); err != nil {
+		return err
+	}
+	if _, err := r.Run(ctx, r.stream, refused, nil); !errors.Is(err, weft.ErrInvalid) {
+		return fmt.Errorf("a symmetric call on memory outside windows: %w", err)
+	}
 	n := 0
 	types := []weft.DType{weft.BFloat16, weft.Int64, weft.Float32, weft.Uint8}
 	if r.emulated {
@@ -362,7 +370,11 @@ func (r *rank) start(ctx context.Context, c call, in, out uint64) error {
 	}
 	switch c.op {
 	case opAllReduce:
-		err = r.AllReduce(stream, reduction, c.algorithm)
+		if c.oneShot {
+			err = r.oneShot(stream, reduction)
+		} else {
+			err = r.twoShot(stream, reduction)
+		}
 	case opReduceScatter:
 		err = r.ReduceScatter(stream, reduction)
 	case opReduce:
@@ -383,7 +395,7 @@ func (r *rank) start(ctx context.Context, c call, in, out uint64) error {
 
 // random is a call of any kind.
 func random(r *rand.Rand, ranks int) call {
-	c := call{op: 1 + r.Uint32N(opBarrier), root: r.IntN(ranks), inPlace: r.IntN(3) == 0, algorithm: Algorithm(r.IntN(3))}
+	c := call{op: 1 + r.Uint32N(opBarrier), root: r.IntN(ranks), inPlace: r.IntN(3) == 0, oneShot: r.IntN(2) == 0}
 	for c.dtype = 0; arithmetic[c.dtype] == 0 && c.dtype != weft.BFloat16; {
 		c.dtype = weft.DType(r.IntN(dtypes))
 	}
@@ -424,7 +436,7 @@ func everyCall(ctx context.Context, r *rank) error {
 				n := r.calls
 				c := call{
 					op: op, dtype: d, reduction: reduction, count: []int{1, 7, 100, 1000, 33}[n%5], root: n % r.comm.Size(),
-					inPlace: n%3 == 0, shift: []int{0, 1, 0, 2}[n%4], algorithm: Algorithm(n % 3),
+					inPlace: n%3 == 0, shift: []int{0, 1, 0, 2}[n%4], oneShot: n%2 == 0,
 				}
 				if err := r.make(ctx, c); err != nil {
 					return fmt.Errorf("call %d, %v: %w", n, c, err)

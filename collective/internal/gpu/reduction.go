@@ -2,7 +2,6 @@ package gpu
 
 import (
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/device"
 )
 
@@ -34,25 +33,6 @@ type allReduceArgs struct {
 	how       how
 	slotBytes uint64
 	group     device.Group
-}
-
-// Algorithm is a way to reduce.
-type Algorithm int
-
-// The algorithms. Auto chooses by what is the same on every rank.
-const (
-	Auto Algorithm = iota
-	OneShot
-	TwoShot
-)
-
-// AllReduce enqueues an all-reduce. Out may be In.
-func (e *Engine) AllReduce(stream *cuda.Stream, r *Reduction, a Algorithm) error {
-	// Between two ranks both algorithms move the same, and one step is one less.
-	if a == OneShot || a == Auto && (e.ranks == 2 || r.bytes() <= oneShotBytes) {
-		return e.oneShot(stream, r)
-	}
-	return e.twoShot(stream, r)
 }
 
 // oneShotBytes is up to where one step beats two, which move less.
