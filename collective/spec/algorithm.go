@@ -1,17 +1,59 @@
 package spec
 
-// Algorithm is one way to run a collective, as callers see it. Each stands in a file of an engine's
-// own, and is listed there.
+// Algorithm is one way to run a collective: an engine's own, which stands in a file of its own and is
+// listed there, or a user's, which a group is made with. All ranks give a group the same ones.
 type Algorithm struct {
-	// Name is unique among all algorithms of an engine: "all-reduce/pipeline".
+	// Name is unique among all algorithms of a group: "all-reduce/pipeline".
 	Name       string
 	Collective Collective
 
-	// Supports says whether the algorithm can do what is asked. Like the choice itself it depends on
-	// the request alone.
-	Supports func(Request) bool
+	// What the algorithm needs of a request. Zero values need nothing. All of it is the same on every rank,
+	// so every rank finds the same algorithms fit.
+	Needs              Windows // operands that lie in windows; see [Request.Windows]
+	MinBytes, MaxBytes int     // of [Request.Bytes]; a MaxBytes of 0 is no bound
+	InPlace            Placement
+	WorldSize          int // ranks that take part
+	RanksPerHost       int // of them on each host
+	Supports           func(Request) bool
+
+	// Cost is the time that a request is expected to take, in microseconds. Of all algorithms that fit, the one
+	// that costs least runs. An algorithm without it runs only where a call or a group names it, or a selector
+	// chooses it.
+	Cost func(Request, *Model) float64
+
+	// Tags are for selectors and reports.
+	Tags map[string]string
 
 	// Eager algorithms on the host send their data in the round that opens the operation, before any
 	// rank knows where the others' operands lie.
 	Eager bool
 }
+
+// Placement says whether an algorithm takes an output that is the input.
+type Placement uint8
+
+// An algorithm takes operands in any placement, or only outputs that are the input, or only others.
+const (
+	AnyPlace Placement = iota
+	OnlyInPlace
+	OnlyApart
+)
+
+// Fits says whether the algorithm can do what is asked.
+func (a *Algorithm) Fits(q Request) bool {
+	inPlace := q.Windows&InPlace != 0
+	switch {
+	case a.Collective != q.Collective, q.Windows&a.Needs != a.Needs:
+		return false
+	case q.Bytes < a.MinBytes, a.MaxBytes > 0 && q.Bytes > a.MaxBytes:
+		return false
+	case a.InPlace == OnlyInPlace && !inPlace, a.InPlace == OnlyApart && inPlace:
+		return false
+	case a.WorldSize > 0 && a.WorldSize != q.Ranks, a.RanksPerHost > 0 && a.RanksPerHost != q.Ranks:
+		return false
+	}
+	return a.Supports == nil || a.Supports(q)
+}
+
+// Model has the constants of a machine from which costs are computed.
+type Model struct{}
