@@ -43,12 +43,15 @@ type Room struct {
 	claim   *occupancy.Claim
 }
 
+// warp is by how many threads costs grow.
+const warp = 32
+
 // Fit finds the room that all ranks have for the same Want. It is collective, and takes nothing
 // yet: Take does. Ranks that share a GPU share its room equally. The free room of a GPU is the room
 // that owners of this process have not taken.
 func Fit(ctx context.Context, comm *weft.Comm, want Want) (*Room, error) {
 	r := &Room{want: want, comm: comm, PerSM: max(1, occupancy.SMThreads/want.Cost)}
-	r.cost = occupancy.SMThreads / r.PerSM // a remainder that is smaller than a block is of no use
+	r.cost = max(want.Cost, occupancy.SMThreads/r.PerSM/warp*warp) // a remainder smaller than a block is of no use
 	err := r.open()
 	if err := comm.Operations().VerifySame(ctx, want.Op, "", err); err != nil {
 		return nil, err
