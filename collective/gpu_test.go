@@ -400,7 +400,7 @@ func kindsOnGPUs() (all []Collective) {
 // everyCase makes calls of every kind, of some types, with every reduction, count and place.
 func everyCase(ctx context.Context, r *gpuRank, types []weft.DType) error {
 	ranks := r.comm.Size()
-	counts := []int{1, 257, 0, 7, 5003, 64, 1, 33, 511}
+	counts := []int{1, 257, 0, 7, 5003, 96, 1, 33, 1536}
 	number := 0
 	for _, kind := range kindsOnGPUs() {
 		for _, d := range types {

@@ -61,7 +61,7 @@ struct State {
 struct Count {
 	u64 epoch; // operations that have ended
 	u32 turn;  // epoch modulo 3
-	u32 zero;
+	u32 left;  // what the last of them left to the next: the owner's
 };
 
 __device__ __forceinline__ Count *count_of(State *s, u32 block) { return (Count *)(s + 1) + block; }

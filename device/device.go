@@ -95,7 +95,7 @@ type State struct {
 type Count struct {
 	Epoch uint64
 	Turn  uint32 // Epoch modulo 3
-	_     uint32
+	Left  uint32 // what the last operation left to the next: the owner's
 }
 
 // Divisor lets a kernel divide by a number that the host knows: the Divisor of walk.cuh.

@@ -1,7 +1,7 @@
 // The parameter of every all-reduce.
 #pragma once
 #include "fold.cuh"
-#include "slots.cuh"
+#include "plain.cuh"
 
 namespace weft {
 

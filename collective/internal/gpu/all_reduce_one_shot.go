@@ -30,6 +30,9 @@ func (e *Engine) oneShot(stream *cuda.Stream, r *Reduction) error {
 		a := k.Args
 		a.lane, a.group, a.how, a.slotBytes = e.laneOf(opAllReduce, e.ranks*slot), e.group, r.how(), uint64(slot)
 		a.in, a.out = operandAt(r.In+uint64(at), n, 0), operandAt(r.Out+uint64(at), n, 0)
+		if r.Op == weft.Sum {
+			a.lane.plain = e.plain(a.in, a.out, n)
+		}
 		k.SetGrid(e.grid(vectors(n)))
 		if err := e.lane.Start(stream, k.Launch.Launch); err != nil {
 			return err

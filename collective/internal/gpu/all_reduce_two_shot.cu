@@ -2,17 +2,55 @@
 // slots, reduces it in rank order, and stores the rounded result in slots at every other rank.
 //
 // Threads of one number serve the same vectors of every share on all ranks, so a thread waits only for
-// its likes. It sends all of a step before it waits for the first of it. A thread has read its input
-// of a share when it stores that share's result, so the operation may be in place.
+// its likes, and for what they sent before they waited for anything later. A thread has read its input of a
+// share when it stores that share's result, so the operation may be in place.
 #include "all_reduce.cuh"
 
 namespace weft {
 
 namespace collective {
 
-__global__ void __launch_bounds__(THREADS) all_reduce_two_shot(const __grid_constant__ AllReduce a) {
+#if WEFT_RANKS != 0
+__device__ __forceinline__ bool two_shot_plain(const AllReduce &a, Collective &c, Vectors &all) {
+	u64 share = a.in.bytes / RANKS;
+	Plain p(a.group, a.lane, c, a.slot_bytes, share);
+	u32 me = a.group.rank;
+#pragma unroll
+	for (u32 r = 0; r < RANKS; r++) all.v[r] = p.of(a.in.at + r * share);
+	if (!c.quiet()) return false;
+	c.begin(a.group, a.lane);
+	u64 results = c.turn + (u64)RANKS * a.slot_bytes;
+	Seen inputs(p, c.turn), sums(p, results);
+	if (p.has) {
+		p.send_each(c.turn, all);
+		inputs.look();
+	}
+	c.clear(a.lane);
+	c.note(a.lane, 2 * RANKS * p.slot_bytes, true);
+	if (p.has && inputs.await(all, all.of(me))) {
+		uint4 sum = Fold::sum(all.v);
+		p.send(results, sum);
+		sums.look();
+		p.put(a.out.at + me * share, sum);
+		if (sums.await(all, sum)) {
+#pragma unroll
+			for (u32 r = 0; r < RANKS; r++) {
+				if (r != me) p.put(a.out.at + r * share, all.v[r]);
+			}
+		}
+	}
+	let_next_start();
+	return true;
+}
+#endif
+
+__global__ void __launch_bounds__(THREADS, RESIDENT) all_reduce_two_shot(const __grid_constant__ AllReduce a) {
 	const Group &g = a.group;
 	Collective c(a.lane);
+	Parts parts;
+#if WEFT_RANKS != 0
+	if (a.lane.plain != 0 && two_shot_plain(a, c, parts.all)) return;
+#endif
 	Part in(a.in), out(a.out);
 	u32 vectors = in.vectors();
 	if (!c.begin(g, a.lane)) return;
@@ -25,30 +63,43 @@ __global__ void __launch_bounds__(THREADS) all_reduce_two_shot(const __grid_cons
 	if (!full) say_begun(g, a.lane, c.o);
 	await_begun(g, a.lane, c, wait, live.others);
 	u32 from = shares.first(live.own), own = shares.size(live.own);
-	Parts parts;
 	uint4 mine = make_uint4(0, 0, 0, 0); // of the thread's first vector
 	if (c.at < own) mine = in.load(from + c.at);
-	for (u32 base = c.at & ~31u; base < shares.longest(); base += c.step) {
-		u32 i = base + (threadIdx.x & 31);
+	u32 lane = threadIdx.x & 31, next = c.at & ~31u; // the warp's next vectors of a share to send
+	auto send_next = [&](bool loaded) {
+		u32 i = next + lane;
 		auto has = [&](u32 r) { return i < shares.size(live.number(r)); };
 		auto load = [&](u32 r) {
 			return has(r) ? in.load(shares.first(live.number(r)) + i) : make_uint4(0, 0, 0, 0);
 		};
-		parts.fetch(load);
+		if (!loaded) parts.fetch(load);
 		parts.send(peers, live.others, slot_of(c.turn, g.rank, a.slot_bytes, i), has, load);
-	}
+		next += c.step;
+	};
+	if (next < shares.longest()) send_next(a.lane.plain != 0 && live.all);
+	for (u32 k = 1; k < AHEAD && next < shares.longest(); k++) send_next(false);
 	Arrivals inputs(wait, a.lane, live, c.o.own + c.turn, a.slot_bytes);
 	if (c.at < own) inputs.look(c.at);
 	c.clear(a.lane);
 	c.note(a.lane, 2 * g.ranks * a.slot_bytes, full);
+	Arrivals sums(wait, a.lane, live, c.o.own + results, a.slot_bytes);
+	u32 taken = c.at; // the thread's next vector to take from all other shares
+	auto take_next = [&] {
+		auto has = [&](u32 r) { return taken < shares.size(live.number(r)); };
+		sums.look(taken, live.others, has);
+		sums.each(taken, live.others, has,
+				  [&](u32 r, uint4 v) { out.store(shares.first(live.number(r)) + taken, v); });
+		taken += c.step;
+	};
 	for (u32 base = c.at & ~31u; base < own; base += c.step) {
-		u32 i = base + (threadIdx.x & 31);
+		u32 i = base + lane;
+		if (i != c.at && i < own) {
+			mine = in.load(from + i);
+			inputs.look(i);
+		}
+		if (next < shares.longest()) send_next(false);
 		uint4 v = make_uint4(0, 0, 0, 0);
 		if (i < own) {
-			if (i != c.at) {
-				mine = in.load(from + i);
-				inputs.look(i);
-			}
 			Fold fold(a.how, live.count);
 			inputs.fold(fold, i, mine);
 			v = fold.result();
@@ -57,13 +108,9 @@ __global__ void __launch_bounds__(THREADS) all_reduce_two_shot(const __grid_cons
 		peers.each(live.others, [&](u32, char *there) {
 			if (i < own && !wait.over) send(there + slot_of(results, g.rank, a.slot_bytes, i), v);
 		});
+		if (i >= taken + AHEAD * c.step) take_next();
 	}
-	Arrivals sums(wait, a.lane, live, c.o.own + results, a.slot_bytes);
-	for (u32 i = c.at; i < shares.longest(); i += c.step) {
-		auto has = [&](u32 r) { return i < shares.size(live.number(r)); };
-		sums.look(i, live.others, has);
-		sums.each(i, live.others, has, [&](u32 r, uint4 v) { out.store(shares.first(live.number(r)) + i, v); });
-	}
+	while (taken < shares.longest()) take_next();
 	let_next_start();
 }
 

@@ -34,6 +34,9 @@ func (e *Engine) twoShot(stream *cuda.Stream, r *Reduction) error {
 		a := k.Args
 		a.lane, a.group, a.how, a.slotBytes = e.laneOf(opAllReduce, 2*e.ranks*slot), e.group, r.how(), uint64(slot)
 		a.in, a.out = operandAt(r.In+uint64(at), n, 0), operandAt(r.Out+uint64(at), n, 0)
+		if r.Op == weft.Sum && live == e.ranks && n%(vectorBytes*live) == 0 {
+			a.lane.plain = e.plain(a.in, a.out, n/live)
+		}
 		k.SetGrid(e.grid(part))
 		if err := e.lane.Start(stream, k.Launch.Launch); err != nil {
 			return err

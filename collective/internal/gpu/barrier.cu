@@ -16,13 +16,13 @@ static_assert(sizeof(Barrier) == WEFT_PARAMETER_BYTES + WIDER, "not the size of 
 
 namespace collective {
 
-__global__ void __launch_bounds__(THREADS) barrier(const __grid_constant__ Barrier a) {
+__global__ void __launch_bounds__(THREADS, RESIDENT) barrier(const __grid_constant__ Barrier a) {
 	const Group &g = a.group;
 	Collective c(a.lane);
 	if (!c.begin(g, a.lane)) return;
 	Live live(g, c.o.mask);
 	u32 r = threadIdx.x;
-	bool meets = r < g.ranks && holds(live.others, r);
+	bool meets = blockIdx.x == 0 && r < g.ranks && holds(live.others, r);
 	if (meets) store_relaxed_sys_u64(g.window[r] + a.lane.heard + g.rank * 8, c.o.epoch);
 	c.clear(a.lane);
 	c.note(a.lane, 0, true);

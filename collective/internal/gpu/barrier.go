@@ -25,5 +25,6 @@ func barrierSource(t target) enginegpu.Source {
 func (e *Engine) Barrier(stream *cuda.Stream) error {
 	a := e.barrier.Args
 	a.lane, a.group = e.laneOf(opBarrier, 0), e.group
+	e.barrier.SetGrid(e.grid(1))
 	return e.lane.Start(stream, e.barrier.Launch.Launch)
 }

@@ -24,7 +24,7 @@ namespace collective {
 
 constexpr u32 FLYING = 4; // vectors that a thread loads before it stores the first
 
-__global__ void __launch_bounds__(THREADS) direct_move(const __grid_constant__ DirectMove a) {
+__global__ void __launch_bounds__(THREADS, RESIDENT) direct_move(const __grid_constant__ DirectMove a) {
 	const Group &g = a.group;
 	Collective c(a.lane);
 	if (!c.begin(g, a.lane)) return;

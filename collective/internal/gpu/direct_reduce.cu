@@ -27,7 +27,7 @@ static_assert(sizeof(DirectReduce) == WEFT_PARAMETER_BYTES + WIDER, "not the siz
 
 namespace collective {
 
-__global__ void __launch_bounds__(THREADS) direct_reduce(const __grid_constant__ DirectReduce a) {
+__global__ void __launch_bounds__(THREADS, RESIDENT) direct_reduce(const __grid_constant__ DirectReduce a) {
 	const Group &g = a.group;
 	Collective c(a.lane);
 	if (!c.begin(g, a.lane)) return;

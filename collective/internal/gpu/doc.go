@@ -17,12 +17,17 @@
 //	direct_move           all-gather and all-to-all into outputs that lie in windows: nothing is staged
 //	direct_reduce         all-reduce and reduce-scatter of inputs that lie in windows
 //
+// An operation has a general form, for any operands and masks, and a plain one for a sum or a move of few
+// aligned vectors, which takes as long as its instructions (plain.cuh). Both store the same in the same
+// slots, so ranks need not agree on the form. In the general form a thread sends AHEAD vectors before it
+// waits for its first, so that what it does with one takes place while others are on the way.
+//
 // # Memory
 //
 // The window of a rank has three turns of slots, all ones when empty, and a word a rank that says which
 // operation that rank has begun. A turn belongs to an operation alone: operation e has turn e mod 3, and
-// lays it out as its ranks need it. Local memory has the lane's state, a count for each block, and for
-// each turn what its operation left there.
+// lays it out as its ranks need it. Local memory has the lane's state, and a count for each block with
+// what the operation before left in its turn.
 //
 // Direct operations find the operands of peers in windows, at the places where this rank's lie: the caller
 // says that a call is symmetric. Their blocks meet by words of their own, a word a block and rank, before
@@ -41,8 +46,8 @@
 //     follows them looks at that before it sends.
 //   - In move_v a sender waits for credit as well. All ranks go through rounds in the same order, sends before
 //     waits, and all blocks of a launch are resident, so no ranks wait in a circle.
-//   - A thread waits for data only when it has sent all that its peers' threads of the same number wait
-//     for. Threads of other numbers never wait for it, so grids need no more than one block at a time.
+//   - A thread waits for data of its peers' threads of the same number only, and they sent it before they
+//     waited for anything that comes later. So grids need no more than one block at a time.
 //
 // # Floor
 //

@@ -58,12 +58,17 @@ type reductions struct {
 
 const dtypes = int(weft.Bool) + 1
 
-// threads are those of a block, as many as a domain has ranks, at least. A block counts for blockCost:
-// kernels have up to 128 registers.
-const (
-	threads   = 128
-	blockCost = 2 * threads
-)
+// threads are those of a block, as many as a domain has ranks, at least.
+const threads = 128
+
+// blockCost is what a block counts for: kernels have up to 128 registers, and between two ranks 80, so that
+// 4 or 6 blocks fit on an SM: RESIDENT of slots.cuh.
+func blockCost(ranks int) int {
+	if ranks <= 2 {
+		return threads * 80 / 64
+	}
+	return threads * 128 / 64
+}
 
 const opNew = "new group"
 
@@ -91,14 +96,14 @@ func New(ctx context.Context, comm *weft.Comm, o Options) (*Engine, error) {
 }
 
 func (e *Engine) open(ctx context.Context, o Options) (err error) {
-	e.turnBytes = o.Staging / turns &^ (vectorBytes - 1)
+	e.turnBytes = o.Staging / turns &^ (lineBytes - 1)
 	if least := leastTurn(e.ranks); e.turnBytes < least {
 		return weft.Invalidf("%s: staging memory of %d bytes; %d ranks need %d", opNew, o.Staging, e.ranks, turns*least)
 	}
 	major, _, failed := e.comm.Device().Context().Device().ComputeCapability()
 	e.dependent = major >= 9
 	e.room, err = enginegpu.Fit(ctx, e.comm, enginegpu.Want{
-		Op: opNew, Cost: blockCost, SMs: o.SMs, SerialGroup: o.SerialGroup, Least: 1,
+		Op: opNew, Cost: blockCost(e.ranks), SMs: o.SMs, SerialGroup: o.SerialGroup, Least: 1,
 	})
 	if err != nil {
 		return err
@@ -117,14 +122,13 @@ func (e *Engine) open(ctx context.Context, o Options) (err error) {
 	e.args.heard = uint64(window.Zeros(8 * int64(e.ranks)))
 	e.credits = uint64(window.Zeros(creditsOf(e.turnBytes)))
 	e.layOutDirect(window)
-	left := local.Zeros(turns * leftBytes)
 	loop := loopback{ranks: o.Loopback}
 	loop.layOut(window, &e.args)
 	e.lane, err = enginegpu.NewLane(ctx, e.comm, enginegpu.LaneSpec{
 		Op: opNew, Owner: "group", Words: laneWords, Window: window, Local: local,
 		Moved: func(l *enginegpu.Lane) {
 			e.lane, e.group = l, l.Group(0)
-			e.args.state, e.args.left = uint64(l.Local(0)), uint64(l.Local(left))
+			e.args.state, e.args.own = uint64(l.Local(0)), e.group.Window[e.comm.Rank()]
 			loop.point(&e.group)
 		},
 	})
@@ -251,9 +255,20 @@ func (e *Engine) laneOf(op uint32, bytes int) laneArgs {
 	return a
 }
 
-// grid is how many blocks serve so many vectors.
+// plain says whether a launch has its plain form, of operands whose parts are n bytes: plain.cuh.
+func (e *Engine) plain(in, out operand, n int) uint32 {
+	if e.ranks > mostUnrolled || n%vectorBytes != 0 || n > e.blocks*threads*vectorBytes ||
+		in.unit != vectorBytes || out.unit != vectorBytes {
+		return 0
+	}
+	return 1
+}
+
+// grid is how many blocks serve so many vectors. The threads of a launch raise all counts: there are so
+// many of them that each raises one at most.
 func (e *Engine) grid(vectors int) cuda.Dim {
-	return cuda.Dim{X: uint32(min(max(1, (vectors+threads-1)/threads), e.blocks))}
+	least := (e.blocks + threads - 1) / threads
+	return cuda.Dim{X: uint32(min(max(least, (vectors+threads-1)/threads), e.blocks))}
 }
 
 // live is how many ranks take part.

@@ -400,7 +400,7 @@ func random(r *rand.Rand, ranks int) call {
 		c.dtype = weft.DType(r.IntN(dtypes))
 	}
 	c.reduction = weft.Op(r.IntN(int(weft.Avg) + 1))
-	c.count = []int{1, 2, 3, 7, 16, 31, 100, 257, 1000, 4099}[r.IntN(10)]
+	c.count = []int{1, 2, 3, 7, 96, 31, 100, 257, 1536, 4099}[r.IntN(10)]
 	if r.IntN(3) == 0 {
 		c.shift = r.IntN(16)
 	}
@@ -435,7 +435,7 @@ func everyCall(ctx context.Context, r *rank) error {
 			for reduction := weft.Sum; reduction <= weft.Avg; reduction++ {
 				n := r.calls
 				c := call{
-					op: op, dtype: d, reduction: reduction, count: []int{1, 7, 100, 1000, 33}[n%5], root: n % r.comm.Size(),
+					op: op, dtype: d, reduction: reduction, count: []int{1, 7, 1536, 1000, 33, 96, 6144}[n%7], root: n % r.comm.Size(),
 					inPlace: n%3 == 0, shift: []int{0, 1, 0, 2}[n%4], oneShot: n%2 == 0,
 				}
 				if err := r.make(ctx, c); err != nil {
@@ -495,11 +495,10 @@ func (r *rank) from(ctx context.Context, epoch uint64) error {
 	c, before := r.comm.Device().Context(), epoch-1
 	counts := make([]device.Count, r.blocks)
 	for i := range counts {
-		counts[i] = device.Count{Epoch: before, Turn: uint32(before % turns)}
+		counts[i] = device.Count{Epoch: before, Turn: uint32(before % turns), Left: 1 << 31} // full, nothing to clear
 	}
 	raw := unsafe.Slice((*byte)(unsafe.Pointer(&counts[0])), len(counts)*device.CountBytes)
-	left := bytes.Repeat([]byte{0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0}, turns) // no bytes, full
-	return errors.Join(c.Upload(r.lane.Local(device.StateBytes), raw), c.Upload(cuda.Pointer(r.args.left), left),
+	return errors.Join(c.Upload(r.lane.Local(device.StateBytes), raw),
 		r.comm.Operations().VerifySame(ctx, "test", "counted", nil))
 }
 

@@ -263,6 +263,7 @@ struct Fold {
 	u32 op, ranks;
 	Accumulator scalar;
 
+	__device__ __forceinline__ Fold() {}
 	// ranks take part: an average divides by them.
 	__device__ __forceinline__ Fold(const How &how, u32 ranks) : op(how.op), ranks(ranks) {
 		scalar = from_scalar(how.at != nullptr ? *how.at : how.scalar);
@@ -316,6 +317,16 @@ struct Fold {
 			x[i] = WEFT_TYPE == TYPE_BOOL ? greater(x[i], y[i]) : plus(x[i], y[i]);
 			carry.take(i, y[i], x[i]);
 		}
+	}
+
+	// sum is rows of a reduction that is a sum, and its result.
+	template <u32 N> __device__ __forceinline__ static uint4 sum(const uint4 (&v)[N]) {
+		Fold f;
+		unpack(f.x, v[0]);
+		f.carry.start(f.x);
+#pragma unroll
+		for (u32 r = 1; r < N; r++) f.add(v[r]);
+		return pack(f.x);
 	}
 
 	__device__ __forceinline__ uint4 result() {

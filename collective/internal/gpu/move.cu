@@ -7,7 +7,7 @@
 //	gather        all       the root    the whole           the sender's
 //	scatter       the root  all         the receiver's      the whole
 //	broadcast     the root  all         the whole           the whole
-#include "slots.cuh"
+#include "plain.cuh"
 
 namespace weft {
 
@@ -25,16 +25,45 @@ static_assert(sizeof(Move) == WEFT_PARAMETER_BYTES + WIDER, "not the size of the
 
 namespace collective {
 
-__global__ void __launch_bounds__(THREADS) move(const __grid_constant__ Move a) {
+#if WEFT_RANKS != 0
+// An all-gather, or an all-to-all.
+__device__ __forceinline__ bool move_plain(const Move &a, Collective &c, Vectors &parts) {
+	Plain p(a.group, a.lane, c, a.slot_bytes, a.part_bytes);
+#pragma unroll
+	for (u32 r = 0; r < RANKS; r++) parts.v[r] = p.of(a.in.at + r * a.in_step); // of an all-gather, all the same
+	if (!c.quiet()) return false;
+	c.begin(a.group, a.lane);
+	Seen seen(p, c.turn);
+	if (p.has) {
+		p.send_each(c.turn, parts);
+		seen.look();
+	}
+	c.clear(a.lane);
+	c.note(a.lane, RANKS * p.slot_bytes, true);
+	Vectors all;
+	if (p.has && seen.await(all, parts.of(a.group.rank))) {
+#pragma unroll
+		for (u32 r = 0; r < RANKS; r++) p.put(a.out.at + r * a.out_step, all.v[r]);
+	}
+	let_next_start();
+	return true;
+}
+#endif
+
+__global__ void __launch_bounds__(THREADS, RESIDENT) move(const __grid_constant__ Move a) {
 	const Group &g = a.group;
 	Collective c(a.lane);
+	Parts parts;
+	uint4 first = make_uint4(0, 0, 0, 0);
+#if WEFT_RANKS != 0
+	if (a.lane.plain != 0 && move_plain(a, c, parts.all)) return;
+	first = parts.all.v[0]; // of an all-gather
+#endif
 	Part whole(a.in, 0, a.part_bytes); // where all have the same of the input
 	u32 vectors = whole.vectors();
 	bool rooted = a.sender >= 0 || a.receiver >= 0;
 	bool sends = a.sender < 0 || (u32)a.sender == g.rank, receives = a.receiver < 0 || (u32)a.receiver == g.rank;
-	uint4 first = make_uint4(0, 0, 0, 0);
-	Parts parts;
-	if (sends && c.at < vectors) {
+	if (a.lane.plain == 0 && sends && c.at < vectors) {
 		if (a.in_step == 0) {
 			first = whole.load(c.at);
 		} else {
@@ -51,38 +80,40 @@ __global__ void __launch_bounds__(THREADS) move(const __grid_constant__ Move a) 
 	if (!receives) from = RankSet::none();
 	if (rooted) say_begun(g, a.lane, c.o);
 	await_begun(g, a.lane, c, wait, to);
-	if (sends) {
-		for (u32 base = c.at & ~31u; base < vectors; base += c.step) {
-			u32 i = base + (threadIdx.x & 31);
-			auto has = [&](u32) { return i < vectors; };
-			u64 slot = slot_of(c.turn, g.rank, a.slot_bytes, i);
-			if (a.in_step == 0) {
-				uint4 v = first;
-				if (i != c.at && i < vectors) v = whole.load(i);
-				peers.each(to, [&](u32 r, char *there) {
-					if (has(r)) send(there + slot, v);
-				});
-			} else {
-				auto load = [&](u32 r) { return Part(a.in, r * a.in_step, a.part_bytes).load(i); };
-				if (i != c.at && i < vectors) parts.fetch(load);
-				parts.send(peers, to, slot, has, load);
-			}
+	Part own(a.out, g.rank * a.out_step, a.part_bytes); // where what this rank has for itself goes
+	bool keeps = sends && receives && own.at != a.in.at + g.rank * a.in_step;
+	u32 lane = threadIdx.x & 31, next = sends ? c.at & ~31u : vectors; // the warp's next vectors to send
+	auto send_next = [&] {
+		u32 i = next + lane;
+		u64 slot = slot_of(c.turn, g.rank, a.slot_bytes, i);
+		if (a.in_step == 0) {
+			uint4 v = first;
+			if (i != c.at && i < vectors) v = whole.load(i);
+			peers.each(to, [&](u32 r, char *there) {
+				if (i < vectors) send(there + slot, v);
+			});
+			if (keeps && i < vectors) own.store(i, v);
+		} else {
+			auto load = [&](u32 r) { return Part(a.in, r * a.in_step, a.part_bytes).load(i); };
+			if (i != c.at && i < vectors) parts.fetch(load);
+			parts.send(peers, to, slot, [&](u32) { return i < vectors; }, load);
+			if (keeps && i < vectors) own.store(i, load(g.rank));
 		}
-	}
+		next += c.step;
+	};
+	for (u32 k = 0; k < AHEAD && next < vectors; k++) send_next();
 	Arrivals arrivals(wait, a.lane, live, c.o.own + c.turn, a.slot_bytes);
 	auto all = [](u32) { return true; };
 	if (receives && c.at < vectors) arrivals.look(c.at, from, all);
 	c.clear(a.lane);
 	c.note(a.lane, g.ranks * a.slot_bytes, !rooted);
-	if (sends && receives) { // what this rank has for itself
-		Part mine(a.in, g.rank * a.in_step, a.part_bytes), out(a.out, g.rank * a.out_step, a.part_bytes);
-		for (u32 i = c.at; mine.at != out.at && i < vectors; i += c.step) {
-			out.store(i, a.in_step == 0 && i == c.at ? first : mine.load(i));
-		}
-	}
-	for (u32 i = c.at; receives && i < vectors; i += c.step) {
-		if (i != c.at) arrivals.look(i, from, all);
-		arrivals.each(i, from, all, [&](u32 r, uint4 v) { Part(a.out, r * a.out_step, a.part_bytes).store(i, v); });
+	for (u32 base = c.at & ~31u; base < vectors; base += c.step) {
+		u32 i = base + lane;
+		bool takes = receives && i < vectors;
+		if (i != c.at && takes) arrivals.look(i, from, all);
+		if (next < vectors) send_next();
+		if (takes)
+			arrivals.each(i, from, all, [&](u32 r, uint4 v) { Part(a.out, r * a.out_step, a.part_bytes).store(i, v); });
 	}
 	let_next_start();
 }

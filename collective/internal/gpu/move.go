@@ -79,6 +79,9 @@ func (e *Engine) move(stream *cuda.Stream, t *Transfer, op uint32, inParts, outP
 		a.in, a.out = operandAt(t.In+uint64(at), t.Part, inStep), operandAt(t.Out+uint64(at), t.Part, outStep)
 		a.inStep, a.outStep = uint64(inStep), uint64(outStep)
 		a.sender, a.receiver = int32(sender), int32(receiver)
+		if sender < 0 && receiver < 0 {
+			a.lane.plain = e.plain(a.in, a.out, n)
+		}
 		k.SetGrid(e.grid(vectors(n)))
 		if err := e.lane.Start(stream, k.Launch.Launch); err != nil {
 			return err

@@ -3,7 +3,7 @@
 //
 // With WEFT_VARIES parts have different lengths, the same on all ranks.
 #include "fold.cuh"
-#include "slots.cuh"
+#include "plain.cuh"
 
 #ifndef WEFT_VARIES
 #define WEFT_VARIES 0
@@ -30,9 +30,34 @@ static_assert(sizeof(ReduceScatter) == WEFT_PARAMETER_BYTES + WIDER, "not the si
 
 namespace collective {
 
-__global__ void __launch_bounds__(THREADS) reduce_scatter(const __grid_constant__ ReduceScatter a) {
+#if WEFT_RANKS != 0
+__device__ __forceinline__ bool reduce_scatter_plain(const ReduceScatter &a, Collective &c, Vectors &parts) {
+	Plain p(a.group, a.lane, c, a.slot_bytes, a.part_bytes);
+#pragma unroll
+	for (u32 r = 0; r < RANKS; r++) parts.v[r] = p.of(a.in.at + r * a.part_step);
+	if (!c.quiet()) return false;
+	c.begin(a.group, a.lane);
+	Seen seen(p, c.turn);
+	if (p.has) {
+		p.send_each(c.turn, parts);
+		seen.look();
+	}
+	c.clear(a.lane);
+	c.note(a.lane, RANKS * p.slot_bytes, true);
+	Vectors all;
+	if (p.has && seen.await(all, parts.of(a.group.rank))) p.put(a.out.at, Fold::sum(all.v));
+	let_next_start();
+	return true;
+}
+#endif
+
+__global__ void __launch_bounds__(THREADS, RESIDENT) reduce_scatter(const __grid_constant__ ReduceScatter a) {
 	const Group &g = a.group;
 	Collective c(a.lane);
+	Parts parts;
+#if WEFT_RANKS != 0
+	if (a.lane.plain != 0 && reduce_scatter_plain(a, c, parts.all)) return;
+#endif
 	bool rooted = a.root >= 0;
 #if WEFT_VARIES
 	auto part = [&](u32 r) { return Part(a.in.at + a.parts[r].from, a.parts[r].count); };
@@ -43,12 +68,11 @@ __global__ void __launch_bounds__(THREADS) reduce_scatter(const __grid_constant_
 #endif
 	Part own = part(g.rank), out(a.out);
 	u32 vectors = own.vectors(), longest = (u32)((a.part_bytes + 15) / 16);
-	Parts parts;
 	uint4 mine = make_uint4(0, 0, 0, 0);
 	auto fetch = [&](u32 i) {
 		parts.fetch([&](u32 r) { return has(r, i) ? part(r).load(i) : make_uint4(0, 0, 0, 0); });
 	};
-	if (c.at < longest) fetch(c.at);
+	if (a.lane.plain == 0 && c.at < longest) fetch(c.at);
 	if (c.at < vectors) mine = own.load(c.at);
 	if (!c.begin(g, a.lane)) return;
 	Peers peers(g);
@@ -57,22 +81,29 @@ __global__ void __launch_bounds__(THREADS) reduce_scatter(const __grid_constant_
 	RankSet to = rooted ? live.others & RankSet::one((u32)a.root) : live.others;
 	if (a.full == 0) say_begun(g, a.lane, c.o);
 	await_begun(g, a.lane, c, wait, to);
-	for (u32 base = c.at & ~31u; base < longest; base += c.step) {
-		u32 i = base + (threadIdx.x & 31);
+	u32 lane = threadIdx.x & 31, next = c.at & ~31u; // the warp's next vectors to send
+	auto send_next = [&] {
+		u32 i = next + lane;
 		if (i != c.at && i < longest) fetch(i);
 		parts.send(peers, to, slot_of(c.turn, g.rank, a.slot_bytes, i), [&](u32 r) { return has(r, i); },
 				   [&](u32 r) { return part(r).load(i); });
-	}
+		next += c.step;
+	};
+	for (u32 k = 0; k < AHEAD && next < longest; k++) send_next();
 	bool receives = !rooted || (u32)a.root == g.rank;
 	Arrivals arrivals(wait, a.lane, live, c.o.own + c.turn, a.slot_bytes);
 	if (receives && c.at < vectors) arrivals.look(c.at);
 	c.clear(a.lane);
 	c.note(a.lane, g.ranks * a.slot_bytes, a.full != 0);
-	for (u32 i = c.at; receives && i < vectors; i += c.step) {
-		if (i != c.at) {
+	for (u32 base = c.at & ~31u; base < longest; base += c.step) {
+		u32 i = base + lane;
+		bool reduces = receives && i < vectors;
+		if (i != c.at && reduces) {
 			mine = own.load(i);
 			arrivals.look(i);
 		}
+		if (next < longest) send_next();
+		if (!reduces) continue;
 		Fold fold(a.how, live.count);
 		arrivals.fold(fold, i, mine);
 		if (!wait.over) out.store(i, fold.result());

@@ -80,6 +80,9 @@ func (e *Engine) reduceParts(stream *cuda.Stream, r *Reduction, op uint32, root 
 		if root < 0 {
 			a.full = 1
 		}
+		if root < 0 && r.Op == weft.Sum {
+			a.lane.plain = e.plain(a.in, a.out, n)
+		}
 		k.SetGrid(e.grid(vectors(n)))
 		if err := e.lane.Start(stream, k.Launch.Launch); err != nil {
 			return err

@@ -29,23 +29,27 @@ namespace weft {
 constexpr u32 RANKS = WEFT_RANKS; // of the communicator, or 0: any number
 constexpr u32 THREADS = 128;	  // of a block, at most. Go: threads
 
-// Left is what an operation leaves to the next. Go: left.
-struct Left {
-	u64 bytes; // of its turn, from the beginning on, are not ones
-	u32 full;  // every rank had a word of every other
-	u32 zero;
-};
+// RESIDENT is how many blocks an SM has room for. Go: blockCost.
+constexpr u32 RESIDENT = RANKS == 1 || RANKS == 2 ? 6 : 4;
+
+// AHEAD is how many vectors a thread has sent when it waits for its first: what it does with those that
+// arrive takes place while others are on the way.
+#ifndef WEFT_AHEAD
+#define WEFT_AHEAD 3
+#endif
+constexpr u32 AHEAD = WEFT_AHEAD;
 
 // Lane is what kernels of all collectives have. Go: lane.
 struct Lane {
 	State *state;
-	Left *left;			   // [3], by turn
+	char *own;			   // this rank's part of the window
 	u64 slots, turn_bytes; // in the window
 	u64 cleared;		   // in the window: where the slots are that are made ones again: slots, but for loopback
 	u64 heard;			   // in the window: [ranks] words of 8 bytes: the last operation that each said it began
 	u32 counts;			   // of blocks: those beyond the launch's count with it
 	u32 clear;			   // the operation clears what it has read; else the next does
-	u32 op, zero;		   // op: the operation's number, for records
+	u32 op;				   // the operation's number, for records
+	u32 plain;			   // the operation has its plain form: plain.cuh
 };
 
 // ---- Encodings. A vector in a slot takes SLOT_BYTES.
@@ -206,13 +210,13 @@ struct Part {
 	__device__ __forceinline__ static u32 greatest_unit(u32 n) { return n & (0u - n); }
 	__device__ __forceinline__ uint4 load(u64 i) const {
 		u64 rest = bytes - i * 16;
-		if (unit == 16 && rest >= 16) return load_once(at + i * 16);
+		if (__builtin_expect(unit == 16 && rest >= 16, 1)) return load_once(at + i * 16);
 		u32 n = rest >= 16 ? 16 : (u32)rest;
 		return load_slowly(at + i * 16, n, min(unit, greatest_unit(n)));
 	}
 	__device__ __forceinline__ void store(u64 i, uint4 v) const {
 		u64 rest = bytes - i * 16;
-		if (unit == 16 && rest >= 16) return store16(at + i * 16, v);
+		if (__builtin_expect(unit == 16 && rest >= 16, 1)) return store16(at + i * 16, v);
 		u32 n = rest >= 16 ? 16 : (u32)rest;
 		store_slowly(at + i * 16, n, min(unit, greatest_unit(n)), v);
 	}
@@ -262,6 +266,23 @@ struct Peers {
 	}
 };
 
+#if WEFT_RANKS != 0
+// Vectors are one of each rank.
+struct Vectors {
+	uint4 v[RANKS];
+
+	// of is a rank's that is not known at compile time.
+	__device__ __forceinline__ uint4 of(u32 rank) const {
+		uint4 w = v[0];
+#pragma unroll
+		for (u32 r = 1; r < RANKS; r++) {
+			if (r == rank) w = v[r];
+		}
+		return w;
+	}
+};
+#endif
+
 // Parts are a vector of each rank's part, on the way to the ranks. Where the number of ranks is known at
 // compile time all of them are loaded before the first is sent; a kernel loads those of a thread's first
 // vector before it knows which ranks take part. F gives a rank's: load(rank).
@@ -277,16 +298,16 @@ struct Parts {
 		});
 	}
 #else
-	uint4 v[RANKS];
+	Vectors all;
 
 	template <class F> __device__ __forceinline__ void fetch(F load) {
 #pragma unroll
-		for (u32 r = 0; r < RANKS; r++) v[r] = load(r);
+		for (u32 r = 0; r < RANKS; r++) all.v[r] = load(r);
 	}
 	template <class H, class F> __device__ __forceinline__ void send(const Peers &peers, const RankSet &to, u64 slot,
 																	 H has, F) const {
 		peers.each(to, [&](u32 r, char *there) {
-			if (has(r)) weft::send(there + slot, v[r]);
+			if (has(r)) weft::send(there + slot, all.v[r]);
 		});
 	}
 #endif
@@ -307,14 +328,14 @@ struct Shares {
 
 // ---- An operation of the lane.
 
+__device__ __noinline__ void refuse_operation(const Group &g, u32 op, u64 epoch) { refuse(g, op, epoch); }
+
 // Collective is an operation that is under way, as a thread knows it. It is made first, so that what it
 // reads is on its way while the kernel asks for the first of its operands; begin comes next.
 struct Collective {
 	Operation o;
 	u32 at, step; // the thread's number in the launch, and how many there are
-	Left before;  // what the operation before left
 	u64 turn;	  // this operation's turn of slots, in a window
-	Left left[3];
 	Count count;
 	u32 stopped;
 
@@ -323,8 +344,6 @@ struct Collective {
 		count = *count_of(l.state, blockIdx.x);
 		stopped = l.state->stopped;
 		o.mask = l.state->mask();
-#pragma unroll
-		for (u32 t = 0; t < 3; t++) left[t] = l.left[t];
 		at = blockIdx.x * blockDim.x + threadIdx.x;
 		step = gridDim.x * blockDim.x;
 	}
@@ -333,25 +352,32 @@ struct Collective {
 	__device__ __forceinline__ bool begin(const Group &g, const Lane &l) {
 		o.epoch = count.epoch + 1;
 		o.turn = count.turn;
-		o.own = g.window[g.rank];
-		before = o.turn == 0 ? left[2] : o.turn == 1 ? left[0] : left[1];
+		o.own = l.own;
 		turn = l.slots + o.turn * l.turn_bytes;
-		if (stopped != 0) refuse(g, l.op, o.epoch);
+		if (__builtin_expect(stopped != 0, 0)) refuse_operation(g, l.op, o.epoch);
 		return stopped == 0;
 	}
+
+	// What the operation before left: whether every rank had a word of every other, and how many vectors of
+	// its turn, from the beginning on, are not ones.
+	__device__ __forceinline__ bool full_before() const { return count.left >> 31 != 0; }
+	__device__ __forceinline__ u32 vectors_before() const { return count.left & 0x7FFFFFFF; }
+
+	// quiet says that nothing but data is on the way: see plain.cuh.
+	__device__ __forceinline__ bool quiet() const { return stopped == 0 && full_before() && !nonempty(o.mask); }
 
 	// clear makes ones of what the operation before left. It comes between sending and waiting.
 	__device__ __forceinline__ void clear(const Lane &l) const {
 		char *p = o.own + l.cleared + turn_before(o.turn) * l.turn_bytes;
-		for (u64 i = (u64)at * 16; i < before.bytes; i += (u64)step * 16) store16(p + i, empty16());
+		for (u32 i = at; i < vectors_before(); i += step) store16(p + (u64)i * 16, empty16());
 	}
 
 	// note leaves what the next operation goes by. All threads call it, once, while their data is on the
 	// way. bytes are what the operation uses of its turn.
 	__device__ __forceinline__ void note(const Lane &l, u64 bytes, bool full) const {
 		__syncthreads(); // all have read the count
-		if (at == 0) l.left[o.turn] = {l.clear != 0 ? 0 : bytes, full, 0};
-		Count next = {o.epoch, o.turn == 2 ? 0 : o.turn + 1, 0};
+		u32 left = (l.clear != 0 ? 0 : (u32)(bytes / 16)) | (full ? 1u << 31 : 0);
+		Count next = {o.epoch, o.turn == 2 ? 0 : o.turn + 1, left};
 		for (u32 b = blockIdx.x + threadIdx.x * gridDim.x; b < l.counts; b += step) *count_of(l.state, b) = next;
 	}
 };
@@ -482,7 +508,7 @@ __device__ __noinline__ bool poll_begun(const Group &g, State *state, u32 op, u6
 // full. All lanes of the warp call it, before they send.
 __device__ __forceinline__ void await_begun(const Group &g, const Lane &l, const Collective &c, Wait &w,
 											const RankSet &to) {
-	if (c.before.full != 0) return;
+	if (c.full_before()) return;
 #pragma unroll 1
 	for (u32 r = threadIdx.x & 31; r < g.ranks; r += 32) {
 		if (holds(to, r) && r != g.rank && !w.over)

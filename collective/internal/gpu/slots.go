@@ -38,8 +38,13 @@ func encodingOf(t weft.DType) encoding {
 	}
 }
 
+// lineBytes is what GPUs store at a time: turns and the slots of a rank begin at multiples of it.
+const lineBytes = 128
+
 // slotSize is how many bytes of slots so many bytes of data take.
-func (e encoding) slotSize(n int) int { return vectors(n) * e.vectorSlot() }
+func (e encoding) slotSize(n int) int {
+	return (vectors(n)*e.vectorSlot() + lineBytes - 1) &^ (lineBytes - 1)
+}
 
 func (e encoding) vectorSlot() int {
 	if e == pairs {
@@ -49,21 +54,20 @@ func (e encoding) vectorSlot() int {
 }
 
 // capacity is how many bytes of data fit into so many bytes of slots: whole vectors.
-func (e encoding) capacity(slots int) int { return slots / e.vectorSlot() * vectorBytes }
+func (e encoding) capacity(slots int) int {
+	return slots &^ (lineBytes - 1) / e.vectorSlot() * vectorBytes
+}
 
 // turns are those of slots, which operations use in turn.
 const turns = 3
 
-// leftBytes is the size of the Left of slots.cuh.
-const leftBytes = 16
-
 // laneArgs are what kernels of all collectives have: the Lane of slots.cuh.
 type laneArgs struct {
-	state, left       uint64
-	slots, turnBytes  uint64
-	cleared, heard    uint64
-	counts, clear, op uint32
-	_                 uint32
+	state, own       uint64
+	slots, turnBytes uint64
+	cleared, heard   uint64
+	counts, clear    uint32
+	op, plain        uint32
 }
 
 // operand is memory of the caller's: the Operand of slots.cuh.

@@ -1,0 +1,108 @@
+// The plain form of an operation of few bytes, which takes as long as its instructions: a thread has one
+// vector of each part.
+//
+// The host says in Lane.plain that operands are whole vectors of aligned memory, that a reduction is a sum,
+// and that one pass does all. The GPU finds that no rank is masked, and that the operation before was full.
+// Then nothing but data is on the way, as in the general form.
+#pragma once
+#include "slots.cuh"
+
+#if WEFT_RANKS != 0
+
+namespace weft {
+
+struct Plain {
+	const Group &g;
+	const Lane &l;
+	const Collective &c;
+	u32 slot_bytes; // of a rank
+	bool has;		// the thread has a vector
+
+	__device__ __forceinline__ Plain(const Group &g, const Lane &l, const Collective &c, u64 slot_bytes, u64 part_bytes)
+		: g(g), l(l), c(c), slot_bytes((u32)slot_bytes), has(c.at < (u32)(part_bytes / 16)) {}
+
+	// of is the thread's vector of a part, or another: without a branch the load is on its way at once.
+	__device__ __forceinline__ uint4 of(const char *part) const { return load_once(part + (u64)(has ? c.at : 0) * 16); }
+	__device__ __forceinline__ void put(char *part, uint4 v) const { store16(part + (u64)c.at * 16, v); }
+
+	// slot is where the thread's vector of a rank stands in a window, in the slots that begin at a place there.
+	__device__ __forceinline__ u64 slot(u64 slots, u32 rank) const {
+		return slots + (u64)slot_bytes * rank + c.at * SLOT_BYTES;
+	}
+
+	// send sends every other rank this one's vector.
+	__device__ __forceinline__ void send(u64 slots, uint4 v) const {
+		u64 at = slot(slots, g.rank);
+#pragma unroll
+		for (u32 r = 0; r < RANKS; r++) {
+			if (r != g.rank) weft::send(g.window[r] + at, v);
+		}
+	}
+
+	// send_each sends every other rank a vector of its own.
+	__device__ __forceinline__ void send_each(u64 slots, const Vectors &all) const {
+		u64 at = slot(slots, g.rank);
+#pragma unroll
+		for (u32 r = 0; r < RANKS; r++) {
+			if (r != g.rank) weft::send(g.window[r] + at, all.v[r]);
+		}
+	}
+};
+
+// TRIES is how often a thread looks at all its slots before it waits for one after the other, by the clock.
+constexpr u32 TRIES = 64;
+
+// Seen is what a thread saw in the slots of its vector.
+struct Seen {
+	const Plain &p;
+	const char *slots; // rank 0's
+	Looks looks;
+
+	__device__ __forceinline__ Seen(const Plain &p, u64 slots) : p(p), slots(p.l.own + p.slot(slots, 0)) {}
+
+	__device__ __forceinline__ const char *slot(u32 rank) const { return slots + (u64)p.slot_bytes * rank; }
+
+	__device__ __forceinline__ void look() {
+#pragma unroll
+		for (u32 r = 0; r < RANKS; r++) {
+			if (r != p.g.rank) looks.s[r] = weft::look(slot(r));
+		}
+	}
+
+	// await waits until all are there. own is this rank's. False: the wait is over.
+	__device__ __forceinline__ bool await(Vectors &all, uint4 own) {
+		bool here = false;
+#pragma unroll 1
+		for (u32 tries = 0; !here && tries < TRIES; tries++) {
+			here = true;
+#pragma unroll
+			for (u32 r = 0; r < RANKS; r++) {
+				if (r == p.g.rank) continue;
+				if (tries != 0 && !there(looks.s[r])) looks.s[r] = weft::look(slot(r));
+				here &= there(looks.s[r]);
+			}
+		}
+#pragma unroll
+		for (u32 r = 0; !here && r < RANKS; r++) {
+			if (r == p.g.rank || there(looks.s[r])) continue;
+			looks.s[r] = poll(p.g, p.l.state, p.l.op, p.c.o.epoch, r, slot(r));
+			if (!there(looks.s[r])) return false;
+		}
+#pragma unroll
+		for (u32 r = 0; r < RANKS; r++) {
+			all.v[r] = own;
+			if (r != p.g.rank) all.v[r] = value(looks.s[r]);
+		}
+		if (p.l.clear != 0) {
+#pragma unroll
+			for (u32 r = 0; r < RANKS; r++) {
+				if (r != p.g.rank) empty(p.l, (char *)slot(r));
+			}
+		}
+		return true;
+	}
+};
+
+} // namespace weft
+
+#endif
