@@ -10,6 +10,7 @@ import (
 	"github.com/weftgo/weft/collective/internal/gpu"
 	"github.com/weftgo/weft/collective/internal/host"
 	"github.com/weftgo/weft/collective/spec"
+	"github.com/weftgo/weft/collective/tuning"
 	"github.com/weftgo/weft/device"
 )
 
@@ -46,6 +47,11 @@ type Options struct {
 	// Force names algorithms that are used wherever they support the request, in this order,
 	// instead of those that are faster. Results do not depend on it.
 	Force []string
+
+	// Tuning is the file of tables from which the group takes what algorithms cost: see package tuning. Empty:
+	// the one that WEFT_TUNING names, or else weft/tuning.json in the user's cache directory, if there is one.
+	// "none": the library's own tables. All ranks must find the same table.
+	Tuning string
 
 	// Loopback is for measuring only. It makes the only rank of a communicator on a GPU the first of so
 	// many, whose windows are regions of its own GPU's memory. Every load, store and wait of an
@@ -99,6 +105,7 @@ type Group struct {
 	messages spec.Call // of point-to-point: nothing else of it is set
 	batch    Batch     // the same messages
 
+	profile   string // of the machine
 	algorithm string // of the last call
 	works     works
 	queue     queue // on the host
@@ -151,13 +158,20 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 		return nil, err
 	}
 	g := &Group{comm: comm, ranks: max(comm.Size(), opts.Loopback)}
+	var table *tuning.Table
+	if g.profile, table, err = tuned(ctx, comm, op, opts.Tuning); err != nil {
+		return nil, err
+	}
 	if comm.Device() != nil {
 		g.engine, err = gpu.New(ctx, comm, gpu.Options{
-			Staging: opts.Staging, SMs: opts.SMs, SerialGroup: opts.SerialGroup, Force: opts.Force, DTypes: opts.DTypes,
-			Loopback: opts.Loopback,
+			Staging: opts.Staging, SMs: opts.SMs, SerialGroup: opts.SerialGroup, Force: opts.Force, Model: table.Model(),
+			DTypes: opts.DTypes, Loopback: opts.Loopback,
 		})
-	} else if g.engine, err = host.New(ctx, comm, opts.Scratch, opts.Force); err != nil {
-		err = fmt.Errorf("%s: %w", op, err)
+	} else {
+		g.engine, err = host.New(ctx, comm, host.Options{Scratch: opts.Scratch, Force: opts.Force, Model: table.Model()})
+		if err != nil {
+			err = fmt.Errorf("%s: %w", op, err)
+		}
 	}
 	if err != nil {
 		return nil, err
@@ -183,6 +197,9 @@ func known(comm *weft.Comm, name string) bool {
 	}
 	return false
 }
+
+// Profile names the machine in tables of package tuning.
+func (g *Group) Profile() string { return g.profile }
 
 // Close gives the group's memory up on this rank. Peers that are still in an operation that this
 // rank has finished may go on reading it. It waits until what was started has ended, and on a GPU until

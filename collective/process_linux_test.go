@@ -255,7 +255,7 @@ func startCrew(t *testing.T, a *Algorithm, deadline time.Duration) (crew *proces
 	crew = processes.Start(t, "member", crewSize)
 	args := memberArgs{
 		ID: crew.ID(), Deadline: deadline, Algorithm: a.Name, Bytes: 256 << 10,
-		Window: !a.Supports(Request{Collective: a.Collective}),
+		Window: !a.Fits(Request{Collective: a.Collective}),
 	}
 	if a.Eager {
 		args.Bytes = 1 << 10

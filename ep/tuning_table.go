@@ -2,22 +2,18 @@ package ep
 
 import (
 	"encoding/json"
-	"errors"
-	"fmt"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 
-	"github.com/weftgo/weft/ep/spec"
-
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/ep/spec"
+	"github.com/weftgo/weft/internal/tuningfile"
 )
 
 // TuningTable holds the results of "weft tune ep" for kinds of machines and handles. Handles on
 // GPUs take their Tuning from it if their Spec has none.
 //
-// It is a JSON file: the one that WEFT_TUNING names, or else weft/tuning.json in the user's cache
+// It is in a JSON file: the one that WEFT_TUNING names, or else weft/tuning.json in the user's cache
 // directory, if that exists. WEFT_TUNING=none is no table. Every rank reads its own file, and all
 // must find the same row.
 type TuningTable struct {
@@ -27,12 +23,6 @@ type TuningTable struct {
 
 // tableVersion changes when kernels interpret a Tuning in another way.
 const tableVersion = 2
-
-// The variable names a file, or has the value noTable.
-const (
-	tuningVariable = "WEFT_TUNING"
-	noTable        = "none"
-)
 
 // TuningRow is the best Tuning for one kind of handle on one kind of machine.
 type TuningRow struct {
@@ -96,36 +86,23 @@ func HandleKindOf(s spec.Spec) HandleKind {
 	return k
 }
 
-// TuningPath is the path of the table, or empty if there is none.
-func TuningPath() (string, error) {
-	switch path := os.Getenv(tuningVariable); path {
-	case noTable:
-		return "", nil
-	case "":
-		dir, err := os.UserCacheDir()
-		if err != nil {
-			return "", nil // a user without a home directory has no table
-		}
-		return filepath.Join(dir, "weft", "tuning.json"), nil
-	default:
-		return filepath.Abs(path)
-	}
-}
+// TuningPath is the path of the file, or empty if there is none.
+func TuningPath() (string, error) { return tuningfile.Path() }
 
 // ReadTuningTable reads a table. A missing file is a table without rows. So is a file of another
 // version; the table keeps that version.
 func ReadTuningTable(path string) (*TuningTable, error) {
-	b, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return &TuningTable{Version: tableVersion}, nil
-	}
+	t := &TuningTable{Version: tableVersion}
+	members, err := tuningfile.Read(path)
 	if err != nil {
-		return nil, fmt.Errorf("tuning: %w", err)
+		return nil, err
 	}
-	t := &TuningTable{}
-	if err := json.Unmarshal(b, t); err != nil {
-		return nil, weft.Invalidf("tuning: %s is no table (%v): remove it, and write another with \"weft tune ep\"",
-			path, err)
+	for name, to := range map[string]any{"version": &t.Version, "rows": &t.Rows} {
+		if m, ok := members[name]; ok {
+			if err := json.Unmarshal(m, to); err != nil {
+				return nil, tuningfile.Broken(path, err)
+			}
+		}
 	}
 	if t.Version != tableVersion {
 		t.Rows = nil // they were measured with other kernels
@@ -133,31 +110,10 @@ func ReadTuningTable(path string) (*TuningTable, error) {
 	return t, nil
 }
 
-// Write replaces the file in one step, so that readers see a whole table. It follows links.
+// Write replaces the table in the file in one step, so that readers see a whole one. It follows links.
 func (t *TuningTable) Write(path string) error {
-	if target, err := filepath.EvalSymlinks(path); err == nil {
-		path = target
-	}
 	t.Version = tableVersion
-	b, err := json.MarshalIndent(t, "", "\t")
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return fmt.Errorf("tuning: %w", err)
-	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".tuning-*")
-	if err != nil {
-		return fmt.Errorf("tuning: %w", err)
-	}
-	_, err = f.Write(append(b, '\n'))
-	if err = errors.Join(err, f.Chmod(0o644), f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return fmt.Errorf("tuning: %w", errors.Join(err, os.Remove(f.Name())))
-	}
-	return nil
+	return tuningfile.Write(path, map[string]any{"version": t.Version, "rows": t.Rows})
 }
 
 // Drop removes the rows of a kind of handle on a machine.
@@ -202,18 +158,14 @@ func tuned(s spec.Spec, comm *weft.Comm) (spec.Spec, error) {
 	if path == "" || err != nil {
 		return s, err
 	}
-	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
-		if os.Getenv(tuningVariable) != "" {
-			return s, weft.Invalidf("%s names %s, which does not exist: write it with \"weft tune ep\", or "+
-				"leave the variable empty", tuningVariable, path)
-		}
-		return s, nil
+	if err := tuningfile.Missing(path, tuningfile.NamedBy()); err != nil {
+		return s, err
 	}
 	table, err := ReadTuningTable(path)
-	if err == nil && table.Version != tableVersion && os.Getenv(tuningVariable) != "" {
+	if err == nil && table.Version != tableVersion && os.Getenv(tuningfile.Variable) != "" {
 		err = weft.Invalidf("%s names %s, a table of version %d, but these kernels need version %d: write it "+
 			"anew with \"weft tune ep\", or leave the variable empty",
-			tuningVariable, path, table.Version, tableVersion)
+			tuningfile.Variable, path, table.Version, tableVersion)
 	}
 	if err != nil || len(table.Rows) == 0 {
 		return s, err

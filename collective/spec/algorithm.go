@@ -55,5 +55,14 @@ func (a *Algorithm) Fits(q Request) bool {
 	return a.Supports == nil || a.Supports(q)
 }
 
-// Model has the constants of a machine from which costs are computed.
-type Model struct{}
+// Estimate is the time that a request is expected to take: what was measured on the machine, or else the
+// algorithm's Cost. Without either it is not known.
+func (a *Algorithm) Estimate(q *Request, m *Model) (us float64, known bool) {
+	if row := m.measured(a.Name, q); row != nil {
+		return row.at(q.Sent), true
+	}
+	if a.Cost == nil {
+		return 0, false
+	}
+	return a.Cost(*q, m), true
+}

@@ -1,22 +1,26 @@
 package spec
 
-import "github.com/weftgo/weft"
+import (
+	"math/bits"
 
-// Request is what the choice of an algorithm depends on. It is the same on every rank: its first
-// part because the ranks' calls must agree, its second because they have told each other.
+	"github.com/weftgo/weft"
+)
+
+// Request is what the choice of an algorithm depends on. It is the same on every rank: because the ranks'
+// calls must agree, or, where operands lie, because ranks have told each other.
 type Request struct {
 	Collective Collective
 	Op         weft.Op    // of a reduction
 	DType      weft.DType // of the elements
+	Windows    Windows    // known once all ranks have entered; empty before
 	Count      int        // elements of a part; 0 in a V form
-	Bytes      int        // the same in bytes
+	Bytes      int        // the same in bytes; of a V form whose counts all ranks have, of the longest part
 	Root       int
 	Ranks      int // ranks that take part
-	Slot       int // bytes that a rank can stage at a time
+	Slot       int // bytes of staging that an operation has; on the host, that a round carries
 
-	Windows Windows // known once all ranks have entered; empty before
-
-	Sent int // on the host: the most bytes that a rank sends, to all others together
+	// Sent is the most bytes that a rank sends of its input, to all others together; 0 where ranks do not know.
+	Sent int
 }
 
 // Request is the call's.
@@ -28,10 +32,44 @@ func (c *Call) Request(ranks, slot int) Request {
 	if c.Collective.Rooted() {
 		q.Root = c.Root
 	}
+	if c.Collective == AllToAllV { // whose counts ranks do not know of each other
+		return q
+	}
 	if !c.Collective.Varies() {
-		q.Count, q.Bytes = c.Count, c.Bytes
+		q.Count = c.Count
+	}
+	q.Bytes, q.Sent = c.Bytes, c.Bytes
+	if c.Collective.inParts() {
+		q.Sent *= ranks
 	}
 	return q
+}
+
+// Class is the number of the request's class: sizes up to the same power of two, and more than half of it. No
+// bytes are as one.
+func (q *Request) Class() int {
+	if q.Sent <= 1 {
+		return 0
+	}
+	return bits.Len(uint(q.Sent - 1))
+}
+
+// Typical is the request of the middle of its class, for which costs are compared: all sizes of a class
+// have the same order of algorithms.
+func (q *Request) Typical() Request {
+	t := *q
+	t.Root = 0
+	class := q.Class()
+	if t.Sent = 1 << class; class > 1 {
+		t.Sent = 3 << (class - 2)
+	}
+	if q.Collective.inParts() {
+		t.Bytes = t.Sent / max(q.Ranks, 1)
+	} else {
+		t.Bytes = t.Sent
+	}
+	t.Count = t.Bytes / max(q.DType.Size(), 1)
+	return t
 }
 
 // Windows says which operands lie in windows, where peers can reach them without a copy.

@@ -5,6 +5,8 @@ import (
 	"errors"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/collective/internal/choice"
+	"github.com/weftgo/weft/collective/spec"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/device"
 	enginegpu "github.com/weftgo/weft/engine/gpu"
@@ -14,7 +16,8 @@ import (
 type Options struct {
 	Staging int          // bytes of slots in each rank's window
 	SMs     int          // that kernels may fill; 0: see [enginegpu.Want]
-	Force   []string     // algorithms that are used wherever they support the request
+	Force   []string     // algorithms that are used wherever they fit the request
+	Model   *spec.Model  // what algorithms cost
 	DTypes  []weft.DType // whose kernels are loaded from the beginning
 	// SerialGroup is a number of owners whose kernels never run at the same time; 0: none.
 	SerialGroup int
@@ -33,7 +36,9 @@ type Engine struct {
 	blocks    int
 	turnBytes int
 	dependent bool // launches may begin while the one before ends
-	forced    []*algorithm
+
+	algorithms []*algorithm
+	choice     *choice.Chooser
 
 	args   laneArgs // but for what is an operation's own
 	direct directArgs
@@ -74,14 +79,8 @@ const opNew = "new group"
 
 // New makes an engine. It is collective.
 func New(ctx context.Context, comm *weft.Comm, o Options) (*Engine, error) {
-	e := &Engine{comm: comm, ranks: max(comm.Size(), o.Loopback)}
-	for _, name := range o.Force {
-		for _, a := range algorithms {
-			if a.Name == name {
-				e.forced = append(e.forced, a)
-			}
-		}
-	}
+	e := &Engine{comm: comm, ranks: max(comm.Size(), o.Loopback), algorithms: algorithms}
+	e.chooseBy(o.Force, o.Model)
 	err := e.open(ctx, o)
 	for _, t := range o.DTypes {
 		if err == nil {
@@ -93,6 +92,15 @@ func New(ctx context.Context, comm *weft.Comm, o Options) (*Engine, error) {
 		return nil, errors.Join(err, again)
 	}
 	return e, nil
+}
+
+// chooseBy sets how algorithms are chosen.
+func (e *Engine) chooseBy(force []string, m *spec.Model) {
+	list := make([]*spec.Algorithm, len(e.algorithms))
+	for i, a := range e.algorithms {
+		list[i] = &a.Algorithm
+	}
+	e.choice = choice.New(list, force, m)
 }
 
 func (e *Engine) open(ctx context.Context, o Options) (err error) {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/collective/spec"
+	"github.com/weftgo/weft/collective/tuning"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
@@ -67,7 +68,7 @@ func run(t *testing.T, g *ranktest.GPUs, ranks, staging int, body func(ctx conte
 			return errors.Join(err, m.Close())
 		}
 		defer func() { err = errors.Join(err, w.Close()) }()
-		e, err := New(ctx, comm, Options{Staging: staging, SMs: 4})
+		e, err := New(ctx, comm, Options{Staging: staging, SMs: 4, Model: model})
 		if err == nil {
 			err = body(ctx, &rank{Engine: e, comm: comm, memory: m, window: w})
 			_, again := e.Close()
@@ -302,6 +303,9 @@ func TestDirectOnEmulatedGPUs(t *testing.T) {
 	})
 }
 
+// model is that of the GPUs which most figures are of.
+var model = tuning.Builtin("h200-nvswitch").Model()
+
 // TestDirectOnGPUs is the same on real ones.
 func TestDirectOnGPUs(t *testing.T) {
 	g := ranktest.Real(t)
@@ -311,11 +315,13 @@ func TestDirectOnGPUs(t *testing.T) {
 }
 
 func directCalls(ctx context.Context, r *rank) error {
+	var direct []string
 	for _, a := range algorithms {
 		if strings.HasSuffix(a.Name, "/direct") {
-			r.forced = append(r.forced, a)
+			direct = append(direct, a.Name)
 		}
 	}
+	r.chooseBy(direct, model)
 	outside := weft.DeviceTensor(r.memory.Pointer(), weft.Float32, 16)
 	refused := &spec.Call{Collective: spec.AllReduce, In: outside, Out: outside, Symmetric: true}
 	if err := refused.Check(r.comm.Rank(), r.comm.Size()); err != nil {

@@ -34,6 +34,3 @@ type allReduceArgs struct {
 	slotBytes uint64
 	group     device.Group
 }
-
-// oneShotBytes is up to where one step beats two, which move less.
-const oneShotBytes = 64 << 10

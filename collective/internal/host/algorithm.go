@@ -2,20 +2,17 @@ package host
 
 import (
 	"context"
-	"slices"
 
 	"github.com/weftgo/weft/collective/spec"
 )
 
 // A form is a way to move data, or to reduce it on the way. Each stands in a file of its own. With each
-// collective that it serves it is an algorithm: the table in tuning.go says which, and when it is chosen.
+// collective that it serves it is an algorithm.
 type form struct {
 	name     string
 	eager    bool
-	supports func(q *spec.Request) bool
+	supports func(q spec.Request) bool
 	run      func(ctx context.Context, c *call) error
-
-	names [spec.Collectives]string // of its algorithms
 }
 
 // algorithm is a form of one collective.
@@ -24,19 +21,30 @@ type algorithm struct {
 	form *form
 }
 
-// algorithms is the registry: the forms of the tuning table.
-var algorithms = func() (all []algorithm) {
+// forms are those that serve a collective. What they cost stands in profile shared-memory of package tuning;
+// of those that cost the same the first one runs. The last of each collective supports everything.
+var forms = [spec.Collectives][]*form{
+	spec.Barrier:        {&eager},
+	spec.AllReduce:      {&eager, &pull, &pipeline, &window, &twoShot},
+	spec.Reduce:         {&eager, &pull, &window, &pipeline, &twoShot},
+	spec.ReduceScatter:  {&eager, &pull, &pipeline},
+	spec.ReduceScatterV: {&eager, &pull, &pipeline},
+	spec.AllGather:      {&eager, &pull, &pipeline},
+	spec.AllGatherV:     {&eager, &pull, &pipeline},
+	spec.AllToAll:       {&eager, &pull, &pipeline},
+	spec.AllToAllV:      {&eager, &pull, &pipeline},
+	spec.Broadcast:      {&eager, &pull, &pipeline},
+	spec.Gather:         {&eager, &pull, &pipeline},
+	spec.Scatter:        {&eager, &pull, &pipeline},
+}
+
+// algorithms is the registry.
+var algorithms = func() (all []*algorithm) {
 	for kind := range spec.Collectives {
-		for i, p := range preferences[kind] {
-			if slices.ContainsFunc(preferences[kind][:i], func(q preference) bool { return q.form == p.form }) {
-				continue
-			}
-			name := kind.String() + "/" + p.form.name
-			p.form.names[kind] = name
-			all = append(all, algorithm{spec.Algorithm{
-				Name: name, Collective: kind, Eager: p.form.eager,
-				Supports: func(q spec.Request) bool { return p.form.supports(&q) },
-			}, p.form})
+		for _, f := range forms[kind] {
+			all = append(all, &algorithm{spec.Algorithm{
+				Name: kind.String() + "/" + f.name, Collective: kind, Eager: f.eager, Supports: f.supports,
+			}, f})
 		}
 	}
 	return all
@@ -50,14 +58,3 @@ func Algorithms() []spec.Algorithm {
 	}
 	return all
 }
-
-func algorithmNamed(name string) *algorithm {
-	for i := range algorithms {
-		if algorithms[i].Name == name {
-			return &algorithms[i]
-		}
-	}
-	return nil
-}
-
-func always(*spec.Request) bool { return true }

@@ -54,18 +54,11 @@ func (c *call) begin(given *spec.Call) {
 		c.out = given.Out.Raw()
 	}
 	c.stream = len(c.out) >= tuning.Stream
-	c.Sent = c.Bytes
-	switch c.Collective {
-	case spec.AllGatherV:
-		c.Bytes, c.Sent = given.Bytes, given.Bytes
-	case spec.ReduceScatterV:
-		c.Bytes, c.Sent = given.Bytes, 0
+	if c.Collective == spec.ReduceScatterV {
+		c.Sent = 0
 		for _, r := range c.Live {
 			c.Sent += given.Counts.Send[r] * c.DType.Size()
 		}
-	case spec.ReduceScatter, spec.AllToAll, spec.Scatter:
-		c.Sent = c.Ranks * c.Bytes
-	default:
 	}
 }
 

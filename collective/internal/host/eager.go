@@ -12,7 +12,7 @@ import (
 var eager = form{
 	name:  "eager",
 	eager: true,
-	supports: func(q *spec.Request) bool {
+	supports: func(q spec.Request) bool {
 		if q.Collective == spec.AllToAllV {
 			return q.Sent <= eagerRoom(q.Slot, q.Ranks)
 		}

@@ -5,33 +5,39 @@ import (
 	"fmt"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/collective/internal/choice"
 	"github.com/weftgo/weft/collective/spec"
 	enginehost "github.com/weftgo/weft/engine/host"
 )
 
 // Engine runs the collectives of a group.
 type Engine struct {
-	named    [1]*algorithm // by the call
-	forced   []*algorithm
-	call     call
-	exchange *exchange
+	algorithms []*algorithm
+	choice     *choice.Chooser
+	call       call
+	exchange   *exchange
 }
 
-// New makes an engine with so many bytes of each rank's memory to stage operands. It is collective,
-// and the only place where the engine allocates memory. Algorithms that are forced are used wherever
-// they support the request, in their order.
-func New(ctx context.Context, comm *weft.Comm, scratch int, force []string) (*Engine, error) {
-	e := &Engine{}
-	for _, name := range force {
-		if a := algorithmNamed(name); a != nil {
-			e.forced = append(e.forced, a)
-		}
+// Options configures an [Engine]. All ranks pass the same.
+type Options struct {
+	Scratch int         // bytes of each rank's memory to stage operands
+	Force   []string    // algorithms that are used wherever they fit the request, in their order
+	Model   *spec.Model // what algorithms cost
+}
+
+// New makes an engine. It is collective, and the only place where the engine allocates memory.
+func New(ctx context.Context, comm *weft.Comm, o Options) (*Engine, error) {
+	e := &Engine{algorithms: algorithms}
+	list := make([]*spec.Algorithm, len(e.algorithms))
+	for i, a := range e.algorithms {
+		list[i] = &a.Algorithm
 	}
+	e.choice = choice.New(list, o.Force, o.Model)
 	// A round has room for a cache line from a rank to each, whatever the scratch.
-	ring := max(scratch, enginehost.RingShare*64*comm.Size())
-	boxes := mailboxesFor(comm.Size(), scratch)
+	ring := max(o.Scratch, enginehost.RingShare*64*comm.Size())
+	boxes := mailboxesFor(comm.Size(), o.Scratch)
 	rounds, err := enginehost.New(ctx, comm, enginehost.Config{
-		Kind: "group", Ring: ring, Own: boxes.bytes(), Differs: spec.Differs, Chooses: chooses,
+		Kind: "group", Ring: ring, Own: boxes.bytes(), Differs: spec.Differs, Chooses: e.chooses,
 	})
 	if err != nil {
 		return nil, err
@@ -61,66 +67,79 @@ func (e *Engine) Run(ctx context.Context, s *weft.Stream, given *spec.Call, refu
 	if refused == nil {
 		refused = onHost(s, given)
 	}
-	c.Request = given.Request(len(c.Live), c.Room())
-	var named *algorithm
+	c.Choice = 0
+	named := -1
 	if refused == nil {
-		named, refused = c.named(given.Algorithm)
+		c.begin(given)
+		named, refused = e.named(given.Algorithm)
 	}
 	if refused != nil {
 		return "", c.opened(ctx, c.Refuse(refused), refused)
 	}
-	c.begin(given)
-	forced := e.forced
-	if named != nil {
-		e.named[0] = named
-		forced = e.named[:]
+	a, err := e.choose(ctx, named)
+	if err != nil {
+		return "", err
 	}
-	varies := c.Collective == spec.AllToAllV
-	if varies {
-		if err := c.exchangeCounts(ctx); err != nil {
-			return "", err
-		}
-	}
-	f := atOnce(&c.Request, forced)
-	if f == nil {
-		if !varies {
-			if err := c.exchangeOperands(ctx); err != nil {
-				return "", err
-			}
-		}
-		f = afterExchange(&c.Request, forced)
-	}
-	if named != nil && f != named.form {
-		return "", unsupports(named, &c.Request)
-	}
-	name := f.names[c.Collective]
-	if err := f.run(ctx, c); err != nil {
-		return name, err
+	if err := a.form.run(ctx, c); err != nil {
+		return a.Name, err
 	}
 	// If this rank was told of a failure meanwhile the others may have gone on without it, and what
 	// it has read may be what they wrote later.
-	return name, c.Comm.Operations().Begin(c.name)
+	return a.Name, c.Comm.Operations().Begin(c.name)
 }
 
-// named is the algorithm that a call names, if it does; ranks compare their choices. It is refused before
-// anything moves: at once what is eager, else when ranks have told each other where their operands are.
-func (c *call) named(name string) (*algorithm, error) {
-	c.Choice = 0
+// choose chooses the call's algorithm. Ranks tell each other what the choice depends on, if need be.
+func (e *Engine) choose(ctx context.Context, named int) (*algorithm, error) {
+	c := &e.call
+	varies := c.Collective == spec.AllToAllV
+	if varies {
+		if err := c.exchangeCounts(ctx); err != nil {
+			return nil, err
+		}
+	}
+	i := named
+	switch {
+	case named >= 0:
+	case varies:
+		i = e.choice.Choose(&c.Request)
+	default:
+		i = e.choice.AtOnce(&c.Request)
+	}
+	if !varies && (i < 0 || !e.algorithms[i].Eager) {
+		if err := c.exchangeOperands(ctx); err != nil {
+			return nil, err
+		}
+		if named < 0 {
+			i = e.choice.AfterExchange(&c.Request)
+		}
+	}
+	switch {
+	case i < 0:
+		return nil, weft.Unsupportedf("%v: no algorithm has a known cost; name one", c.Collective)
+	case named >= 0 && !e.algorithms[i].Fits(c.Request):
+		return nil, unsupports(e.algorithms[i], &c.Request)
+	}
+	return e.algorithms[i], nil
+}
+
+// named is the index of the algorithm that a call names, or -1; ranks compare their choices. It is refused
+// before anything moves: at once what is eager, else when ranks have told each other where their operands
+// are.
+func (e *Engine) named(name string) (int, error) {
 	if name == "" {
-		return nil, nil
+		return -1, nil
 	}
-	for i := range algorithms {
-		a := &algorithms[i]
-		if a.Name != name || a.Collective != c.Collective {
-			continue
-		}
-		if a.Eager && a.Collective != spec.AllToAllV && !a.Supports(c.Request) {
-			return nil, unsupports(a, &c.Request)
-		}
-		c.Choice = uint32(1 + i)
-		return a, nil
+	c := &e.call
+	i := e.choice.Named(name)
+	if i < 0 || e.algorithms[i].Collective != c.Collective {
+		return -1, weft.Invalidf("%v: there is no algorithm %q on the host", c.Collective, name)
 	}
-	return nil, weft.Invalidf("%v: there is no algorithm %q on the host", c.Collective, name)
+	a := e.algorithms[i]
+	if a.Eager && a.Collective != spec.AllToAllV && !a.Fits(c.Request) {
+		return -1, unsupports(a, &c.Request)
+	}
+	c.Choice = uint32(1 + i)
+	return i, nil
 }
 
 func unsupports(a *algorithm, q *spec.Request) error {
@@ -133,12 +152,12 @@ func unsupports(a *algorithm, q *spec.Request) error {
 }
 
 // chooses says which algorithms calls name that are alike otherwise.
-func chooses(own, peer uint32) string {
+func (e *Engine) chooses(own, peer uint32) string {
 	words := func(choice uint32) string {
-		if choice == 0 || int(choice) > len(algorithms) {
+		if choice == 0 || int(choice) > len(e.algorithms) {
 			return "no algorithm"
 		}
-		return algorithms[choice-1].Name
+		return e.algorithms[choice-1].Name
 	}
 	return fmt.Sprintf("it names %s, this rank %s", words(peer), words(own))
 }

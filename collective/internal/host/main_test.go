@@ -10,6 +10,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/weftgo/weft"
+	profiles "github.com/weftgo/weft/collective/tuning"
 	"github.com/weftgo/weft/internal/ranktest"
 )
 
@@ -17,6 +18,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // scratchBytes is what a group takes that says nothing.
 const scratchBytes = 4 << 20
+
+// model is that of groups which are told no other.
+var model = profiles.Builtin(profiles.SharedMemory).Model()
 
 // job is a communicator whose ranks are goroutines of the test, with an engine each.
 type job struct {
@@ -28,7 +32,7 @@ func newJob(t testing.TB, ranks, scratch int, force ...string) *job {
 	t.Helper()
 	j := &job{ranktest.New(t, ranks), make([]*Engine, ranks)}
 	j.must(t, func(ctx context.Context, r int) (err error) {
-		j.engines[r], err = New(ctx, j.comms[r], scratch, force)
+		j.engines[r], err = New(ctx, j.comms[r], Options{Scratch: scratch, Force: force, Model: model})
 		return err
 	})
 	return j

@@ -13,7 +13,7 @@ import (
 // It cannot work in place where an output would overwrite what others still read.
 var pull = form{
 	name: "pull",
-	supports: func(q *spec.Request) bool {
+	supports: func(q spec.Request) bool {
 		switch q.Collective {
 		case spec.AllReduce, spec.AllToAll:
 			return q.Windows&(spec.Inputs|spec.InPlace) == spec.Inputs

@@ -1,7 +1,5 @@
 package host
 
-import "github.com/weftgo/weft/collective/spec"
-
 // bounceBytes is a piece of a result that is made in the first-level cache.
 const bounceBytes = 16 << 10
 
@@ -20,7 +18,7 @@ type sizes struct {
 	Sharing int64 // reductions
 }
 
-// tuning is the same on all ranks by being compiled into them.
+// tuning is the same on all ranks by being compiled into them. Which form runs is for package choice.
 var tuning = sizes{
 	CopyStep:    64 << 10,
 	ScatterStep: 128 << 10,
@@ -30,86 +28,4 @@ var tuning = sizes{
 	Stream:      8 << 20,
 	Staging:     8_000,
 	Sharing:     5_000,
-}
-
-// A preference chooses a form for requests in which ranks send at most so many bytes each, on at most
-// so many ranks, whose operands lie so. Zero means any.
-type preference struct {
-	form    *form
-	bytes   int
-	ranks   int
-	windows spec.Windows
-}
-
-// preferences are asked in this order, and the first one whose form supports the request wins. The last
-// of each collective supports everything.
-var preferences = [spec.Collectives][]preference{
-	spec.Barrier: {{form: &eager}},
-	spec.AllReduce: {
-		{form: &eager, bytes: 32 << 10},
-		{form: &pull, bytes: 4 << 20, ranks: 2},
-		// In place every line of the output is in the other rank's cache: until it has gone,
-		// staging costs less than taking it back.
-		{form: &pipeline, bytes: 2 << 20, ranks: 2, windows: spec.InPlace},
-		{form: &window},
-		{form: &pipeline, bytes: 1 << 20, ranks: 2},
-		{form: &twoShot},
-	},
-	spec.Reduce: {
-		{form: &eager, bytes: 32 << 10},
-		{form: &pull, ranks: 2},
-		{form: &window},
-		{form: &pipeline, ranks: 2},
-		{form: &twoShot},
-	},
-	spec.ReduceScatter:  {{form: &eager, bytes: 32 << 10}, {form: &pull}, {form: &pipeline}},
-	spec.ReduceScatterV: {{form: &eager, bytes: 32 << 10}, {form: &pull}, {form: &pipeline}},
-	spec.AllGather:      {{form: &eager, bytes: 16 << 10}, {form: &pull}, {form: &pipeline}},
-	spec.AllGatherV:     {{form: &eager, bytes: 16 << 10}, {form: &pull}, {form: &pipeline}},
-	spec.AllToAll:       {{form: &eager, bytes: 16 << 10}, {form: &pull}, {form: &pipeline}},
-	spec.AllToAllV:      {{form: &eager}, {form: &pull}, {form: &pipeline}},
-	spec.Broadcast:      {{form: &eager, bytes: 64 << 10}, {form: &pull}, {form: &pipeline}},
-	spec.Gather:         {{form: &eager, bytes: 16 << 10}, {form: &pull}, {form: &pipeline}},
-	spec.Scatter:        {{form: &eager, bytes: 32 << 10}, {form: &pull}, {form: &pipeline}},
-}
-
-// atOnce chooses a form that sends its data at once, or none: then ranks first tell each other where
-// their operands are. Like afterExchange it depends on nothing but the request and on what was forced
-// when the group was made, so all ranks choose the same.
-func atOnce(q *spec.Request, forced []*algorithm) *form {
-	for _, a := range forced {
-		if a.Collective == q.Collective {
-			if !a.Eager {
-				return nil
-			}
-			if a.Supports(*q) {
-				return a.form
-			}
-		}
-	}
-	return preferred(q, true)
-}
-
-// afterExchange chooses a form once every rank knows which operands lie in windows.
-func afterExchange(q *spec.Request, forced []*algorithm) *form {
-	for _, a := range forced {
-		if a.Collective == q.Collective && !a.Eager && a.Supports(*q) {
-			return a.form
-		}
-	}
-	return preferred(q, false)
-}
-
-func preferred(q *spec.Request, eager bool) *form {
-	for i := range preferences[q.Collective] {
-		if p := &preferences[q.Collective][i]; p.form.eager == eager && p.wants(q) {
-			return p.form
-		}
-	}
-	return nil
-}
-
-func (p *preference) wants(q *spec.Request) bool {
-	return (p.bytes == 0 || q.Sent <= p.bytes) && (p.ranks == 0 || q.Ranks <= p.ranks) &&
-		q.Windows&p.windows == p.windows && p.form.supports(q)
 }

@@ -15,7 +15,7 @@ import (
 // publishes the result, and that overwrites the chunk.
 var window = form{
 	name: "window",
-	supports: func(q *spec.Request) bool {
+	supports: func(q spec.Request) bool {
 		if q.Collective == spec.Reduce {
 			return q.Windows&spec.Inputs != 0
 		}

@@ -1,0 +1,107 @@
+package gpu
+
+import (
+	"math"
+
+	"github.com/weftgo/weft/collective/spec"
+)
+
+// Costs are those of a graph of operations that follow each other, in microseconds. An operation takes a trip,
+// which its size does not change, for each launch; then its bytes at a rate.
+//
+//	           trip                      bytes on a rank's links, n ranks, S bytes an operand
+//	one-shot   launch, load, hop         (n-1) S
+//	two-shot   and one more hop          2 (n-1)/n S
+//	flagged    launch, load, hop         those of the parts that it sends, or receives
+//	direct     and a fence and a hop     the same, and nothing is staged
+
+// ramp is what the first blocks of an operation take until stores keep the links busy: bytes at a rate, and
+// no more than this.
+const (
+	ramp     = 0.4
+	rampGBps = 640
+)
+
+// trip is what an operation of one launch takes at least.
+func trip(q *spec.Request, m *spec.Model) float64 {
+	return m.Launch + m.Load + m.Hop + m.Spread*math.Log2(float64(max(q.Ranks, 2))/2)
+}
+
+// launches is how many launches an operand takes, of at most so many bytes.
+func launches(bytes, most int) float64 {
+	if most <= 0 {
+		return 1
+	}
+	return math.Ceil(float64(max(bytes, 1)) / float64(most))
+}
+
+// wire is how many bytes of slots so many bytes take.
+func wire(q *spec.Request, bytes float64) float64 {
+	return bytes * float64(encodingOf(q.DType).vectorSlot()) / vectorBytes
+}
+
+// pushed is how long slots of so many bytes take on their way to peers.
+func pushed(q *spec.Request, m *spec.Model, bytes float64) float64 {
+	bytes = wire(q, bytes)
+	return min(ramp, spec.Micros(bytes, rampGBps)) + spec.Micros(bytes, m.Push)
+}
+
+func barrierCost(q spec.Request, m *spec.Model) float64 { return trip(&q, m) - m.Load }
+
+func oneShotCost(q spec.Request, m *spec.Model) float64 {
+	most := encodingOf(q.DType).capacity(q.Slot / max(q.Ranks, 1))
+	return launches(q.Bytes, most)*trip(&q, m) + pushed(&q, m, float64(q.Bytes)*float64(q.Ranks-1))
+}
+
+// A two-shot sends, sums and sends, which loses a little of the links' rate, and more where its slots do not
+// stay in the GPU's cache.
+const (
+	twoShotStep   = 0.3
+	twoShotShare  = 0.95
+	twoShotBehind = 0.86
+	cacheBytes    = 16 << 20
+)
+
+func twoShotCost(q spec.Request, m *spec.Model) float64 {
+	n, share := float64(max(q.Ranks, 1)), twoShotShare
+	slots := wire(&q, 2*float64(q.Bytes))
+	if slots > cacheBytes {
+		share = twoShotBehind
+	}
+	most := q.Ranks * encodingOf(q.DType).capacity(q.Slot/2/max(q.Ranks, 1))
+	fixed := launches(q.Bytes, most) * (trip(&q, m) + m.Hop + twoShotStep)
+	return fixed + pushed(&q, m, 2*(n-1)/n*float64(q.Bytes))/share
+}
+
+// stagedPasses is how often the GPU's own memory sees what came through slots: read, written to the output,
+// and cleared.
+const stagedPasses = 3
+
+func flaggedCost(q spec.Request, m *spec.Model) float64 {
+	most := encodingOf(q.DType).capacity(q.Slot / max(q.Ranks, 1))
+	moved := float64(q.Bytes) * float64(q.Ranks-1)
+	arrives := moved
+	switch q.Collective {
+	case spec.Broadcast, spec.Scatter:
+		arrives = float64(q.Bytes)
+	default:
+	}
+	return launches(q.Bytes, most)*trip(&q, m) + pushed(&q, m, moved) +
+		spec.Micros(stagedPasses*wire(&q, arrives), m.Copy)
+}
+
+// meeting is how blocks of direct operations begin and end: they meet, and fence what they have done.
+func meeting(q *spec.Request, m *spec.Model) float64 { return trip(q, m) + m.Hop + m.Fence }
+
+func directMoveCost(q spec.Request, m *spec.Model) float64 {
+	return meeting(&q, m) + spec.Micros(float64(q.Bytes)*float64(q.Ranks-1), m.Push)
+}
+
+func directReduceCost(q spec.Request, m *spec.Model) float64 {
+	n := float64(max(q.Ranks, 1))
+	moved := (n - 1) * float64(q.Bytes)
+	if q.Collective == spec.AllReduce {
+		moved *= 2 / n
+	}
+	return meeting(&q, m) + spec.Micros(moved, m.Pull)
+}
