@@ -1,9 +1,11 @@
 package collective
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 
 	"github.com/weftgo/weft"
@@ -91,6 +93,13 @@ type (
 // all-gather-v or an all-to-all-v that are not the peer's fail both with [weft.ErrMismatch]. Any other
 // error is the communicator's failure, and leaves outputs undefined.
 //
+// With WEFT_CHECK=1 in the environment when a group is made, on all ranks, they meet on the host before
+// each call and compare all of it: the algorithm that it names, scalars, counts that all ranks pass, windows of
+// symmetric operands. Then on GPUs too every rank returns [weft.ErrMismatch], with both calls, or another
+// rank's refusal, and nothing is enqueued. Ranks that are masked take no part. A call in a capture is not
+// compared, so all ranks capture a call or none. Messages never are: their pairs compare them. Groups of one
+// communicator are then called in the same order on all ranks.
+//
 // A group of which calls were started is closed before its communicator.
 //
 // Peers may read operands in windows where they lie. Such a window stays open on every
@@ -152,8 +161,10 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 	if opts.Staging == 0 {
 		opts.Staging = DefaultStaging
 	}
-	summary := fmt.Sprintf("scratch %d, staging %d, SMs %d, serial group %d, types %v, algorithms %s", opts.Scratch,
-		opts.Staging, opts.SMs, opts.SerialGroup, opts.DTypes, strings.Join(opts.Force, " "))
+	check, unclear := checked()
+	err = cmp.Or(err, unclear)
+	summary := fmt.Sprintf("scratch %d, staging %d, SMs %d, serial group %d, types %v, algorithms %s, checked %t",
+		opts.Scratch, opts.Staging, opts.SMs, opts.SerialGroup, opts.DTypes, strings.Join(opts.Force, " "), check)
 	if err := comm.Operations().VerifySame(ctx, op, summary, err); err != nil {
 		return nil, err
 	}
@@ -165,11 +176,12 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 	if comm.Device() != nil {
 		g.engine, err = gpu.New(ctx, comm, gpu.Options{
 			Staging: opts.Staging, SMs: opts.SMs, SerialGroup: opts.SerialGroup, Force: opts.Force, Model: table.Model(),
-			DTypes: opts.DTypes, Loopback: opts.Loopback,
+			DTypes: opts.DTypes, Loopback: opts.Loopback, Check: check,
 		})
 	} else {
-		g.engine, err = host.New(ctx, comm, host.Options{Scratch: opts.Scratch, Force: opts.Force, Model: table.Model()})
-		if err != nil {
+		if g.engine, err = host.New(ctx, comm, host.Options{
+			Scratch: opts.Scratch, Force: opts.Force, Model: table.Model(), Check: check,
+		}); err != nil {
 			err = fmt.Errorf("%s: %w", op, err)
 		}
 	}
@@ -177,6 +189,20 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 		return nil, err
 	}
 	return g, nil
+}
+
+// checkVariable has the ranks of groups that are made compare all their calls: see [Group].
+const checkVariable = "WEFT_CHECK"
+
+func checked() (bool, error) {
+	switch v := os.Getenv(checkVariable); v {
+	case "", "0":
+		return false, nil
+	case "1":
+		return true, nil
+	default:
+		return false, weft.Invalidf("%s=%s: it is 1, 0 or empty", checkVariable, v)
+	}
 }
 
 // Algorithms lists the algorithms on the host.

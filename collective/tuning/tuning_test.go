@@ -65,19 +65,22 @@ func TestFile(t *testing.T) {
 
 // TestBadTables: what is wrong is said, with the way out.
 func TestBadTables(t *testing.T) {
+	measured := func(rows string) string { return `{"version": 1, "measured": [` + rows + `]}` }
+	const point = `{"bytes": 2, "us": 1}`
+	row := func(points string) string {
+		return `{"algorithm": "barrier/x", "ranks": 1, "points": [` + points + `]}`
+	}
 	for text, want := range map[string]string{
 		`{`:                           "unexpected",
-		`{"version": 1, "launch": 3}`: "unknown field",
 		`{}`:                          "version 0",
-		`{"version": 1, "constants": {"push_gbps": -3}}`:                                                           "a constant is -3",
-		`{"version": 1, "measured": [{"algorithm": "all-reduction/x", "ranks": 1}]}`:                               "no collective",
-		`{"version": 1, "measured": [{"algorithm": "barrier/x", "ranks": 0}]}`:                                     "want 1 to",
-		`{"version": 1, "measured": [{"algorithm": "barrier/x", "ranks": 1}]}`:                                     "no points",
-		`{"version": 1, "measured": [{"algorithm": "barrier/x", "ranks": 1, "points": [{"bytes": 0, "us": -1}]}]}`: "-1 us",
-		`{"version": 1, "measured": [{"algorithm": "barrier/x", "ranks": 1, "points": [{"bytes": 2, "us": 1},
-			{"bytes": 2, "us": 1}]}]}`: "not more than the one before",
-		`{"version": 1, "measured": [{"algorithm": "barrier/x", "ranks": 1, "points": [{"bytes": 2, "us": 1}]},
-			{"algorithm": "barrier/x", "ranks": 1, "points": [{"bytes": 2, "us": 1}]}]}`: "two rows",
+		`{"version": 1, "launch": 3}`: "unknown field",
+		`{"version": 1, "constants": {"push_gbps": -3}}`:         "a constant is -3",
+		measured(`{"algorithm": "all-reduction/x", "ranks": 1}`): "no collective",
+		measured(`{"algorithm": "barrier/x", "ranks": 0}`):       "want 1 to",
+		measured(row("")):                       "no points",
+		measured(row(`{"bytes": 0, "us": -1}`)): "-1 us",
+		measured(row(point + "," + point)):      "not more than the one before",
+		measured(row(point) + "," + row(point)): "two rows",
 	} {
 		if _, err := Parse("here", []byte(text)); !errors.Is(err, weft.ErrInvalid) || !strings.Contains(err.Error(), want) ||
 			!strings.Contains(err.Error(), "weft tune collectives") {

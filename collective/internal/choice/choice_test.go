@@ -123,8 +123,10 @@ func TestSelect(t *testing.T) {
 		return func(spec.Request, *spec.Model) float64 { return us }
 	}
 	all := []*spec.Algorithm{
-		{Name: "slow", Collective: spec.AllReduce, Cost: cost(3)}, {Name: "fast", Collective: spec.AllReduce, Cost: cost(1)},
-		{Name: "other", Collective: spec.Reduce, Cost: cost(1)}, {Name: "long", Collective: spec.AllReduce, MinBytes: 100},
+		{Name: "slow", Collective: spec.AllReduce, Cost: cost(3)},
+		{Name: "fast", Collective: spec.AllReduce, Cost: cost(1)},
+		{Name: "other", Collective: spec.Reduce, Cost: cost(1)},
+		{Name: "long", Collective: spec.AllReduce, MinBytes: 100},
 		{Name: "undefined", Collective: spec.AllReduce, Cost: cost(math.NaN())},
 	}
 	c := New(all, nil, &spec.Model{})

@@ -19,6 +19,7 @@ type Options struct {
 	Force   []string     // algorithms that are used wherever they fit the request
 	Model   *spec.Model  // what algorithms cost
 	DTypes  []weft.DType // whose kernels are loaded from the beginning
+	Check   bool         // ranks compare their calls before they enqueue
 	// SerialGroup is a number of owners whose kernels never run at the same time; 0: none.
 	SerialGroup int
 	// Loopback makes the only rank of a communicator one of so many: see loopback.go. 0: it is not.
@@ -36,6 +37,7 @@ type Engine struct {
 	blocks    int
 	turnBytes int
 	dependent bool // launches may begin while the one before ends
+	check     bool
 
 	algorithms []*algorithm
 	choice     *choice.Chooser
@@ -79,7 +81,7 @@ const opNew = "new group"
 
 // New makes an engine. It is collective.
 func New(ctx context.Context, comm *weft.Comm, o Options) (*Engine, error) {
-	e := &Engine{comm: comm, ranks: max(comm.Size(), o.Loopback), algorithms: algorithms}
+	e := &Engine{comm: comm, ranks: max(comm.Size(), o.Loopback), algorithms: algorithms, check: o.Check}
 	e.chooseBy(o.Force, o.Model)
 	err := e.open(ctx, o)
 	for _, t := range o.DTypes {

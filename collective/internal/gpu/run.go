@@ -1,12 +1,13 @@
 package gpu
 
 import (
+	"cmp"
 	"context"
-	"unsafe"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/collective/spec"
 	"github.com/weftgo/weft/cuda"
+	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
 // Begin implements [spec.Engine].
@@ -16,16 +17,16 @@ func (e *Engine) Begin(op string) error { return e.comm.Operations().Begin(op) }
 func (e *Engine) Algorithms() []spec.Algorithm { return Algorithms() }
 
 // Run implements [spec.Engine]. Ranks do not meet before they enqueue, so what is wrong with the
-// arguments of one rank is returned there alone.
+// arguments of one rank is returned there alone, unless calls are checked.
 func (e *Engine) Run(ctx context.Context, s *weft.Stream, c *spec.Call, refused error) (string, error) {
 	if refused == nil {
 		refused = e.aligned(c)
 	}
-	if refused != nil {
-		return "", refused
+	var a *algorithm
+	if refused == nil {
+		a, refused = e.choose(c)
 	}
-	a, err := e.choose(c)
-	if err != nil {
+	if err := e.agree(ctx, s, c, refused); err != nil {
 		return "", err
 	}
 	name := c.Collective.String()
@@ -42,6 +43,19 @@ func (e *Engine) Run(ctx context.Context, s *weft.Stream, c *spec.Call, refused 
 		return a.Name, err
 	}
 	return a.Name, e.Finish(ctx, s)
+}
+
+// agree has ranks compare their calls, if they are checked. A capture is not: other ranks may be replaying a
+// graph of the same operation.
+func (e *Engine) agree(ctx context.Context, s *weft.Stream, c *spec.Call, refused error) error {
+	if !e.check {
+		return refused
+	}
+	capturing, err := enginegpu.Capturing(e.lane.Stream(s))
+	if capturing && err == nil {
+		return refused
+	}
+	return spec.Agree(ctx, e.comm, c, cmp.Or(refused, err))
 }
 
 // aligned refuses operands whose elements are not aligned, as C demands of memory that has them.
@@ -123,7 +137,7 @@ func (e *Engine) reduction(c *spec.Call) Reduction {
 		if c.ScalarOnDevice {
 			r.ScalarAt = uint64(c.Scalar.Pointer())
 		} else {
-			copy(unsafe.Slice((*byte)(unsafe.Pointer(&r.Scalar)), 8), c.Scalar.Raw())
+			r.Scalar = c.ScalarBits()
 		}
 	}
 	return r

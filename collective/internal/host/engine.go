@@ -16,6 +16,7 @@ type Engine struct {
 	choice     *choice.Chooser
 	call       call
 	exchange   *exchange
+	check      bool
 }
 
 // Options configures an [Engine]. All ranks pass the same.
@@ -23,11 +24,12 @@ type Options struct {
 	Scratch int         // bytes of each rank's memory to stage operands
 	Force   []string    // algorithms that are used wherever they fit the request, in their order
 	Model   *spec.Model // what algorithms cost
+	Check   bool        // ranks first compare all of their calls
 }
 
 // New makes an engine. It is collective, and the only place where the engine allocates memory.
 func New(ctx context.Context, comm *weft.Comm, o Options) (*Engine, error) {
-	e := &Engine{algorithms: algorithms}
+	e := &Engine{algorithms: algorithms, check: o.Check}
 	list := make([]*spec.Algorithm, len(e.algorithms))
 	for i, a := range e.algorithms {
 		list[i] = &a.Algorithm
@@ -72,6 +74,11 @@ func (e *Engine) Run(ctx context.Context, s *weft.Stream, given *spec.Call, refu
 	if refused == nil {
 		c.begin(given)
 		named, refused = e.named(given.Algorithm)
+	}
+	if e.check {
+		if err := spec.Agree(ctx, c.Comm, given, refused); err != nil {
+			return "", err
+		}
 	}
 	if refused != nil {
 		return "", c.opened(ctx, c.Refuse(refused), refused)
@@ -122,14 +129,28 @@ func (e *Engine) choose(ctx context.Context, named int) (*algorithm, error) {
 	return e.algorithms[i], nil
 }
 
-// named is the index of the algorithm that a call names, or -1; ranks compare their choices. It is refused
-// before anything moves: at once what is eager, else when ranks have told each other where their operands
-// are.
+// Ranks compare a choice with each call: the number of the algorithm that it names, or 0, and a digest of the
+// scalar by which it multiplies.
+const (
+	choiceBits = 12
+	digestBits = 32 - choiceBits
+)
+
+func scalarDigest(c *spec.Call) uint32 {
+	const golden = 0x9E3779B97F4A7C15
+	return uint32(c.ScalarBits() * golden >> (64 - digestBits) << choiceBits)
+}
+
+// named is the index of the algorithm that a call names, or -1. It is refused before anything moves: at once
+// what is eager, else when ranks have told each other where their operands are.
 func (e *Engine) named(name string) (int, error) {
+	c := &e.call
+	if c.Op == weft.PreMulSum {
+		c.Choice = scalarDigest(c.given)
+	}
 	if name == "" {
 		return -1, nil
 	}
-	c := &e.call
 	i := e.choice.Named(name)
 	if i < 0 || e.algorithms[i].Collective != c.Collective {
 		return -1, weft.Invalidf("%v: there is no algorithm %q on the host", c.Collective, name)
@@ -138,7 +159,7 @@ func (e *Engine) named(name string) (int, error) {
 	if a.Eager && a.Collective != spec.AllToAllV && !a.Fits(c.Request) {
 		return -1, unsupports(a, &c.Request)
 	}
-	c.Choice = uint32(1 + i)
+	c.Choice |= uint32(1 + i)
 	return i, nil
 }
 
@@ -151,7 +172,7 @@ func unsupports(a *algorithm, q *spec.Request) error {
 		q.Collective, a.Name, q.Bytes, q.DType, q.Ranks, where)
 }
 
-// chooses says which algorithms calls name that are alike otherwise.
+// chooses says how calls differ that are alike otherwise.
 func (e *Engine) chooses(own, peer uint32) string {
 	words := func(choice uint32) string {
 		if choice == 0 || int(choice) > len(e.algorithms) {
@@ -159,7 +180,11 @@ func (e *Engine) chooses(own, peer uint32) string {
 		}
 		return e.algorithms[choice-1].Name
 	}
-	return fmt.Sprintf("it names %s, this rank %s", words(peer), words(own))
+	const names = 1<<choiceBits - 1
+	if a, b := own&names, peer&names; a != b {
+		return fmt.Sprintf("it names %s, this rank %s", words(b), words(a))
+	}
+	return fmt.Sprintf("it calls %v by another scalar than this rank; WEFT_CHECK=1 says which", e.call.given)
 }
 
 // onHost refuses what is of GPUs.
