@@ -80,6 +80,12 @@
 // A call may name its algorithm. Ranks compare the names as they compare calls, and refuse one that is
 // unknown or does not support the call on every rank, before anything moves.
 //
+// # Choice
+//
+// Without a name the algorithm that costs least runs, by the machine's table in package tuning; package
+// collective/internal/choice has the rules. Invariant: a choice depends on nothing but what all ranks have
+// agreed on, in this call or when the group was made. [Choices] prints it.
+//
 // # Failure
 //
 // Waits end with the communicator's waits: at the deadline, with the context, when a rank dies. The
@@ -115,10 +121,9 @@
 //
 // An [Algorithm] of the host is a form with a collective. A form is a value in a file of its own
 // (collective/internal/host): a name, what it supports, and a function in terms of rounds and pieces.
-// The tuning table (tuning.go) names the forms of each collective and says when each is chosen. It is
-// the same on every rank, and asked with nothing but what ranks agree on. The tests then run it against
-// plain loops, and kill every rank between its rounds.
+// algorithm.go lists the forms of each collective, and profile shared-memory of package tuning says what each
+// takes. The tests then run it against plain loops, and kill every rank between its rounds.
 //
 // A collective is a constant of package spec with its rules, a method of Group, its pieces (piece.go) and
-// its line in the table, with at least one form that supports everything.
+// its line in the list, with at least one form that supports everything.
 package collective

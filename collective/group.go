@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/weftgo/weft"
@@ -32,7 +33,8 @@ type Options struct {
 	Scratch int
 
 	// Staging is how many bytes of each GPU's memory hold what peers send. Larger operands take
-	// several launches. 0 means [DefaultStaging].
+	// several launches: [GPUCaps] says of what size. 0 means what WEFT_COLLECTIVE_STAGING says, or else
+	// [DefaultStaging].
 	Staging int
 
 	// SMs bounds the multiprocessors that a group's kernels fill. 0: three quarters of the free ones.
@@ -97,7 +99,7 @@ type (
 // each call and compare all of it: the algorithm that it names, scalars, counts that all ranks pass, windows of
 // symmetric operands. Then on GPUs too every rank returns [weft.ErrMismatch], with both calls, or another
 // rank's refusal, and nothing is enqueued. Ranks that are masked take no part. A call in a capture is not
-// compared, so all ranks capture a call or none. Messages never are: their pairs compare them. Groups of one
+// compared, so then all ranks capture a call or none. Messages never are: their pairs compare them. Groups of one
 // communicator are then called in the same order on all ranks.
 //
 // A group of which calls were started is closed before its communicator.
@@ -155,14 +157,13 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 			}
 		}
 	}
-	if opts.Scratch == 0 {
-		opts.Scratch = DefaultScratch
-	}
-	if opts.Staging == 0 {
-		opts.Staging = DefaultStaging
-	}
+	opts.Scratch = defaulted(opts.Scratch, DefaultScratch)
 	check, unclear := checked()
 	err = cmp.Or(err, unclear)
+	if opts.Staging == 0 {
+		opts.Staging, unclear = staging()
+		err = cmp.Or(err, unclear)
+	}
 	summary := fmt.Sprintf("scratch %d, staging %d, SMs %d, serial group %d, types %v, algorithms %s, checked %t",
 		opts.Scratch, opts.Staging, opts.SMs, opts.SerialGroup, opts.DTypes, strings.Join(opts.Force, " "), check)
 	if err := comm.Operations().VerifySame(ctx, op, summary, err); err != nil {
@@ -203,6 +204,21 @@ func checked() (bool, error) {
 	default:
 		return false, weft.Invalidf("%s=%s: it is 1, 0 or empty", checkVariable, v)
 	}
+}
+
+// stagingVariable is how many bytes of staging memory groups on GPUs have whose options do not say.
+const stagingVariable = "WEFT_COLLECTIVE_STAGING"
+
+func staging() (int, error) {
+	v := os.Getenv(stagingVariable)
+	if v == "" {
+		return DefaultStaging, nil
+	}
+	n, err := strconv.Atoi(v)
+	if err != nil || n < 1 {
+		return 0, weft.Invalidf("%s=%s: it is a number of bytes", stagingVariable, v)
+	}
+	return n, nil
 }
 
 // Algorithms lists the algorithms on the host.

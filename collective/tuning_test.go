@@ -29,7 +29,8 @@ func TestTuning(t *testing.T) {
 		return path
 	}
 	one, two, broken := file("one", 0.01), file("two", 0.02), filepath.Join(dir, "broken")
-	if err := os.WriteFile(broken, []byte(`{"collectives": {"shared-memory": {"version": 1, "note": 3}}}`), 0o600); err != nil {
+	const text = `{"collectives": {"shared-memory": {"version": 1, "note": 3}}}`
+	if err := os.WriteFile(broken, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	j := newJob(t, 2)

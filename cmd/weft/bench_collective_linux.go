@@ -54,7 +54,7 @@ type collectiveFlags struct {
 
 // Flags that mean nothing on the other device.
 var (
-	collectiveHostOnly = []string{"operand", "iters", "time", "warmup"}
+	collectiveHostOnly = []string{"iters", "time", "warmup"}
 	collectiveGPUOnly  = []string{
 		"gpus", "sms", "staging", "graph", "loopback", "replays", "operations", "deadline", "no-peers",
 	}
@@ -92,7 +92,7 @@ func newBenchCollective(k *benchcollective.Kind) *cobra.Command {
 	oneOf(cmd, &s.Algorithm, "algorithm", slices.Concat(k.Algorithms(false), k.Algorithms(true)),
 		"use this one wherever it supports the operands")
 	oneOf(cmd, &c.operand, "operand", []string{heap, window},
-		"host: where operands are, in any memory or in registered memory")
+		"where operands are, in any memory or in windows")
 	f.BoolVar(&s.InPlace, "inplace", false, "the input is the output, or a part of it, or the other way round")
 	f.BoolVar(&s.InPlace, "in-place", false, "the same as --inplace")
 	oneOf(cmd, &c.device, "device", []string{onHost, onGPU}, "where ranks are")
@@ -154,6 +154,8 @@ func (c *collectiveFlags) check(cmd *cobra.Command) error {
 		return errors.New("--device gpu takes one number of --ranks")
 	case c.loopback && c.ranks[0] < 2:
 		return errors.New("--loopback: want --ranks of at least 2")
+	case c.loopback && c.operand == window:
+		return errors.New("--loopback: its peers have no windows; leave --operand out")
 	case c.loopback && c.sweep.Op == weft.Avg.String():
 		return errors.New("--loopback: peers send zeros, of which there is no average")
 	case c.gpus < 0 || c.sms < 0 || c.staging < 0 || c.deadline <= 0:

@@ -16,6 +16,7 @@ import (
 	benchep "github.com/weftgo/weft/cmd/weft/internal/bench/ep"
 	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
 	"github.com/weftgo/weft/cmd/weft/internal/terminal"
+	"github.com/weftgo/weft/collective/tuning"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/ep"
 )
@@ -27,7 +28,7 @@ func newTune() *cobra.Command {
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newTuneEP())
+	cmd.AddCommand(newTuneEP(), newTuneCollectives())
 	return cmd
 }
 
@@ -87,21 +88,12 @@ func (t *tuneFlags) run(cmd *cobra.Command) (err error) {
 			return usageError{err}
 		}
 	}
-	path := t.out
-	if path == "" {
-		if path, err = ep.TuningPath(); err != nil {
-			return err
-		}
-		if path == "" {
-			return usageError{errors.New("WEFT_TUNING=none, or no cache directory: name a file with --out")}
-		}
-	}
-	table, err := ep.ReadTuningTable(path)
+	path, err := tunedFile(t.out)
 	if err != nil {
 		return err
 	}
-	// It measures the library's own choice, and the given tunings.
-	if err := os.Setenv("WEFT_TUNING", "none"); err != nil {
+	table, err := ep.ReadTuningTable(path)
+	if err != nil {
 		return err
 	}
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
@@ -122,6 +114,19 @@ func (t *tuneFlags) run(cmd *cobra.Command) (err error) {
 		Cache: kernels(progress.Above(os.Stderr)),
 	}}
 	return t.tune(ctx, g, shapes, table, path, progress)
+}
+
+// tunedFile is the file to write. What is measured from now on does not go by it.
+func tunedFile(out string) (path string, err error) {
+	if path = out; path == "" {
+		if path, err = tuning.Path(); err != nil {
+			return "", err
+		}
+		if path == "" {
+			return "", usageError{errors.New("WEFT_TUNING=none, or no cache directory: name a file with --out")}
+		}
+	}
+	return path, os.Setenv("WEFT_TUNING", tuning.None)
 }
 
 // tune searches, prints the results and writes the table.

@@ -60,16 +60,21 @@ func (q *Request) Typical() Request {
 	t := *q
 	t.Root = 0
 	class := q.Class()
-	if t.Sent = 1 << class; class > 1 {
-		t.Sent = 3 << (class - 2)
-	}
-	if q.Collective.inParts() {
-		t.Bytes = t.Sent / max(q.Ranks, 1)
+	if class < 2 {
+		t.SetSent(1 << class)
 	} else {
-		t.Bytes = t.Sent
+		t.SetSent(3 << (class - 2))
 	}
-	t.Count = t.Bytes / max(q.DType.Size(), 1)
 	return t
+}
+
+// SetSent makes the request one in which a rank sends so many bytes, and all that follows from that.
+func (q *Request) SetSent(bytes int) {
+	q.Sent, q.Bytes = bytes, bytes
+	if q.Collective.inParts() {
+		q.Bytes /= max(q.Ranks, 1)
+	}
+	q.Count = q.Bytes / max(q.DType.Size(), 1)
 }
 
 // Windows says which operands lie in windows, where peers can reach them without a copy.

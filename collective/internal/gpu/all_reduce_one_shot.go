@@ -20,7 +20,7 @@ func oneShotSource(d weft.DType, t target) enginegpu.Source {
 }
 
 // oneShotMost is how many bytes one launch reduces at most.
-func (e *Engine) oneShotMost(t weft.DType) int { return encodingOf(t).capacity(e.turnBytes / e.ranks) }
+func (e *Engine) oneShotMost(t weft.DType) int { return slotCap(t, e.turnBytes, e.ranks) }
 
 func (e *Engine) oneShot(stream *cuda.Stream, r *Reduction) error {
 	k, most := &e.reductions[r.DType].oneShot, e.oneShotMost(r.DType)

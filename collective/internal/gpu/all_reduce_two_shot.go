@@ -21,7 +21,7 @@ func twoShotSource(d weft.DType, t target) enginegpu.Source {
 
 // twoShotMost is how many bytes one launch reduces at most if so many ranks are live.
 func (e *Engine) twoShotMost(t weft.DType, live int) int {
-	return live * encodingOf(t).capacity(e.turnBytes/2/e.ranks)
+	return twoShotCap(t, e.turnBytes, e.ranks, live)
 }
 
 func (e *Engine) twoShot(stream *cuda.Stream, r *Reduction) error {

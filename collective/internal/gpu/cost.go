@@ -27,12 +27,16 @@ func trip(q *spec.Request, m *spec.Model) float64 {
 	return m.Launch + m.Load + m.Hop + m.Spread*math.Log2(float64(max(q.Ranks, 2))/2)
 }
 
-// launches is how many launches an operand takes, of at most so many bytes.
-func launches(bytes, most int) float64 {
+// launches is how many launches an operand takes of which each has as many bytes as a slot holds.
+func launches(q *spec.Request) float64 {
+	return count(q.Bytes, slotCap(q.DType, q.Slot, q.Ranks))
+}
+
+func count(bytes, most int) float64 {
 	if most <= 0 {
 		return 1
 	}
-	return math.Ceil(float64(max(bytes, 1)) / float64(most))
+	return max(1, math.Ceil(float64(bytes)/float64(most)))
 }
 
 // wire is how many bytes of slots so many bytes take.
@@ -49,8 +53,7 @@ func pushed(q *spec.Request, m *spec.Model, bytes float64) float64 {
 func barrierCost(q spec.Request, m *spec.Model) float64 { return trip(&q, m) - m.Load }
 
 func oneShotCost(q spec.Request, m *spec.Model) float64 {
-	most := encodingOf(q.DType).capacity(q.Slot / max(q.Ranks, 1))
-	return launches(q.Bytes, most)*trip(&q, m) + pushed(&q, m, float64(q.Bytes)*float64(q.Ranks-1))
+	return launches(&q)*trip(&q, m) + pushed(&q, m, float64(q.Bytes)*float64(q.Ranks-1))
 }
 
 // A two-shot sends, sums and sends, which loses a little of the links' rate, and more where its slots do not
@@ -68,8 +71,7 @@ func twoShotCost(q spec.Request, m *spec.Model) float64 {
 	if slots > cacheBytes {
 		share = twoShotBehind
 	}
-	most := q.Ranks * encodingOf(q.DType).capacity(q.Slot/2/max(q.Ranks, 1))
-	fixed := launches(q.Bytes, most) * (trip(&q, m) + m.Hop + twoShotStep)
+	fixed := count(q.Bytes, twoShotCap(q.DType, q.Slot, q.Ranks, q.Ranks)) * (trip(&q, m) + m.Hop + twoShotStep)
 	return fixed + pushed(&q, m, 2*(n-1)/n*float64(q.Bytes))/share
 }
 
@@ -78,7 +80,6 @@ func twoShotCost(q spec.Request, m *spec.Model) float64 {
 const stagedPasses = 3
 
 func flaggedCost(q spec.Request, m *spec.Model) float64 {
-	most := encodingOf(q.DType).capacity(q.Slot / max(q.Ranks, 1))
 	moved := float64(q.Bytes) * float64(q.Ranks-1)
 	arrives := moved
 	switch q.Collective {
@@ -86,7 +87,7 @@ func flaggedCost(q spec.Request, m *spec.Model) float64 {
 		arrives = float64(q.Bytes)
 	default:
 	}
-	return launches(q.Bytes, most)*trip(&q, m) + pushed(&q, m, moved) +
+	return launches(&q)*trip(&q, m) + pushed(&q, m, moved) +
 		spec.Micros(stagedPasses*wire(&q, arrives), m.Copy)
 }
 

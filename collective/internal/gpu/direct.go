@@ -44,27 +44,28 @@ func (e *Engine) find(t weft.Tensor) (at operands, ok bool) {
 	return at, true
 }
 
-// windows says which operands of a symmetric call lie in windows.
+// windows says which operands of a symmetric call lie in windows. It is the same on every rank: an operand
+// that a root alone has does not count, for no other rank can know.
 func (e *Engine) windows(c *spec.Call) (w spec.Windows, err error) {
-	if !c.Symmetric {
+	if !c.Symmetric || e.comm.Size() < e.ranks { // in a loopback peers have no windows
 		return 0, nil
 	}
-	rank, root := e.comm.Rank(), c.Root
-	if c.Collective.HasInput(rank, root) {
+	const notRoot = -1
+	if c.Collective.HasInput(notRoot, c.Root) {
 		if _, ok := e.find(c.In); ok || c.In.Elems() == 0 {
 			w |= spec.Inputs
 		}
 	}
-	if c.Collective.HasOutput(rank, root) {
+	if c.Collective.HasOutput(notRoot, c.Root) {
 		if _, ok := e.find(c.Out); ok || c.Out.Elems() == 0 {
 			w |= spec.Outputs
 		}
 	}
-	if c.InPlace {
-		w |= spec.InPlace
-	}
 	if w&(spec.Inputs|spec.Outputs) == 0 {
 		return 0, weft.Invalidf("%v: no operand of a symmetric call lies in a window", c.Collective)
+	}
+	if c.InPlace && !c.Collective.Rooted() {
+		w |= spec.InPlace
 	}
 	return w, nil
 }

@@ -106,7 +106,7 @@ func (e *Engine) chooseBy(force []string, m *spec.Model) {
 }
 
 func (e *Engine) open(ctx context.Context, o Options) (err error) {
-	e.turnBytes = o.Staging / turns &^ (lineBytes - 1)
+	e.turnBytes = Turn(o.Staging)
 	if least := leastTurn(e.ranks); e.turnBytes < least {
 		return weft.Invalidf("%s: staging memory of %d bytes; %d ranks need %d", opNew, o.Staging, e.ranks, turns*least)
 	}

@@ -63,7 +63,7 @@ func (e *Engine) Scatter(stream *cuda.Stream, t Transfer, root int) error {
 // receiver are the only one, or -1.
 func (e *Engine) move(stream *cuda.Stream, t *Transfer, op uint32, inParts, outParts bool, sender, receiver int) error {
 	enc := encodingOf(t.DType)
-	k, most := &e.moves[enc], enc.capacity(e.turnBytes/e.ranks)
+	k, most := &e.moves[enc], slotCap(t.DType, e.turnBytes, e.ranks)
 	inStep, outStep := 0, 0
 	if inParts {
 		inStep = t.Part

@@ -67,7 +67,7 @@ func (e *Engine) Reduce(stream *cuda.Stream, r *Reduction, root int) error {
 }
 
 // partMost is how many bytes of a part one launch reduces at most.
-func (e *Engine) partMost(t weft.DType) int { return encodingOf(t).capacity(e.turnBytes / e.ranks) }
+func (e *Engine) partMost(t weft.DType) int { return slotCap(t, e.turnBytes, e.ranks) }
 
 func (e *Engine) reduceParts(stream *cuda.Stream, r *Reduction, op uint32, root int) error {
 	k, part, most := &e.reductions[r.DType].reduceScatter, r.bytes(), e.partMost(r.DType)

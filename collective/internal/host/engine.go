@@ -35,8 +35,7 @@ func New(ctx context.Context, comm *weft.Comm, o Options) (*Engine, error) {
 		list[i] = &a.Algorithm
 	}
 	e.choice = choice.New(list, o.Force, o.Model)
-	// A round has room for a cache line from a rank to each, whatever the scratch.
-	ring := max(o.Scratch, enginehost.RingShare*64*comm.Size())
+	ring := enginehost.RingShare * Room(o.Scratch, comm.Size())
 	boxes := mailboxesFor(comm.Size(), o.Scratch)
 	rounds, err := enginehost.New(ctx, comm, enginehost.Config{
 		Kind: "group", Ring: ring, Own: boxes.bytes(), Differs: spec.Differs, Chooses: e.chooses,
@@ -48,6 +47,9 @@ func New(ctx context.Context, comm *weft.Comm, o Options) (*Engine, error) {
 	e.exchange = newExchange(&e.call, boxes)
 	return e, nil
 }
+
+// Room is about how many bytes a round carries: at least a cache line from a rank to each.
+func Room(scratch, ranks int) int { return max(scratch/enginehost.RingShare, 64*ranks) }
 
 // Rounds are those in which the engine's ranks talk, for tests.
 func (e *Engine) Rounds() *enginehost.Rounds { return e.call.Rounds }

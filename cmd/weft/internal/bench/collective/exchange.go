@@ -18,7 +18,8 @@ type Sweep struct {
 	Algorithm string // empty: the library's choice
 	InPlace   bool
 
-	Heap bool // on the host: operands lie outside windows
+	Heap  bool // operands lie outside windows
+	Fresh bool // on the host: a rank writes its input before each operation, as a program does
 	timing.Effort
 }
 
@@ -31,6 +32,7 @@ type exchange struct {
 	call      collective.Call
 	me, ranks int
 	inPlace   bool
+	fresh     bool
 	alone     bool // the other ranks are a loopback
 
 	in, out     *content // nil: this rank has no such operand
@@ -51,7 +53,7 @@ func (s *Sweep) newExchange(bytes int64, me, ranks int, alone bool) (*exchange, 
 		return nil, err
 	}
 	k := *Named(s.Kind)
-	x := &exchange{Kind: &k, me: me, ranks: ranks, inPlace: s.InPlace, alone: alone}
+	x := &exchange{Kind: &k, me: me, ranks: ranks, inPlace: s.InPlace, fresh: s.Fresh, alone: alone}
 	x.call = collective.Call{Collective: k.Collective, Op: op, Root: root, DType: dtype}
 	x.call.Count = k.count(bytes, dtype.Size(), ranks)
 	part := x.call.Count * dtype.Size()

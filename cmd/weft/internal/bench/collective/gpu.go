@@ -66,7 +66,8 @@ type gpuRank struct {
 	of      *GPUs
 	ranks   int // also those of a loopback
 	group   *collective.Group
-	in, out *cuda.Memory
+	in, out cuda.Pointer
+	windows bool   // operands lie in windows, and calls are symmetric
 	piece   []byte // of an operand, on its way
 
 	empty, dependent timing.Figures // of kernels that do nothing
@@ -84,11 +85,22 @@ func (m *gpuRank) open(ctx context.Context, s *Sweep, c *closer.Stack) (err erro
 	}
 	least := int64(m.ranks * dtype.Size()) // sizes below are rounded up
 	most := int(max(least, slices.Max(s.sizes())))
-	for _, memory := range []**cuda.Memory{&m.in, &m.out} {
-		if *memory, err = m.Context.Alloc(most); err != nil {
+	for _, at := range []*cuda.Pointer{&m.in, &m.out} {
+		if m.windows = !s.Heap && !m.of.Loopback; m.windows {
+			w, err := m.Comm.Alloc(ctx, most)
+			if err != nil {
+				return err
+			}
+			c.Add(w.Close)
+			*at = w.Pointer()
+			continue
+		}
+		memory, err := m.Context.Alloc(most)
+		if err != nil {
 			return err
 		}
-		c.Add((*memory).Close)
+		c.Add(memory.Close)
+		*at = memory.Pointer()
 	}
 	m.piece = make([]byte, min(pieceBytes, most))
 	o := collective.Options{SMs: m.of.SMs, Staging: m.of.Staging}
@@ -140,9 +152,9 @@ func (m *gpuRank) measure(ctx context.Context, s *Sweep, n int64) (row measure.R
 
 // operation is the exchange on a GPU.
 func (m *gpuRank) operation(ctx context.Context, x *exchange) timing.Operation {
-	in, out := m.in.Pointer().Add(x.inAt), m.out.Pointer().Add(x.outAt)
+	in, out := m.in.Add(x.inAt), m.out.Add(x.outAt)
 	if x.inPlace {
-		out = m.in.Pointer().Add(x.outAt)
+		out = m.in.Add(x.outAt)
 	}
 	d := x.call.DType
 	var from, to weft.Tensor
@@ -153,6 +165,9 @@ func (m *gpuRank) operation(ctx context.Context, x *exchange) timing.Operation {
 		to = weft.DeviceTensor(out, d, x.out.bytes()/d.Size())
 	}
 	x.operands(from, to)
+	if x.call.Symmetric = m.windows && x.Collective != collective.Barrier; x.call.Symmetric {
+		x.Kind.run = do
+	}
 	o := timing.Operation{Name: x.Name, Bytes: x.bytes()}
 	o.Run = func(bool) error { return x.run(ctx, m.group, m.Work) }
 	o.Renew = func(bool) error {
@@ -214,6 +229,9 @@ func (m *gpuRank) row(x *exchange, o timing.Operation, f timing.Figures) (row me
 	}
 	if x.Collective.Reduces() {
 		row.Reduction = x.call.Op.String()
+	}
+	if m.windows {
+		row.Operand = "window"
 	}
 	sum := f.Eager
 	if m.of.Graph {

@@ -91,9 +91,9 @@ func (x *exchange) onHost(h *timing.Host, heap bool) (o timing.Operation, free f
 	o.Renew = func(checked bool) error {
 		if checked {
 			timing.Poison(output)
-			if x.in != nil {
-				x.in.write(input, 0)
-			}
+		}
+		if (checked || x.fresh) && x.in != nil {
+			x.in.write(input, 0)
 		}
 		return nil
 	}

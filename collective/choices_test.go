@@ -1,0 +1,88 @@
+package collective
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/collective/spec"
+	"github.com/weftgo/weft/collective/tuning"
+)
+
+// TestChoices: the library's tables choose as docs/guides/tuning.md says.
+func TestChoices(t *testing.T) {
+	const most = 1 << 40
+	for _, tc := range []struct {
+		profile string
+		ranks   int
+		kind    Collective
+		windows Windows
+		want    string
+	}{
+		{"h200-nvswitch", 2, AllReduce, 0, "[{1099511627776 all-reduce/one-shot}]"},
+		{"h200-nvswitch", 4, AllReduce, 0, "[{262144 all-reduce/one-shot} {1099511627776 all-reduce/two-shot}]"},
+		{"h200-nvswitch", 8, AllReduce, 0, "[{65536 all-reduce/one-shot} {1099511627776 all-reduce/two-shot}]"},
+		{
+			"h200-nvswitch", 8, AllReduce, Inputs | Outputs,
+			"[{65536 all-reduce/one-shot} {8388608 all-reduce/two-shot} {1099511627776 all-reduce/direct}]",
+		},
+		{"h100-nvswitch", 4, AllToAll, 0, "[{1099511627776 all-to-all/flagged}]"},
+		{
+			"h200-nvswitch", 4, AllToAll, Outputs,
+			"[{4194304 all-to-all/flagged} {1099511627776 all-to-all/direct}]",
+		},
+		{"h200-nvswitch", 4, AllToAll, Outputs | InPlace, "[{1099511627776 all-to-all/flagged}]"},
+		{tuning.SharedMemory, 2, Broadcast, 0, "[{65536 broadcast/eager} {1099511627776 broadcast/pipeline}]"},
+	} {
+		q := Request{Collective: tc.kind, DType: weft.BFloat16, Ranks: tc.ranks, Windows: tc.windows}
+		got := Choices(tc.profile != tuning.SharedMemory, Options{}, tuning.Builtin(tc.profile), q)
+		if diff := cmp.Diff(tc.want, fmt.Sprint(got)); diff != "" || got[len(got)-1].Most != most {
+			t.Errorf("%v on %d ranks, %v, -want +got:\n%s", tc.kind, tc.ranks, tc.windows, diff)
+		}
+	}
+}
+
+// TestEveryAlgorithmCosts: all of the library's can be chosen by cost, in every profile.
+func TestEveryAlgorithmCosts(t *testing.T) {
+	for _, profile := range []string{tuning.SharedMemory, "h200-nvswitch", "h100-nvswitch", "x-shared", "x-peers"} {
+		all := GPUAlgorithms()
+		if profile == tuning.SharedMemory {
+			all = Algorithms()
+		}
+		m := tuning.Builtin(profile).Model()
+		for _, a := range all {
+			last := 0.0
+			for n := 0; n < 1<<32; n = 2*n + 1 {
+				q := spec.Request{Collective: a.Collective, DType: weft.Float32, Ranks: 4, Slot: 1 << 24}
+				q.SetSent(n)
+				us, known := a.Estimate(&q, m)
+				if !known || !(us > 0) || us < last {
+					t.Fatalf("%s, %s of %d bytes: %v us, %t, after %v", profile, a.Name, n, us, known, last)
+				}
+				last = us
+			}
+		}
+	}
+}
+
+// TestCaps: how much a launch takes follows from the memory and the number of ranks.
+func TestCaps(t *testing.T) {
+	for _, tc := range []struct {
+		dtype          weft.DType
+		staging, ranks int
+		want           [3]int
+	}{
+		{weft.BFloat16, 0, 2, [3]int{11184800, 11184800, 11184800}},
+		{weft.BFloat16, 0, 4, [3]int{5592400, 11184768, 5592400}},
+		{weft.BFloat16, 0, 8, [3]int{2796192, 11184768, 2796192}},
+		{weft.Int32, 0, 8, [3]int{1398096, 5592320, 1398096}},
+		{weft.Float64, 3 << 20, 4, [3]int{262144, 524288, 262144}},
+	} {
+		one, two, part := GPUCaps(tc.dtype, Options{Staging: tc.staging}, tc.ranks)
+		if got := [3]int{one, two, part}; got != tc.want {
+			t.Errorf("%v, %d bytes, %d ranks: %v, want %v", tc.dtype, tc.staging, tc.ranks, got, tc.want)
+		}
+	}
+}
