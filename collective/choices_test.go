@@ -5,8 +5,10 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/collective/internal/choice"
 	"github.com/weftgo/weft/collective/spec"
 	"github.com/weftgo/weft/collective/tuning"
 )
@@ -42,6 +44,52 @@ func TestChoices(t *testing.T) {
 			t.Errorf("%v on %d ranks, %v, -want +got:\n%s", tc.kind, tc.ranks, tc.windows, diff)
 		}
 	}
+}
+
+// TestChoiceIsPure: with the library's algorithms and tables too, what was asked before plays no part.
+func TestChoiceIsPure(t *testing.T) {
+	lists := map[bool][]*spec.Algorithm{}
+	for onGPUs, all := range map[bool][]Algorithm{false: Algorithms(), true: GPUAlgorithms()} {
+		for i := range all {
+			lists[onGPUs] = append(lists[onGPUs], &all[i])
+		}
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		profile := rapid.SampledFrom([]string{tuning.SharedMemory, "h200-nvswitch", "x-shared"}).Draw(t, "profile")
+		list, m := lists[profile != tuning.SharedMemory], tuning.Builtin(profile).Model()
+		old := choice.New(list, nil, m)
+		for range rapid.IntRange(1, 50).Draw(t, "requests") {
+			q := Request{
+				Collective: Collective(rapid.IntRange(0, int(spec.Collectives)-1).Draw(t, "collective")),
+				DType:      weft.DType(rapid.IntRange(1, int(weft.Bool)).Draw(t, "type")),
+				Op:         weft.Op(rapid.IntRange(0, int(weft.PreMulSum)).Draw(t, "op")),
+				Windows:    Windows(rapid.IntRange(0, 7).Draw(t, "windows")),
+				Ranks:      rapid.IntRange(1, 72).Draw(t, "ranks"), Slot: 1 << 20,
+			}
+			if q.Collective != Barrier {
+				q.SetSent(rapid.OneOf(rapid.IntRange(0, 100), rapid.IntRange(0, 1<<40)).Draw(t, "sent"))
+			}
+			fresh := choice.New(list, nil, m)
+			for step, both := range [][2]int{
+				{old.AtOnce(&q), fresh.AtOnce(&q)}, {old.AfterExchange(&q), fresh.AfterExchange(&q)},
+			} {
+				if both[0] != both[1] || both[0] >= 0 && !list[both[0]].Fits(stepped(q, step)) {
+					t.Fatalf("%+v, step %d: algorithms %v", q, step, both)
+				}
+			}
+			if old.AfterExchange(&q) < 0 && q.Collective != Barrier {
+				t.Fatalf("%+v: nothing is chosen", q)
+			}
+		}
+	})
+}
+
+// stepped is the request for which an algorithm must fit: before the exchange no window is known.
+func stepped(q Request, step int) Request {
+	if step == 0 {
+		q.Windows = 0
+	}
+	return q
 }
 
 // TestEveryAlgorithmCosts: all of the library's can be chosen by cost, in every profile.

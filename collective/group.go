@@ -99,8 +99,9 @@ type (
 // each call and compare all of it: the algorithm that it names, scalars, counts that all ranks pass, windows of
 // symmetric operands. Then on GPUs too every rank returns [weft.ErrMismatch], with both calls, or another
 // rank's refusal, and nothing is enqueued. Ranks that are masked take no part. A call in a capture is not
-// compared, so then all ranks capture a call or none. Messages never are: their pairs compare them. Groups of one
-// communicator are then called in the same order on all ranks.
+// compared, so then all ranks capture a call or none. Messages never are: their pairs compare them. Groups of
+// one communicator are then called in the same order on all ranks, and while a started call runs nothing else
+// of the communicator is.
 //
 // A group of which calls were started is closed before its communicator.
 //

@@ -62,7 +62,7 @@ func TestTuneCollectives(t *testing.T) {
 		}
 	}
 	tables, err := tuning.Read(path)
-	if err != nil || len(tables) != 1 || len(tables[tuning.SharedMemory].Measured) != 6 {
+	if err != nil || len(tables) != 1 || len(tables[tuning.SharedMemory].Measured) != 9 {
 		t.Errorf("%+v, %v", tables, err)
 	}
 	shown, _ := command(t, 0, strings.Fields("tune collectives --show --kinds broadcast --ranks 2 --out "+path)...)

@@ -104,6 +104,18 @@ func (t *Trial) Measured() (m spec.Measured, ok bool) {
 	return m, len(m.Points) > 0 && len(t.Wrong) == 0
 }
 
+// varying is the algorithm of the V form that moves the same in the same way, or empty. An all-to-all-v moves
+// counts as well.
+func (t *Trial) varying() string {
+	kind, form, _ := strings.Cut(t.Algorithm.Name, "/")
+	name := kind + "-v/" + form
+	if t.Kind.Collective == collective.AllToAll ||
+		!slices.ContainsFunc(collective.Algorithms(), func(a collective.Algorithm) bool { return a.Name == name }) {
+		return ""
+	}
+	return name
+}
+
 // sent is how many times what a rank sends the bytes of an operation are.
 func (k *Kind) sent(ranks int) int {
 	if k.outParts && !k.inParts {
@@ -125,6 +137,9 @@ func Search(trials []*Trial, repeats int, try func(*Trial) error, table *tuning.
 	for _, t := range trials {
 		if m, ok := t.Measured(); ok {
 			table.Put(m)
+			if m.Algorithm = t.varying(); m.Algorithm != "" {
+				table.Put(m)
+			}
 		}
 		wrong = append(wrong, t.Wrong...)
 	}
