@@ -68,6 +68,10 @@
 //
 // Floor: one trip of a cache line; one copy from a window, two through chunks.
 //
+// On GPUs a call's messages are one kernel. Both sides tell each other the message when they begin it, and
+// wait for that, so the invariant above holds there, too. Each pair of ranks has rings in the receiver's
+// memory, beside the staging memory: see [Options].Staging.
+//
 // # Asynchrony
 //
 // [Group.Start] is the one entry that does not wait: its [Work] says whether the call has ended, and how.

@@ -87,9 +87,32 @@ func (m *gpuMember) join(ctx context.Context, r *processes.Rank, a gpuMemberArgs
 // once is an operation without a look at its result.
 func (m *gpuMember) once(ctx context.Context, kind Collective) error {
 	const count = 500
+	if kind == PointToPoint {
+		return m.messages(ctx)
+	}
 	c := gpuCase{kind: kind, dtype: weft.Int32, count: count}
 	call, _, _, _ := c.call(m.comm.Rank(), m.comm.Size(), m.memory.Pointer())
 	return m.group.Do(ctx, nil, call)
+}
+
+// messages go round the live ranks, in both directions: short ones one way, long ones the other.
+func (m *gpuMember) messages(ctx context.Context) error {
+	next := func(step int) int {
+		r := m.comm.Rank()
+		for {
+			if r = (r + step + m.comm.Size()) % m.comm.Size(); !m.comm.Masked(r) {
+				return r
+			}
+		}
+	}
+	of := func(at, n int) weft.Tensor { return weft.DeviceTensor(m.memory.Pointer().Add(at), weft.Int8, n) }
+	return m.group.Batch(ctx, nil, func(b *Batch) error {
+		b.Send(of(0, 100), next(1))
+		b.Recv(of(1000, 100), next(-1))
+		b.Send(of(2000, 6000), next(-1))
+		b.Recv(of(30_000, 6000), next(1))
+		return nil
+	})
 }
 
 // sum reduces the numbers of the live ranks.
@@ -122,6 +145,7 @@ func killedOnGPUs(t *testing.T, emulated bool) {
 	if emulate.Everything() || !emulated {
 		kinds = kindsOnGPUs()
 	}
+	kinds = append(kinds, PointToPoint)
 	for _, kind := range kinds {
 		t.Run(kind.String(), func(t *testing.T) {
 			crew := processes.Start(t, "gpu-member", size)

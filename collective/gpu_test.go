@@ -11,6 +11,7 @@ import (
 	"slices"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
@@ -30,7 +31,33 @@ type gpuRank struct {
 	beside *weft.Comm // of the same ranks on the host
 	host   *Group
 	memory *cuda.Memory
+	heap   []byte // instead, if the rank is on the host
 	calls  int
+}
+
+// base is where the rank's memory for operands begins.
+func (r *gpuRank) base() cuda.Pointer {
+	if r.memory == nil {
+		return cuda.Pointer(uintptr(unsafe.Pointer(unsafe.SliceData(r.heap))))
+	}
+	return r.memory.Pointer()
+}
+
+// write and read copy to the rank's memory for operands, and from it.
+func (r *gpuRank) write(at cuda.Pointer, b []byte) error {
+	if r.memory == nil {
+		copy(r.heap[at-r.base():], b)
+		return nil
+	}
+	return r.comm.Device().Context().Upload(at, b)
+}
+
+func (r *gpuRank) read(b []byte, at cuda.Pointer) error {
+	if r.memory == nil {
+		copy(b, r.heap[at-r.base():])
+		return nil
+	}
+	return r.comm.Device().Context().Download(b, at)
 }
 
 // gpuMemory is the size of a rank's memory for operands, which is allocated once: to allocate would wait
@@ -210,20 +237,20 @@ type gpuOperands struct {
 // put uploads the operands of a call.
 func (r *gpuRank) put(c gpuCase, base cuda.Pointer) (*gpuOperands, error) {
 	r.calls++
-	device, me := r.comm.Device().Context(), r.comm.Rank()
+	me := r.comm.Rank()
 	o := &gpuOperands{gpuCase: c, base: base, number: r.calls, scalar: c.input(7, r.calls, 8)}
 	var inAt, end int
 	o.call, inAt, o.outAt, end = c.call(me, r.comm.Size(), base)
-	if int(base-r.memory.Pointer())+end > gpuMemory-64 {
+	if int(base-r.base())+end > gpuMemory-64 {
 		return nil, fmt.Errorf("%d bytes of operands", end)
 	}
 	if c.op == weft.PreMulSum {
 		t := scalarType(c.dtype)
 		o.call.Scalar = weft.TensorAt(o.scalar, t, 1)
 		if o.call.ScalarOnDevice = c.onDevice; c.onDevice {
-			at := r.memory.Pointer().Add(gpuMemory - 64 + t.Size()) // no more aligned than it must be
+			at := r.base().Add(gpuMemory - 64 + t.Size()) // no more aligned than it must be
 			o.call.Scalar = weft.DeviceTensor(at, t, 1)
-			if err := device.Upload(at, o.scalar[:t.Size()]); err != nil {
+			if err := r.write(at, o.scalar[:t.Size()]); err != nil {
 				return nil, err
 			}
 		}
@@ -231,7 +258,7 @@ func (r *gpuRank) put(c gpuCase, base cuda.Pointer) (*gpuOperands, error) {
 	o.before = bytes.Repeat([]byte{0xA5}, end)
 	o.in = c.input(me, o.number, o.call.In.Bytes())
 	copy(o.before[inAt:], o.in)
-	return o, device.Upload(base, o.before)
+	return o, r.write(base, o.before)
 }
 
 // verify compares the output of a call that has run, and the memory around it.
@@ -240,7 +267,7 @@ func (r *gpuRank) verify(ctx context.Context, o *gpuOperands) error {
 		return nil
 	}
 	after := make([]byte, len(o.before))
-	if err := r.comm.Device().Context().Download(after, o.base); err != nil {
+	if err := r.read(after, o.base); err != nil {
 		return err
 	}
 	want := bytes.Clone(o.before)
@@ -264,7 +291,7 @@ func (r *gpuRank) verify(ctx context.Context, o *gpuOperands) error {
 
 // check makes a call.
 func (r *gpuRank) check(ctx context.Context, c gpuCase) error {
-	o, err := r.put(c, r.memory.Pointer())
+	o, err := r.put(c, r.base())
 	if err != nil {
 		return err
 	}
@@ -334,6 +361,8 @@ func (r *gpuRank) reduced(ctx context.Context, o *gpuOperands, ins [][]byte) ([]
 	n := len(o.in) / o.dtype.Size()
 	out := make([]byte, len(o.in))
 	switch {
+	case r.host == nil:
+		return reference(o.op, o.dtype, o.scalar, ins), nil
 	case o.dtype == weft.Bool:
 		for i := range out {
 			some, all := false, true
@@ -464,7 +493,7 @@ func TestEveryCollectiveOnGPUs(t *testing.T) {
 
 // tensorOf is a tensor of a rank's memory, by a number of bytes from its beginning.
 func (r *gpuRank) tensorOf(at int, d weft.DType, n int) weft.Tensor {
-	return weft.DeviceTensor(r.memory.Pointer().Add(at), d, n)
+	return weft.DeviceTensor(r.base().Add(at), d, n)
 }
 
 // capture captures what a body enqueues, and gives the graph to a second body. Errors of the first are

@@ -34,7 +34,8 @@ type Options struct {
 
 	// Staging is how many bytes of each GPU's memory hold what peers send. Larger operands take
 	// several launches: [GPUCaps] says of what size. 0 means what WEFT_COLLECTIVE_STAGING says, or else
-	// [DefaultStaging].
+	// [DefaultStaging]. Messages take a quarter as much beside it, 16 MiB at most, but for each rank 4 KiB at
+	// least.
 	Staging int
 
 	// SMs bounds the multiprocessors that a group's kernels fill. 0: three quarters of the free ones.
@@ -92,8 +93,10 @@ type (
 // returned by every rank in the same call, with nothing moved, and the group goes on. On GPUs ranks do
 // not meet before they enqueue: what is wrong with a rank's own arguments is returned there with
 // nothing enqueued, and its peers wait until it makes the right call or their deadline ends. Counts of an
-// all-gather-v or an all-to-all-v that are not the peer's fail both with [weft.ErrMismatch]. Any other
-// error is the communicator's failure, and leaves outputs undefined.
+// all-gather-v or an all-to-all-v, and messages, that are not the peer's fail both with [weft.ErrMismatch],
+// as the communicator's failure. Any other error is that, too, and leaves outputs undefined. The first call
+// on GPUs after SetMask begins the group anew: it ends when all ranks that go on have made one, also if it is
+// one of messages.
 //
 // With WEFT_CHECK=1 in the environment when a group is made, on all ranks, they meet on the host before
 // each call and compare all of it: the algorithm that it names, scalars, counts that all ranks pass, windows of

@@ -33,7 +33,9 @@ func (b *Batch) Recv(t weft.Tensor, from int) {
 //
 // The receive of a message has its type and its number of elements, also if that is 0. Where they
 // differ, both sides return an error that wraps [weft.ErrMismatch] and says both, and nothing of that
-// message has moved. Other messages of the batch have, and the group goes on.
+// message has moved. Other messages of the batch have, and the group goes on. On GPUs that error is the
+// communicator's failure. A batch there has two thousand messages at most, and one warp for each rank and
+// direction at least: more than the group's SMs have room for are refused.
 func (g *Group) Batch(ctx context.Context, s *weft.Stream, add func(*Batch) error) error {
 	clear(g.batch.transfers)
 	g.batch.transfers = g.batch.transfers[:0]

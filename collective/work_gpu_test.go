@@ -135,6 +135,9 @@ func TestStartOnGPUs(t *testing.T) {
 		if err := r.refused(ctx, streams[0]); err != nil {
 			return err
 		}
+		if err := r.messages(ctx, streams[1]); err != nil {
+			return err
+		}
 		return r.captured(ctx, streams[0])
 	})
 }
@@ -150,7 +153,6 @@ func (r *workRank) refused(ctx context.Context, s *weft.Stream) error {
 		{wrong, weft.ErrInvalid},
 		{unknown, weft.ErrInvalid},
 		{Call{Collective: PointToPoint, Transfers: []Transfer{{Tensor: r.number(0), Peer: r.comm.Rank()}}}, weft.ErrInvalid},
-		{Call{Collective: PointToPoint}, weft.ErrUnsupported},
 	} {
 		if w, err := r.Start(ctx, s, c.Call); w != nil || !errors.Is(err, c.want) {
 			return fmt.Errorf("want %w, got %w", c.want, err)
@@ -166,6 +168,24 @@ func (r *workRank) refused(ctx context.Context, s *weft.Stream) error {
 		err = fmt.Errorf("it ran by %q", w.Algorithm())
 	}
 	return errors.Join(err, w.Close())
+}
+
+// messages starts a batch, in which the ranks exchange numbers.
+func (r *workRank) messages(ctx context.Context, s *weft.Stream) error {
+	me := r.comm.Rank()
+	if err := r.set(5, float32(7+me)); err != nil {
+		return err
+	}
+	w, err := r.Start(ctx, s, Call{Collective: PointToPoint, Transfers: []Transfer{
+		{Tensor: r.number(5), Peer: 1 - me},
+		{Tensor: r.number(6), Peer: 1 - me, Receive: true},
+		{Tensor: r.number(5), Peer: me},
+		{Tensor: r.number(7), Peer: me, Receive: true},
+	}})
+	if err != nil {
+		return err
+	}
+	return errors.Join(w.Wait(ctx), r.want(6, float32(8-me)), r.want(7, float32(7+me)), w.Close())
 }
 
 // captured starts a call in a capture.

@@ -30,13 +30,18 @@ func (t *Transfer) Fingerprint() Fingerprint {
 
 // Differs says how the peer's side of the message differs from this rank's.
 func (t *Transfer) Differs(peer uint64) string {
+	f := Fingerprint(peer)
+	return MessagesDiffer(t.Receive, int(f&maxElems), weft.DType(f>>dtypeShift&31), t.Tensor.Elems(), t.Tensor.DType)
+}
+
+// MessagesDiffer says how the peer's side of a message differs from this rank's, which receives it or
+// sends it.
+func MessagesDiffer(receive bool, count int, t weft.DType, own int, ownType weft.DType) string {
 	theirs, ours := "receives", "sends"
-	if t.Receive {
+	if receive {
 		theirs, ours = ours, theirs
 	}
-	f := Fingerprint(peer)
-	return fmt.Sprintf("it %s %d %v, this rank %s %d %v", theirs, uint64(f&maxElems), weft.DType(f>>dtypeShift&31),
-		ours, t.Tensor.Elems(), t.Tensor.DType)
+	return fmt.Sprintf("it %s %d %v, this rank %s %d %v", theirs, count, t, ours, own, ownType)
 }
 
 // checkTransfers says what is wrong with the messages of a call.

@@ -14,6 +14,7 @@
 //	move                  all-gather, all-to-all, broadcast, gather, scatter
 //	move_v                all-gather-v, all-to-all-v: counts of the host or of the GPU
 //	barrier               words alone
+//	message               messages between pairs of ranks: one kernel for all of a call's
 //	direct_move           all-gather and all-to-all into outputs that lie in windows: nothing is staged
 //	direct_reduce         all-reduce and reduce-scatter of inputs that lie in windows
 //
@@ -33,6 +34,11 @@
 // says that a call is symmetric. Their blocks meet by words of their own, a word a block and rank, before
 // they touch a peer's operand and after (direct.cuh).
 //
+// Messages have rings of their own, for every pair of ranks in each direction: cells for short messages,
+// chunks for long ones. They are laid out with the window, whose size all ranks agree on, since a message
+// is no call of all ranks: together a quarter of the size of the staging memory beside it, 16 MiB at most
+// (ringsFor).
+//
 // # Order
 //
 // These invariants hold between any two operations, of any kind, size and grid, in graphs or not:
@@ -48,6 +54,21 @@
 //     waits, and all blocks of a launch are resident, so no ranks wait in a circle.
 //   - A thread waits for data of its peers' threads of the same number only, and they sent it before they
 //     waited for anything that comes later. So grids need no more than one block at a time.
+//
+// Messages are no operations of the lane. They raise no count, use no turn and say nothing of operations, so
+// ranks that a call does not name take no part. What stands above holds with any of them in between: it
+// rests on what a rank's stream did before and on the words of operations alone, and a message adds to
+// neither. Messages have an order of their own (message.cu):
+//
+//   - Each pair of ranks counts the messages, cells and chunks of each direction, on both sides, in local
+//     memory. Both sides cut a message alike, so a cell has the same number on both, whatever calls, graphs
+//     and grids the message is in.
+//   - A cell, or chunk, is stored where that of a ring's length before stood, once that was read: told by the
+//     receiver's next call of the pair, or in the same call behind a fence.
+//   - A sender's call ends when its receiver has begun the last message: a rank that only sends stops when
+//     its peer does not come, whatever the size.
+//   - Every warp of the launch has one way to go, from one rank to another, and all warps are resident. So no
+//     way waits for another, and batches may go in circles.
 //
 // # Floor
 //

@@ -51,6 +51,7 @@ type Engine struct {
 	moves      [encodings]move
 	movesV     [encodings]moveV
 	credits    uint64 // in the window
+	messages   messages
 	reductions [dtypes]*reductions
 }
 
@@ -125,6 +126,9 @@ func (e *Engine) open(ctx context.Context, o Options) (err error) {
 	if err := e.loadMoves(ctx); err != nil {
 		return err
 	}
+	if err := e.loadMessages(ctx); err != nil {
+		return err
+	}
 	window, local := &enginegpu.Workspace{}, enginegpu.NewLocal(e.blocks)
 	e.args = laneArgs{turnBytes: uint64(e.turnBytes), counts: uint32(e.blocks)}
 	e.args.slots = uint64(window.Ones(int64(turns * e.turnBytes)))
@@ -134,6 +138,7 @@ func (e *Engine) open(ctx context.Context, o Options) (err error) {
 	e.layOutDirect(window)
 	loop := loopback{ranks: o.Loopback}
 	loop.layOut(window, &e.args)
+	e.layOutMessages(o.Staging, window, local)
 	e.lane, err = enginegpu.NewLane(ctx, e.comm, enginegpu.LaneSpec{
 		Op: opNew, Owner: "group", Words: laneWords, Window: window, Local: local,
 		Moved: func(l *enginegpu.Lane) {
@@ -298,6 +303,9 @@ const (
 	opAllGatherV
 	opReduceScatterV
 	opAllToAllV
+	opSend
+	opReceive
+	opBatch
 	ops
 )
 
@@ -305,6 +313,7 @@ var opNames = [ops]string{
 	opAllReduce: "all-reduce", opReduceScatter: "reduce-scatter", opReduce: "reduce", opAllGather: "all-gather",
 	opAllToAll: "all-to-all", opBroadcast: "broadcast", opGather: "gather", opScatter: "scatter", opBarrier: "barrier",
 	opAllGatherV: "all-gather-v", opReduceScatterV: "reduce-scatter-v", opAllToAllV: "all-to-all-v",
+	opSend: "send", opReceive: "receive", opBatch: "batch",
 }
 
 var laneWords = &device.Words{Operation: func(op uint32) string {

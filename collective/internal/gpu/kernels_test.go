@@ -11,7 +11,7 @@ import (
 
 // allSpecs are the kernels of every encoding and type.
 func allSpecs(t target) (all []kernel.Spec) {
-	sources := []enginegpu.Source{barrierSource(t), directMoveSource(t)}
+	sources := []enginegpu.Source{barrierSource(t), directMoveSource(t), messageSource(t), messageListSource(t)}
 	for e := words; e < encodings; e++ {
 		sources = append(sources, moveSource(e, t), moveVSource(e, t))
 	}

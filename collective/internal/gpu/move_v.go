@@ -89,10 +89,12 @@ func (e *Engine) startMoveV(stream *cuda.Stream, c *spec.Call) error {
 	return e.lane.Start(stream, k.Launch.Launch)
 }
 
-// mismatch says how the counts of two ranks differ: those of a record of move_v.cu.
+// mismatch says how the counts of two ranks differ: those of a record of move_v.cu, or of message.cu.
 func mismatch(theirs, ours uint64) string {
 	const kind = 1<<62 - 1
 	switch n := ours & kind; ours >> 62 {
+	case 0:
+		return messagesDiffer(theirs, ours)
 	case 1:
 		return fmt.Sprintf("it sends %d elements to this rank, which expects %d", theirs, n)
 	case 2:

@@ -74,14 +74,6 @@ func (e *Engine) aligned(c *spec.Call) error {
 	return nil
 }
 
-// Exchange implements [spec.Engine].
-func (e *Engine) Exchange(_ context.Context, _ *weft.Stream, c *spec.Call, refused error) error {
-	if refused != nil {
-		return refused
-	}
-	return weft.Unsupportedf("%s: there is no algorithm on GPUs; join a communicator of the host's for it", c.Name())
-}
-
 func (e *Engine) startBarrier(stream *cuda.Stream, _ *spec.Call) error { return e.Barrier(stream) }
 
 func (e *Engine) startOneShot(stream *cuda.Stream, c *spec.Call) error {

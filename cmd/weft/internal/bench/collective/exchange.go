@@ -119,6 +119,8 @@ func (x *exchange) output(from, part int) ([]byte, error) {
 		return x.reduction().unit(-1, x.me, part)
 	case x.Collective.Reduces():
 		return x.reduction().unit(-1, 0, part)
+	case x.alone && x.Collective == collective.PointToPoint: // the rank before sends what this one does
+		return moved(x.me, 0, part), nil
 	case x.alone && from != x.me:
 		return make([]byte, longUnit), nil
 	case x.Collective == collective.PointToPoint:

@@ -111,7 +111,7 @@ func (k *Kind) Algorithms(gpu bool) []string {
 
 // On reports whether the kind can be measured on GPUs or on the host. Messages have no algorithms.
 func (k *Kind) On(gpu bool) bool {
-	return len(k.Algorithms(gpu)) > 0 || k.Collective == collective.PointToPoint && !gpu
+	return len(k.Algorithms(gpu)) > 0 || k.Collective == collective.PointToPoint
 }
 
 // count is how many elements a part of an operation of at most so many bytes has: one, at least.
