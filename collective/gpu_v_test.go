@@ -125,7 +125,7 @@ func matrices(ranks int) (all []matrix) {
 			return 0
 		})
 	}
-	of(func(p, q int) int { return 3000 * (q - p) * (q - p) })
+	of(func(p, q int) int { return 2500 * (q - p) * (q - p) })
 	of(func(p, q int) int { return (p*7 + q*5) % 4 * 333 })
 	return all
 }
