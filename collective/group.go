@@ -94,9 +94,10 @@ type (
 // not meet before they enqueue: what is wrong with a rank's own arguments is returned there with
 // nothing enqueued, and its peers wait until it makes the right call or their deadline ends. Counts of an
 // all-gather-v or an all-to-all-v, and messages, that are not the peer's fail both with [weft.ErrMismatch],
-// as the communicator's failure. Any other error is that, too, and leaves outputs undefined. The first call
-// on GPUs after SetMask begins the group anew: it ends when all ranks that go on have made one, also if it is
-// one of messages.
+// as the communicator's failure. Any other error is that, too, and leaves outputs undefined.
+//
+// The first call on GPUs after SetMask begins the group anew: it ends when all ranks that go on have made
+// one, also if it is one of messages.
 //
 // With WEFT_CHECK=1 in the environment when a group is made, on all ranks, they meet on the host before
 // each call and compare all of it: the algorithm that it names, scalars, counts that all ranks pass, windows of
