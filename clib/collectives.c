@@ -1,6 +1,6 @@
 //go:build cgo && linux
 
-// The collectives by their names: each is weft_group_run with what it passes.
+// The operations by their names: each is weft_group_run with what it passes.
 
 #include "internal.h"
 
@@ -61,4 +61,18 @@ weft_status weft_gather(weft_group group, weft_stream stream, const weft_tensor 
 weft_status weft_scatter(weft_group group, weft_stream stream, const weft_tensor *out, const weft_tensor *in,
 						 int root) {
 	return RUN(WEFT_SCATTER, .out = out, .in = in, .root = root);
+}
+
+weft_status weft_send(weft_group group, weft_stream stream, const weft_tensor *tensor, int to) {
+	return weft_batch(group, stream, &(weft_transfer){.size = sizeof(weft_transfer), .tensor = tensor, .peer = to}, 1);
+}
+
+weft_status weft_recv(weft_group group, weft_stream stream, const weft_tensor *tensor, int from) {
+	return weft_batch(
+		group, stream,
+		&(weft_transfer){.size = sizeof(weft_transfer), .tensor = tensor, .peer = from, .receive = 1}, 1);
+}
+
+weft_status weft_batch(weft_group group, weft_stream stream, const weft_transfer *transfers, int64_t count) {
+	return RUN(WEFT_POINT_TO_POINT, .transfers = transfers, .transfer_count = count);
 }

@@ -264,7 +264,10 @@ func (c *comm) resume(stopped []child) {
 
 // child is something that was made from a communicator.
 type child struct {
-	gate   *sync.Mutex
+	gate interface {
+		TryLock() bool
+		Unlock()
+	}
 	kind   handle.Kind
 	close  func() error
 	forget func() // removes its handle, and those of the objects that were made from it
@@ -284,7 +287,13 @@ func (c *comm) children() []child {
 	}
 	for id, g := range groups.All() {
 		if g.comm == c {
-			all = append(all, child{&g.ops, handle.Group, g.group.Close, func() { groups.Remove(id) }})
+			all = append(all, child{&g.ops, handle.Group, g.group.Close, func() { g.forget(id) }})
+		}
+	}
+	for _, w := range works.All() {
+		if w.group != nil && w.group.comm == c {
+			none := func() {} // they are the group's
+			all = append(all, child{&w.life, handle.Work, func() error { return nil }, none})
 		}
 	}
 	for id, w := range windows.All() {

@@ -255,6 +255,15 @@ func TestExample(t *testing.T) {
 	}
 }
 
+func TestOverlapExample(t *testing.T) {
+	program := compile(t, "../examples/c/overlap.c")
+	for r, o := range ranks(t, 3, program) {
+		if want := fmt.Sprintf("rank %d of 3: 8 layers averaged\n", r); o.err != nil || o.output != want {
+			t.Errorf("rank %d: %v\n%s", r, o.err, o.output)
+		}
+	}
+}
+
 // Each command of docs/guides/c.md that builds a program builds one that runs from any directory.
 func TestDocumentedLink(t *testing.T) {
 	folder := library(t)

@@ -223,6 +223,36 @@ weft_status weft_group_run(weft_group group, weft_stream stream, const weft_coll
 	return CALL(goweft_group_run(ID(group), stream, (weft_collective_args *)args, libweft_timeout));
 }
 
+weft_status weft_group_start(weft_group group, weft_stream stream,
+		const weft_collective_args *args, weft_work *work) {
+	return CALL(goweft_group_start(ID(group), stream, (weft_collective_args *)args, work,
+		libweft_timeout));
+}
+
+weft_status weft_work_get(weft_work work, weft_work_info *info) {
+	return CALL(goweft_work_get(ID(work), info));
+}
+
+weft_status weft_work_wait_on(weft_work work, weft_stream stream) {
+	return CALL(goweft_work_wait_on(ID(work), stream));
+}
+
+weft_status weft_work_error(weft_work work) {
+	return CALL(goweft_work_error(ID(work)));
+}
+
+weft_status weft_work_release(weft_work work) {
+	return CALL(goweft_work_release(ID(work)));
+}
+
+weft_status weft_group_algorithm(weft_group group, const char **name) {
+	return CALL(goweft_group_algorithm(ID(group), (char **)name));
+}
+
+weft_status weft_group_algorithm_at(weft_group group, int index, weft_algorithm *algorithm) {
+	return CALL(goweft_group_algorithm_at(ID(group), index, algorithm));
+}
+
 const char *weft_status_name(int status) {
 	switch (status) {
 	case WEFT_OK:

@@ -47,8 +47,14 @@ func leastSize(p any) uintptr {
 		return 96
 	case *C.weft_group_options:
 		return 16
+	case *C.weft_transfer:
+		return 24
 	case *C.weft_collective_args:
 		return 80
+	case *C.weft_work_info:
+		return 24
+	case *C.weft_algorithm:
+		return 40
 	}
 	panic("no struct of weft.h")
 }

@@ -22,8 +22,9 @@
  *
  * Threads. Any thread may make any call. Calls on one object exclude each other: a second one is refused, not queued. A
  * weft_ep and its routings, received rows and works are one object in this respect. weft_comm_get, weft_comm_error,
- * weft_comm_abort and weft_comm_wait may be called at any time. Groups, handles and windows of one communicator are
- * separate objects; every rank makes their collective calls in the same order.
+ * weft_comm_abort, weft_comm_wait, and what is asked of a work of weft_group_start, may be called at any time. Groups,
+ * handles and windows of one communicator are separate objects; every rank makes their collective calls in the same
+ * order.
  *
  * Processes. After fork the child can call nothing but weft_error, weft_error_rank, weft_error_set, weft_status_name,
  * weft_version and weft_dlpack_deleter: it has none of the library's threads. Every other function then returns
@@ -119,7 +120,7 @@ typedef struct weft_window_s *weft_window;                     /* symmetric memo
 typedef struct weft_ep_s *weft_ep;                             /* expert parallelism for one spec */
 typedef struct weft_routing_s *weft_routing;                   /* which row of which rank each selection goes to */
 typedef struct weft_received_s *weft_received;                 /* a received batch */
-typedef struct weft_work_s *weft_work;                         /* an operation that was sent and not yet received */
+typedef struct weft_work_s *weft_work;                         /* an operation that was begun */
 typedef struct weft_group_s *weft_group;                       /* collectives */
 typedef struct weft_ep_token_counter_s *weft_ep_token_counter; /* counts tokens on a GPU */
 
@@ -240,6 +241,7 @@ weft_status weft_comm_create_with_all_gather(weft_all_gather_fn all_gather, void
  * Leaves the communicator, and destroys every object that was made from it. It waits for no other rank; peers that
  * still wait for this one get WEFT_ERROR_LEFT. It is refused while another thread is inside a call on the communicator
  * or on such an object (weft_comm_abort ends that call). After any other failure the handle is destroyed nevertheless.
+ * Calls that weft_group_start began end first; after weft_comm_abort they do at once.
  */
 weft_status weft_comm_destroy(weft_comm comm);
 
@@ -612,7 +614,11 @@ weft_status weft_ep_count_waits(weft_ep ep, const weft_tensor *dispatch, const w
  * refuses result itself. Collective. */
 weft_status weft_work_receive(weft_work work, weft_ep_dispatch_result *result);
 
-/* The second half of a combine, by the same rules. Collective. */
+/*
+ * The second half of a combine, by the same rules. Collective. For a work of weft_group_start: waits until the call has
+ * ended, and returns its failure. That is local, may be repeated, and keeps the work. If the time of weft_timeout_set
+ * ends first, the call goes on.
+ */
 weft_status weft_work_wait(weft_work work);
 
 /* Releases a received batch. Its rows must not be read after. A combine of them must have returned; a later one is
@@ -708,13 +714,18 @@ typedef struct weft_group_options {
 	int32_t sms;     /* GPUs: the most multiprocessors that kernels fill; 0 is three quarters of the free ones */
 	int32_t reserved;
 	int64_t serial_group; /* GPUs: as weft_ep_spec.serial_group, whose handles may be in the same; 0: none */
+	uint64_t dtypes;      /* GPUs: types, bit t for weft_dtype t, whose kernels are loaded when the group is made, and not
+							 by the first reduction of that type. A captured call can load none */
+	const char *force;    /* names of algorithms, with spaces between: used where they support the call, in this order,
+							 instead of those that are faster; NULL: none */
 } weft_group_options;
 
 /* Makes the handle of collectives, and all the memory that they need. Collective. options may be NULL. */
 weft_status weft_group_create(weft_comm comm, const weft_group_options *options, weft_group *group);
 
-/* Gives up the group's memory on this rank. Local. On a GPU it first waits until none of the group's work runs, at most
- * until the deadline: after WEFT_ERROR_TIMEOUT the handle is still there, and may be destroyed later. */
+/* Gives up the group's memory on this rank, and the works of calls that it has started. Local. It first waits until
+ * those calls have ended, and on a GPU until none of the group's work runs, at most until the deadline: after
+ * WEFT_ERROR_TIMEOUT the handle is still there, and may be destroyed later. */
 weft_status weft_group_destroy(weft_group group);
 
 typedef enum weft_collective {
@@ -729,11 +740,20 @@ typedef enum weft_collective {
 	WEFT_BROADCAST = 8,
 	WEFT_REDUCE = 9,
 	WEFT_GATHER = 10,
-	WEFT_SCATTER = 11
+	WEFT_SCATTER = 11,
+	WEFT_POINT_TO_POINT = 100 /* no collective: messages between pairs of ranks */
 } weft_collective;
 
-/* A collective with all that one can say; what it does not have is ignored. Everything is borrowed for the call, memory
- * of a GPU until the stream has passed. */
+/* A message to a rank, or from one. */
+typedef struct weft_transfer {
+	size_t size;
+	const weft_tensor *tensor; /* of the same type and number of elements on both sides */
+	int32_t peer;
+	int32_t receive; /* 1: the message comes from peer; 0: it goes there */
+} weft_transfer;
+
+/* A call with all that one can say; what it does not have is ignored. Everything is borrowed for the call, memory of a
+ * GPU until the stream has passed. */
 typedef struct weft_collective_args {
 	size_t size;
 	int32_t collective;       /* weft_collective */
@@ -746,10 +766,64 @@ typedef struct weft_collective_args {
 	/* Elements and positions of the parts of in (send) and of out (recv), one for each rank of the communicator. Without
 	 * positions parts stand one after the other. */
 	const int64_t *send, *send_at, *recv, *recv_at;
+	const char *algorithm;    /* by name, the same on all ranks; NULL: the fastest */
+	int32_t symmetric;        /* 1: operands in windows lie at the same place of the same window on every rank. GPUs read
+								 and write no other operand of a peer */
+	int32_t counts_on_device; /* 1: all four arrays of an all-to-all-v are given, and in the GPU's memory: the kernel reads
+								 them, and a replayed graph finds what is there then */
+	const weft_transfer *transfers; /* messages, of the same size each, one after the other */
+	int64_t transfer_count;
 } weft_collective_args;
 
-/* Runs a collective. Collective. The functions below are this one with what they pass. */
+/* Runs a call. Collective, unless it is of messages: see weft_batch. The functions below are this one with what they
+ * pass. */
 weft_status weft_group_run(weft_group group, weft_stream stream, const weft_collective_args *args);
+
+/*
+ * Begins a call, as weft_group_run does, and does not wait for it. Calls of a group run in the order in which they
+ * begin: one that does not start waits for those that did. What is wrong with this rank's arguments is returned here;
+ * the other ranks get it from their works.
+ *
+ * Structs are borrowed for weft_group_start. What they point to (elements, counts, scalar) is borrowed until the call
+ * has ended: on the host the library works on it in a thread of its own. On a GPU the work is enqueued on the stream.
+ */
+weft_status weft_group_start(weft_group group, weft_stream stream, const weft_collective_args *args, weft_work *work);
+
+typedef struct weft_work_info {
+	size_t size;
+	const char *algorithm; /* by name, of a call that has ended or is on a GPU; messages have none. "" or a name, valid
+							  as long as the process */
+	int32_t done;          /* 1: the call has ended, well or not */
+	int32_t captured;      /* 1: a graph has captured the call, which is never done: the graph is what runs */
+} weft_work_info;
+
+/* Says how far a work of weft_group_start is. It does not wait. Local. */
+weft_status weft_work_get(weft_work work, weft_work_info *info);
+
+/* Makes a stream wait for the call, without waiting itself. If the call fails the stream goes on. On GPUs. Local. */
+weft_status weft_work_wait_on(weft_work work, weft_stream stream);
+
+/* Returns the failure of a call that has ended; of one that has not, the communicator's. It does not wait. Local. */
+weft_status weft_work_error(weft_work work);
+
+/* Gives up a work of weft_group_start. The call goes on, and so does the borrowing, if it has not ended. Local. */
+weft_status weft_work_release(weft_work work);
+
+/* Writes the name of the algorithm of the group's last call that was not started: "" before the first, and after one
+ * that was refused. It is valid as long as the process. Local. */
+weft_status weft_group_algorithm(weft_group group, const char **name);
+
+/* An algorithm of a group. */
+typedef struct weft_algorithm {
+	size_t size;
+	const char *name;              /* "all-reduce/pipeline", valid as long as the process; NULL behind the last */
+	int64_t min_bytes, max_bytes;  /* of a part; 0: no bound */
+	int32_t collective;            /* weft_collective */
+	int32_t ranks;                 /* for which it is; 0: any number */
+} weft_algorithm;
+
+/* Writes the index-th algorithm of a group. Local. */
+weft_status weft_group_algorithm_at(weft_group group, int index, weft_algorithm *algorithm);
 
 /* Returns when every rank has entered; on GPUs the stream goes on then. Collective. */
 weft_status weft_barrier(weft_group group, weft_stream stream);
@@ -795,6 +869,24 @@ weft_status weft_gather(weft_group group, weft_stream stream, const weft_tensor 
 
 /* Gives every rank its part of root's input. Collective. */
 weft_status weft_scatter(weft_group group, weft_stream stream, const weft_tensor *out, const weft_tensor *in, int root);
+
+/*
+ * Sends a message to another rank, which receives it, and no other rank takes part. It returns, or on a GPU the stream
+ * goes on, when that rank has taken the message, whatever its size: two ranks that both send first wait for each other.
+ * Messages between two ranks are matched in their order.
+ */
+weft_status weft_send(weft_group group, weft_stream stream, const weft_tensor *tensor, int to);
+
+/* Receives a message from another rank, of the type and the number of elements that it sends. If they differ both
+ * ranks return WEFT_ERROR_MISMATCH. */
+weft_status weft_recv(weft_group group, weft_stream stream, const weft_tensor *tensor, int from);
+
+/*
+ * Sends and receives messages together. They go on side by side, so ranks may exchange them in any pattern, and a rank
+ * may send to itself. Tensors that are received into overlap no other tensor of the batch. Batches of different ranks
+ * need not be alike, as long as the messages of each pair of ranks are in the same order.
+ */
+weft_status weft_batch(weft_group group, weft_stream stream, const weft_transfer *transfers, int64_t count);
 
 #ifdef __cplusplus
 }

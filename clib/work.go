@@ -14,16 +14,24 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// work is the object of a weft_work: a dispatch or a combine that was sent.
+// work is the object of a weft_work: a dispatch or a combine that was sent, or a call that a group has
+// started.
 type work struct {
 	dispatch
 	pending *ep.PendingDispatch
 	combine *weft.Work
+
+	started
 }
 
 var works = handle.NewTable[work](handle.Work)
 
-func (w *work) owner() *comm { return w.ep.comm }
+func (w *work) owner() *comm {
+	if w.group != nil {
+		return w.group.comm
+	}
+	return w.ep.comm
+}
 
 // send is the first half of a dispatch.
 func (d dispatch) send(ctx context.Context, s *weft.Stream, out *C.weft_work) error {
@@ -52,7 +60,7 @@ func addWork(w *work, out *C.weft_work) error {
 func goweft_work_receive(id C.uint64_t, out *C.weft_ep_dispatch_result, ms C.int64_t) C.int {
 	return timed(works, id, ms, func(ctx context.Context, w *work) error {
 		if w.pending == nil {
-			return invalidf("the weft_work is a combine's: end it with weft_work_wait")
+			return invalidf("the weft_work is no dispatch's: use weft_work_wait")
 		}
 		data, scales, err := resultOf(out)
 		if err != nil {
@@ -69,6 +77,9 @@ func goweft_work_receive(id C.uint64_t, out *C.weft_ep_dispatch_result, ms C.int
 
 //export goweft_work_wait
 func goweft_work_wait(id C.uint64_t, ms C.int64_t) C.int {
+	if w, err := works.Get(uint64(id)); err == nil && w.group != nil {
+		return asked(id, func(w *work) error { return within(ms, w.call.Wait) })
+	}
 	return timed(works, id, ms, func(ctx context.Context, w *work) error {
 		if w.combine == nil {
 			return invalidf("the weft_work is a dispatch's: end it with weft_work_receive")

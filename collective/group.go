@@ -232,6 +232,9 @@ func Algorithms() []Algorithm { return host.Algorithms() }
 // GPUAlgorithms lists those on GPUs.
 func GPUAlgorithms() []Algorithm { return gpu.Algorithms() }
 
+// Algorithms lists those that the group has.
+func (g *Group) Algorithms() []Algorithm { return g.engine.Algorithms() }
+
 func known(comm *weft.Comm, name string) bool {
 	all := Algorithms()
 	if comm.Device() != nil {

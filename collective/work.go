@@ -206,6 +206,9 @@ func (w *Work) Algorithm() string {
 	return w.algorithm
 }
 
+// Captured reports whether a graph has captured the call, which then has not run.
+func (w *Work) Captured() bool { return w.captured }
+
 // Close gives the Work back to its group, which uses it for another call. Nothing may use it after. The
 // call goes on if it has not ended, and streams that wait for it still do.
 func (w *Work) Close() error {

@@ -776,6 +776,36 @@ static void collectives(rank *r, int n) {
 	OK(weft_broadcast(group, g->stream, &part, 0));
 	written(r, g, all, &part);
 
+	/* What is started is waited for by the host, and by the communicator's own stream. */
+	weft_collective_args args = {.size = sizeof args, .collective = WEFT_ALL_TO_ALL_V, .out = &outs, .in = &parts};
+	int64_t counts[2][MOST_RANKS];
+	for (int p = 0; p < ranks; p++) {
+		counts[0][p] = n, counts[1][p] = (ranks - 1 - p) * n; /* the parts stand in reverse order */
+		for (int i = 0; i < n; i++) {
+			all[(ranks - 1 - p) * n + i] = (float)(p * 100 + r->number * 10 + i % 7);
+		}
+	}
+	outs = like(r, g, &outs);
+	args.send = args.recv = place(r, g, counts[0], sizeof counts[0]);
+	args.recv_at = place(r, g, counts[1], sizeof counts[1]);
+	for (int p = 0; p < ranks; p++) {
+		counts[1][p] = p * n;
+	}
+	args.send_at = place(r, g, counts[1], sizeof counts[1]);
+	args.counts_on_device = 1;
+	weft_tensor again = tensor(place(r, g, in, (size_t)ranks * bytes), WEFT_FLOAT32, ranks, n);
+	args.in = &again;
+	weft_work work;
+	weft_work_info info = {.size = sizeof info};
+	OK(weft_group_start(group, g->stream, &args, &work));
+	OK(weft_work_wait_on(work, WEFT_STREAM_OWN));
+	OK(weft_comm_wait(g->comm, WEFT_STREAM_OWN));
+	OK(weft_work_get(work, &info));
+	TRUE(info.done && !info.captured && strncmp(info.algorithm, "all-to-all-v/", 13) == 0);
+	OK(weft_work_wait(work));
+	OK(weft_work_release(work));
+	written(r, g, all, &outs);
+
 	/* What a rank refuses it has not enqueued. */
 	weft_tensor longer = tensor(mine.data, WEFT_FLOAT32, n + 1, -1);
 	INVALID(weft_all_reduce(group, g->stream, &longer, &part, WEFT_SUM), "output of");

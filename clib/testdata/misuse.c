@@ -346,9 +346,41 @@ static void operations(weft_comm comm) {
 	INVALID(weft_group_run(group, NULL, NULL), "the weft_collective_args is NULL");
 	call.size = 8;
 	INVALID(weft_group_run(group, NULL, &call), "must be at least 80");
+	double elsewhere[64];
+	weft_tensor to = w;
+	to.data = elsewhere;
+	call = (weft_collective_args){.size = sizeof call, .collective = WEFT_ALL_TO_ALL_V, .out = &to, .in = &w};
+	call.counts_on_device = 1;
+	INVALID(weft_group_run(group, NULL, &call), "four arrays, and one is NULL");
+	int64_t count[1] = {1};
+	call.send = call.send_at = call.recv = call.recv_at = count;
+	UNSUPPORTED(weft_group_run(group, NULL, &call), "reads no counts of a GPU");
+	call = (weft_collective_args){.size = sizeof call, .collective = WEFT_BARRIER, .algorithm = "barrier/of reef"};
+	INVALID(weft_group_run(group, NULL, &call), "barrier/of reef");
+	INVALID(weft_send(group, NULL, &w, 1), "send: rank 1 of 1");
+	INVALID(weft_recv(group, NULL, NULL, 0), "receive:");
+	INVALID(weft_batch(group, NULL, NULL, 2), "2 transfers at ");
+	weft_transfer messages[2] = {{sizeof messages[0], &w, 0, 0}, {8, &w, 0, 1}};
+	INVALID(weft_batch(group, NULL, messages, 2), "must be at least 24");
+	INVALID(weft_batch(group, NULL, messages, -1), "-1 transfers");
+	INVALID(weft_group_algorithm(group, NULL), "NULL");
+	INVALID(weft_group_algorithm_at(group, 0, NULL), "weft_algorithm is NULL");
+
+	call.algorithm = NULL;
+	work = (weft_work)group;
+	INVALID(weft_group_start(group, NULL, &call, NULL), "weft_work is NULL");
+	INVALID(weft_group_start(group, NULL, NULL, &work), "weft_collective_args is NULL");
+	TRUE(work == NULL);
+	NO_HANDLE(weft_work_release(work), "weft_work is NULL");
+	NO_HANDLE(weft_work_get((weft_work)group, NULL), "is a weft_group where a weft_work belongs");
+	OK(weft_group_start(group, NULL, &call, &work));
+	INVALID(weft_work_get(work, NULL), "weft_work_info is NULL");
+	OK(weft_work_wait(work));
+	weft_work gone_with = work;
 	OK(weft_barrier(group, NULL));
 	OK(weft_group_destroy(group));
 	GONE(weft_barrier(group, NULL));
+	GONE(weft_work_wait(gone_with));
 }
 
 /* The child of a fork gets an error at once, whatever it calls; what needs no Go goes on working. */

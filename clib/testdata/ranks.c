@@ -184,6 +184,136 @@ static void every_collective(weft_group group, int n) {
 	free(in), free(out);
 }
 
+/* Messages round the ring of ranks: alone, and in a batch with one to itself. */
+static void messages(weft_group group, int n) {
+	int next = (me.rank + 1) % me.ranks, before = (me.rank + me.ranks - 1) % me.ranks;
+	float *in = malloc((size_t)n * 4), *out = malloc((size_t)n * 8);
+	for (int i = 0; i < n; i++) {
+		in[i] = given(me.rank, next, i);
+	}
+	weft_tensor mine = tensor(in, WEFT_FLOAT32, n, -1), got = tensor(out, WEFT_FLOAT32, n, -1),
+				own = tensor(out + n, WEFT_FLOAT32, n, -1);
+	if (me.rank == 0) {
+		OK(weft_send(group, NULL, &mine, next));
+	}
+	OK(weft_recv(group, NULL, &got, before));
+	if (me.rank != 0) {
+		OK(weft_send(group, NULL, &mine, next));
+	}
+	for (int i = 0; i < n; i++) {
+		TRUE(out[i] == given(before, me.rank, i));
+	}
+	memset(out, 0, (size_t)n * 8);
+	weft_transfer all[] = {{sizeof all[0], &got, before, 1},
+						   {sizeof all[0], &mine, next, 0},
+						   {sizeof all[0], &mine, me.rank, 0},
+						   {sizeof all[0], &own, me.rank, 1}};
+	OK(weft_batch(group, NULL, all, 4));
+	for (int i = 0; i < n; i++) {
+		TRUE(out[i] == given(before, me.rank, i) && out[n + i] == in[i]);
+	}
+	OK(weft_batch(group, NULL, NULL, 0));
+	free(in), free(out);
+}
+
+/* Calls that are started, more than one at a time, with others between them. */
+static void started(weft_group group) {
+	enum { CALLS = 20 };
+	weft_work works[CALLS];
+	float x[CALLS], sum = (float)(me.ranks * (me.ranks - 1) / 2);
+	const char *name = NULL;
+	weft_work_info info = {.size = sizeof info};
+	for (int i = 0; i < CALLS; i++) {
+		x[i] = (float)(me.rank + i);
+		weft_tensor t = tensor(&x[i], WEFT_FLOAT32, 1, -1);
+		weft_collective_args args = {.size = sizeof args, .collective = WEFT_ALL_REDUCE, .out = &t, .in = &t};
+		args.algorithm = i % 2 ? "all-reduce/eager" : NULL;
+		OK(weft_group_start(group, NULL, &args, &works[i]));
+		if (i == CALLS / 2) {
+			OK(weft_barrier(group, NULL));
+			OK(weft_work_get(works[i], &info));
+			TRUE(info.done && !info.captured && x[i] == sum + (float)(me.ranks * i));
+		}
+	}
+	for (int i = 0; i < CALLS; i++) {
+		OK(weft_work_wait(works[i]));
+		OK(weft_work_wait(works[i]));
+		OK(weft_work_error(works[i]));
+		OK(weft_work_get(works[i], &info));
+		TRUE(info.done && strcmp(info.algorithm, "all-reduce/eager") == 0 && x[i] == sum + (float)(me.ranks * i));
+		UNSUPPORTED(weft_work_wait_on(works[i], NULL), "the host has no streams");
+		INVALID(weft_work_receive(works[i], NULL), "is no dispatch's");
+		OK(weft_work_release(works[i]));
+		GONE(weft_work_release(works[i]));
+		GONE(weft_work_wait(works[i]));
+	}
+	OK(weft_group_algorithm(group, &name));
+	TRUE(strncmp(name, "barrier/", 8) == 0);
+
+	/* A call whose peers have not come is not done, and bounded waits for it end. */
+	weft_tensor t = tensor(x, WEFT_FLOAT32, 1, -1);
+	weft_collective_args args = {.size = sizeof args, .collective = WEFT_BROADCAST, .out = &t, .in = &t};
+	if (me.rank == 0) {
+		args.root = 1;
+		OK(weft_group_start(group, NULL, &args, &works[0]));
+		OK(weft_timeout_set(20));
+		REFUSED(weft_work_wait(works[0]), WEFT_ERROR_TIMEOUT, "weft_timeout_set");
+		OK(weft_timeout_set(0));
+		OK(weft_work_get(works[0], &info));
+		TRUE(!info.done);
+		OK(weft_work_release(works[0])); /* the call goes on */
+	} else {
+		struct timespec pause = {0, 100 * 1000 * 1000};
+		nanosleep(&pause, NULL);
+		OK(weft_broadcast(group, NULL, &t, 1));
+	}
+	OK(weft_barrier(group, NULL));
+
+	/* What one rank's arguments have wrong is that rank's at once, and its peers' when they wait. */
+	args.root = 0, args.algorithm = me.rank == 0 ? "broadcast/by mail" : NULL;
+	weft_status s = weft_group_start(group, NULL, &args, &works[0]);
+	if (s == WEFT_OK) {
+		INVALID(weft_work_wait(works[0]), "broadcast/by mail");
+		INVALID(weft_work_error(works[0]), "broadcast/by mail");
+		OK(weft_work_release(works[0]));
+	} else {
+		check(s, WEFT_ERROR_INVALID, "broadcast/by mail", "the rank's own", __LINE__);
+	}
+	OK(weft_barrier(group, NULL));
+	args.algorithm = NULL;
+	OK(weft_group_start(group, NULL, &args, &works[0]));
+	/* and the group's end is the work's */
+}
+
+static void algorithms(weft_group group) {
+	weft_algorithm a = {.size = sizeof a};
+	int n = 0, found = 0;
+	for (;; n++) {
+		OK(weft_group_algorithm_at(group, n, &a));
+		if (a.name == NULL) {
+			break;
+		}
+		found += strcmp(a.name, "all-reduce/eager") == 0 && a.collective == WEFT_ALL_REDUCE;
+	}
+	TRUE(n > 10 && found == 1);
+	INVALID(weft_group_algorithm_at(group, -1, &a), "algorithm -1");
+
+	weft_group_options options = {.size = sizeof options, .dtypes = 1 << WEFT_UE8M0};
+	weft_group forced = NULL;
+	UNSUPPORTED(weft_group_create(comm, &options, &forced), "cannot be reduced");
+	options.dtypes = 1 << WEFT_FLOAT32, options.force = "all-reduce/by-mail";
+	INVALID(weft_group_create(comm, &options, &forced), "all-reduce/by-mail");
+	options.force = "all-reduce/pipeline all-reduce/eager";
+	OK(weft_group_create(comm, &options, &forced));
+	float x = 1;
+	weft_tensor t = tensor(&x, WEFT_FLOAT32, 1, -1);
+	OK(weft_all_reduce(forced, NULL, &t, &t, WEFT_SUM));
+	const char *name;
+	OK(weft_group_algorithm(forced, &name));
+	TRUE(strcmp(name, "all-reduce/pipeline") == 0);
+	OK(weft_group_destroy(forced));
+}
+
 static void collectives(void) {
 	weft_group_options options = {.size = sizeof options, .scratch = 1 << 20};
 	weft_group group;
@@ -208,11 +338,14 @@ static void collectives(void) {
 		TRUE(in[0] == (float)(me.ranks - 1));
 		free(in), free(out), free(all);
 		every_collective(group, n);
+		messages(group, n);
 	}
+	algorithms(group);
 	float x[2] = {1, 2};
 	weft_tensor t = tensor(x, WEFT_FLOAT32, 1 + me.rank % 2, -1);
 	REFUSED(weft_all_reduce(group, NULL, &t, &t, WEFT_SUM), WEFT_ERROR_MISMATCH, "");
 	OK(weft_barrier(group, NULL));
+	started(group);
 	OK(weft_group_destroy(group));
 }
 

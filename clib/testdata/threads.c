@@ -75,6 +75,59 @@ static void *make_group(void *other) {
 	return NULL;
 }
 
+/* Several threads wait for one call, and ask about it meanwhile; the group makes others. */
+static weft_work work;
+
+static void *wait_for_work(void *number) {
+	(void)number;
+	waiting++;
+	OK(weft_work_wait(work));
+	return NULL;
+}
+
+static void *join_in(void *other) {
+	weft_group theirs;
+	OK(weft_group_create(other, NULL, &theirs));
+	usleep(100000);
+	OK(weft_barrier(theirs, NULL));
+	OK(weft_barrier(theirs, NULL));
+	OK(weft_group_destroy(theirs));
+	return NULL;
+}
+
+static void works(void) {
+	pthread_t threads[2], others[RANKS];
+	for (int r = 1; r < RANKS; r++) {
+		TRUE(pthread_create(&others[r], NULL, join_in, comms[r]) == 0);
+	}
+	weft_group mine;
+	OK(weft_group_create(comms[0], NULL, &mine));
+	weft_collective_args call = {.size = sizeof call, .collective = WEFT_BARRIER};
+	OK(weft_group_start(mine, NULL, &call, &work));
+	waiting = 0;
+	for (int i = 0; i < 2; i++) {
+		TRUE(pthread_create(&threads[i], NULL, wait_for_work, NULL) == 0);
+	}
+	usleep(20000);
+	weft_work_info info = {.size = sizeof info};
+	OK(weft_work_get(work, &info));
+	TRUE(!info.done);
+	OK(weft_work_error(work));
+	REFUSED(weft_work_release(work), WEFT_ERROR_BUSY, "another thread is inside a call on this weft_work");
+	REFUSED(weft_group_destroy(mine), WEFT_ERROR_BUSY, "another thread is inside a call on a weft_work");
+	REFUSED(weft_comm_destroy(comms[0]), WEFT_ERROR_BUSY, "another thread is inside a call on a weft_work");
+	OK(weft_barrier(mine, NULL));
+	join_threads(threads, 2);
+	OK(weft_work_get(work, &info));
+	TRUE(info.done);
+	OK(weft_work_release(work));
+	OK(weft_group_destroy(mine));
+	for (int r = 1; r < RANKS; r++) {
+		TRUE(pthread_join(others[r], NULL) == 0);
+	}
+	waiting = 0;
+}
+
 static void in_the_way(void) {
 	pthread_t thread, others[RANKS];
 	weft_comm_info info = {.size = sizeof info};
@@ -137,6 +190,7 @@ int main(void) {
 	pthread_barrier_init(&meeting, NULL, RANKS);
 	run_threads(RANKS, rank);
 	TRUE(calls == 2 * RANKS); /* while they joined, and never again */
+	works();
 	in_the_way();
 	races();
 	for (int r = 0; r < RANKS; r++) {

@@ -196,6 +196,8 @@ class Collective(Choice):
     reduce = 9
     gather = 10
     scatter = 11
+    point_to_point = 100
+    """no collective: messages between pairs of ranks"""
 
 
 LogFunction = CFUNCTYPE(None, c_void_p, c_char_p)
@@ -442,6 +444,17 @@ class GroupOptions(Struct):
         ("sms", c_int32),
         ("reserved", c_int32),
         ("serial_group", c_int64),
+        ("dtypes", c_uint64),
+        ("force", c_char_p),
+    )
+
+
+class Transfer(Struct):
+    _fields_ = (
+        ("size", c_size_t),
+        ("tensor", c_void_p),
+        ("peer", c_int32),
+        ("receive", c_int32),
     )
 
 
@@ -459,6 +472,31 @@ class CollectiveArgs(Struct):
         ("send_at", c_void_p),
         ("recv", c_void_p),
         ("recv_at", c_void_p),
+        ("algorithm", c_char_p),
+        ("symmetric", c_int32),
+        ("counts_on_device", c_int32),
+        ("transfers", c_void_p),
+        ("transfer_count", c_int64),
+    )
+
+
+class WorkInfo(Struct):
+    _fields_ = (
+        ("size", c_size_t),
+        ("algorithm", c_char_p),
+        ("done", c_int32),
+        ("captured", c_int32),
+    )
+
+
+class Algorithm(Struct):
+    _fields_ = (
+        ("size", c_size_t),
+        ("name", c_char_p),
+        ("min_bytes", c_int64),
+        ("max_bytes", c_int64),
+        ("collective", c_int32),
+        ("ranks", c_int32),
     )
 
 
@@ -525,6 +563,13 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
     "weft_group_create": (c_void_p, c_void_p, c_void_p),
     "weft_group_destroy": (c_void_p,),
     "weft_group_run": (c_void_p, c_void_p, c_void_p),
+    "weft_group_start": (c_void_p, c_void_p, c_void_p, c_void_p),
+    "weft_work_get": (c_void_p, c_void_p),
+    "weft_work_wait_on": (c_void_p, c_void_p),
+    "weft_work_error": (c_void_p,),
+    "weft_work_release": (c_void_p,),
+    "weft_group_algorithm": (c_void_p, c_void_p),
+    "weft_group_algorithm_at": (c_void_p, c_int, c_void_p),
     "weft_barrier": (c_void_p, c_void_p),
     "weft_all_reduce": (c_void_p, c_void_p, c_void_p, c_void_p, c_int),
     "weft_all_gather": (c_void_p, c_void_p, c_void_p, c_void_p),
@@ -546,6 +591,9 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
     "weft_reduce": (c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_int),
     "weft_gather": (c_void_p, c_void_p, c_void_p, c_void_p, c_int),
     "weft_scatter": (c_void_p, c_void_p, c_void_p, c_void_p, c_int),
+    "weft_send": (c_void_p, c_void_p, c_void_p, c_int),
+    "weft_recv": (c_void_p, c_void_p, c_void_p, c_int),
+    "weft_batch": (c_void_p, c_void_p, c_void_p, c_int64),
 }
 
 RESULTS: dict[str, type | None] = {
