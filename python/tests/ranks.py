@@ -95,6 +95,32 @@ def absence(deadline):
         assert float(deadline) * 0.9 < time.monotonic() - since < float(deadline) + 5
 
 
+def pending():
+    """Rank 0 ends amid a call that it has started, with its group and communicator open."""
+    c = weft.join(deadline=60)
+    g = weft.Group(c)
+    if c.rank == 0:
+        g.barrier()
+        kept.append((c, g, g.all_reduce(np.ones(1000), async_op=True)))
+        return
+
+    def wait_for_the_end():
+        g.barrier()
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            c.check()
+            time.sleep(0.01)
+
+    with pytest.raises((weft.AbortedError, weft.LeftError)) as e:
+        wait_for_the_end()
+    assert e.value.rank == 0
+    g.close()
+    c.close()
+
+
+kept = []
+
+
 def interrupt():
     """Rank 0 is interrupted while it waits: Ctrl-C is seen when the wait ends, and its peers are not harmed."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what it starts in the background ignore it

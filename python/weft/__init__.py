@@ -14,7 +14,8 @@ functions and operators for torch.compile.
 from __future__ import annotations
 
 from . import ep
-from .collectives import Group, Op
+from ._abi import Collective
+from .collectives import Algorithm, Group, Op, Recv, Send
 from .communicator import Communicator, UniqueId, join
 from .dtypes import DType
 from .errors import (
@@ -41,15 +42,18 @@ from .limits import timeout
 from .memory import DeviceArray
 from .streams import OWN
 from .windows import Window
+from .work import Work
 
 __version__ = "0.1.0"
 
 __all__ = [
     "OWN",
     "AbortedError",
+    "Algorithm",
     "BusyError",
     "CapacityError",
     "ClosedError",
+    "Collective",
     "Communicator",
     "DType",
     "DeadlineError",
@@ -67,10 +71,13 @@ __all__ = [
     "Op",
     "OperandError",
     "PlatformError",
+    "Recv",
+    "Send",
     "UniqueId",
     "UnsupportedError",
     "WeftError",
     "Window",
+    "Work",
     "ep",
     "join",
     "timeout",

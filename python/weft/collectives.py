@@ -4,27 +4,80 @@ on both engines."""
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import numbers
 import operator
 import struct
 import sys
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from . import _abi, dlpack, memory, streams
 from ._abi import Collective, Op
 from .call_args import ArgsPool, CallArgs
 from .communicator import Communicator
-from .dtypes import DType
+from .dtypes import DType, DTypeLike, dtype_of
 from .errors import InvalidError, OperandError
 from .limits import timeout as limit
 from .operands import Slot
 from .resources import Made
+from .work import Begun, Work
+
+if TYPE_CHECKING:
+    from typing import Unpack
 
 Shape = tuple[int, ...]
-Parts = tuple[str, Sequence[int] | None]
+Parts = tuple[str, Any]
 """Numbers for the ranks' parts, in rows, and the name of the argument that they were."""
+
+_numbers = itertools.count(1)
+NUMBERED: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
+"""The groups that live, by their numbers."""
+
+
+class Send(NamedTuple):
+    """A message to a rank, for :meth:`Group.batch`."""
+
+    array: Any
+    peer: int
+
+
+class Recv(NamedTuple):
+    """A message from a rank, for :meth:`Group.batch`, and where it goes."""
+
+    array: Any
+    peer: int
+
+
+class Algorithm(NamedTuple):
+    """An algorithm that a group has."""
+
+    name: str
+    """As ``algorithm=`` of a call and ``force=`` of a :class:`Group` name it."""
+    collective: Collective
+    min_bytes: int
+    """Of a rank's part; 0 is no bound, here and below."""
+    max_bytes: int
+    ranks: int
+    """The only number of ranks for which it is; 0: any."""
+
+
+class How(TypedDict, total=False):
+    """What every call of a :class:`Group` takes beside its operands."""
+
+    stream: streams.StreamLike
+    """On GPUs, where the call is enqueued: see :mod:`weft.streams`. None is the current stream."""
+    timeout: float | None
+    """Seconds that bound the call's waits on the host, as :class:`weft.timeout` does."""
+    algorithm: str | None
+    """An algorithm by name, the same on all ranks; None: the fastest."""
+    symmetric: bool
+    """Whether operands in windows lie at the same place of the same window on every rank. GPUs read and write no
+    other operand of a peer where it lies."""
+    async_op: bool
+    """Whether the call returns a :class:`Work` at once, and not the result."""
 
 
 class Group(Made):
@@ -33,47 +86,71 @@ class Group(Made):
     Making one is collective, with the same arguments on all ranks. On the host ``scratch`` bytes stage operands
     that lie in no window; 0 is 4 MiB. On GPUs ``staging`` bytes of each GPU hold what peers send, 0 is 64 MiB,
     and kernels fill at most ``sms`` multiprocessors; 0 is three quarters of the free ones. ``serial_group`` is that
-    of :class:`weft.ep.Spec`.
+    of :class:`weft.ep.Spec`. ``dtypes``, on GPUs: types whose kernels are loaded now, and not by the first
+    reduction, which in a capture could not. ``force``: names of algorithms that are used wherever they support a
+    call, in this order.
 
-    Every method is collective. Operands are arrays of the same type; shapes play no part where ``out`` is given.
-    Without it a new array is returned: on GPUs only if the operand is PyTorch's. ``out`` may be the operand, or this
-    rank's part of one the other; otherwise they must not overlap. On the host a call returns when its result is
-    complete, on GPUs it enqueues on ``stream``. ``timeout=`` bounds a call's waits, in seconds, as
-    :class:`weft.timeout` does.
+    Every method is collective, but for messages. Operands are arrays of the same type; shapes play no part where
+    ``out`` is given. Without it a new array is returned: on GPUs only if the operand is PyTorch's. ``out`` may be
+    the operand, or this rank's part of one the other; otherwise they must not overlap.
+
+    Arrays that are read and are not contiguous are copied first. Such ones that are written are refused, by name:
+    pass a contiguous array and copy from it.
 
     For an array with a part for each rank, the first dimension being the ranks, a list of arrays of NumPy or
     PyTorch may stand, a part each; they are copied.
+
+    All calls take the keywords of :class:`How`. On the host a call returns when its result is complete, on GPUs it
+    enqueues on ``stream``. With ``async_op=True`` it returns a :class:`Work` at once; calls of a group run in the
+    order in which they begin.
     """
 
     _kind = "group of collectives"
     _RELEASE = "group_destroy"
 
     def __init__(
-        self, comm: Communicator, *, scratch: int = 0, staging: int = 0, sms: int = 0, serial_group: int = 0
+        self,
+        comm: Communicator,
+        *,
+        scratch: int = 0,
+        staging: int = 0,
+        sms: int = 0,
+        serial_group: int = 0,
+        dtypes: Sequence[DTypeLike] = (),
+        force: Sequence[str] = (),
     ) -> None:
-        options = _abi.GroupOptions(scratch=scratch, staging=staging, sms=sms, serial_group=serial_group)
+        options = _abi.GroupOptions(
+            scratch=scratch,
+            staging=staging,
+            sms=sms,
+            serial_group=serial_group,
+            dtypes=sum(1 << t for t in {int(dtype_of(like)) for like in dtypes}),
+        )
+        if force:
+            names = ctypes.create_string_buffer(" ".join(force).encode())
+            options.force = ctypes.addressof(names)
         super().__init__(comm, "group_create", options)
         self._comm = comm
-        self._pool = ArgsPool(lambda: _CollectiveArgs(comm._device))
+        self._pool = _Pool(lambda: _CollectiveArgs(comm._device))
+        self._started: dict[int, Begun] = {}  # calls that have not been seen to end, with what they borrow
+        self._abandoned: list[Begun] = []  # those whose Work is gone
+        self._forgotten.watched[self._handle].keep = self._started
+        # Compilers keep code for a number, also for later processes, where the number must not stand for a
+        # group of other shapes.
+        self.number: int = comm.ranks << 31 | next(_numbers)
+        """The number of the group, for operators that take only numbers."""
+        NUMBERED[self.number] = self
 
-    def barrier(self, *, stream: streams.StreamLike = None, timeout: float | None = None) -> None:
+    def barrier(self, **how: Unpack[How]) -> Work | None:
         """Returns, or on GPUs lets the stream go on, when every rank has entered it."""
-        if timeout is not None:
-            with limit(timeout):
-                self.barrier(stream=stream)
-            return
+        if how:
+            return self._run(Collective.barrier, None, reads=False, writes=False, **how)  # type: ignore[no-any-return]
         self._begin()
-        self._check(self._lib.barrier(self._handle, streams.address(stream, self._comm._device)))
+        self._check(self._lib.barrier(self._handle, streams.address(None, self._comm._device)))
+        return None
 
     def all_reduce(
-        self,
-        array: Any,
-        op: Op | str = Op.sum,
-        *,
-        scalar: Any = None,
-        out: Any = None,
-        stream: streams.StreamLike = None,
-        timeout: float | None = None,
+        self, array: Any, op: Op | str = Op.sum, *, scalar: Any = None, out: Any = None, **how: Unpack[How]
     ) -> Any:
         """Reduces elementwise, in rank order, and returns ``out``: an array of the shape of ``array``,
         or ``array`` itself; a new one if None.
@@ -82,20 +159,13 @@ class Group(Made):
         on GPUs may be on the host or on the GPU. It is the same on all ranks, and of the operands' type, float32
         for floats of 8 and 16 bits.
         """
-        return self._run(Collective.all_reduce, array, out, stream, timeout, op, scalar)
+        return self._run(Collective.all_reduce, array, out, op, scalar, **how)
 
     def reduce_scatter(
-        self,
-        array: Any,
-        op: Op | str = Op.sum,
-        *,
-        scalar: Any = None,
-        out: Any = None,
-        stream: streams.StreamLike = None,
-        timeout: float | None = None,
+        self, array: Any, op: Op | str = Op.sum, *, scalar: Any = None, out: Any = None, **how: Unpack[How]
     ) -> Any:
         """Reduces [ranks, \\*shape] as :meth:`all_reduce`, and gives each rank its part, of that shape."""
-        return self._run(Collective.reduce_scatter, array, out, stream, timeout, op, scalar, shape=self._part)
+        return self._run(Collective.reduce_scatter, array, out, op, scalar, shape=self._part, **how)
 
     def reduce_scatter_v(
         self,
@@ -103,23 +173,22 @@ class Group(Made):
         counts: Sequence[int],
         op: Op | str = Op.sum,
         *,
+        at: Sequence[int] | None = None,
         scalar: Any = None,
         out: Any = None,
-        stream: streams.StreamLike = None,
-        timeout: float | None = None,
+        **how: Unpack[How],
     ) -> Any:
-        """The same with parts of ``counts[r]`` rows for rank r, one after the other, the same counts on all
-        ranks."""
+        """The same with parts of ``counts[r]`` rows for rank r, from row ``at[r]`` of ``array`` on; without ``at``
+        one after the other. Both are the same on all ranks."""
         return self._run(
             Collective.reduce_scatter_v,
             array,
             out,
-            stream,
-            timeout,
             op,
             scalar,
             shape=lambda source: (counts[self._comm.rank], *source.shape[1:]),
-            parts=(("counts", counts), _NONE, _NONE, _NONE),
+            parts=(("counts", counts), ("at", at), _NONE, _NONE),
+            **how,
         )
 
     def reduce(
@@ -130,20 +199,17 @@ class Group(Made):
         *,
         scalar: Any = None,
         out: Any = None,
-        stream: streams.StreamLike = None,
-        timeout: float | None = None,
+        **how: Unpack[How],
     ) -> Any:
         """Reduces as :meth:`all_reduce`, and gives the result to root; other ranks return None, and their
         ``out`` is not looked at."""
         writes = self._comm.rank == root
-        return self._run(Collective.reduce, array, out, stream, timeout, op, scalar, root=root, writes=writes)
+        return self._run(Collective.reduce, array, out, op, scalar, root=root, writes=writes, **how)
 
-    def all_gather(
-        self, array: Any, *, out: Any = None, stream: streams.StreamLike = None, timeout: float | None = None
-    ) -> Any:
+    def all_gather(self, array: Any, *, out: Any = None, **how: Unpack[How]) -> Any:
         """Gives every rank the arrays of all: [ranks, \\*shape], in the order of ranks. ``array`` may
         be this rank's part of ``out``."""
-        return self._run(Collective.all_gather, array, out, stream, timeout, shape=self._all)
+        return self._run(Collective.all_gather, array, out, shape=self._all, **how)
 
     def all_gather_v(
         self,
@@ -152,8 +218,7 @@ class Group(Made):
         at: Sequence[int] | None = None,
         *,
         out: Any = None,
-        stream: streams.StreamLike = None,
-        timeout: float | None = None,
+        **how: Unpack[How],
     ) -> Any:
         """Gives every rank the arrays of all, ``counts[r]`` rows of rank r, from row ``at[r]`` of ``out`` on;
         without ``at`` one after the other. Both are the same on all ranks. With ``at`` give ``out``."""
@@ -161,10 +226,9 @@ class Group(Made):
             Collective.all_gather_v,
             array,
             out,
-            stream,
-            timeout,
             shape=_rows(counts, at),
             parts=(_NONE, _NONE, ("counts", counts), ("at", at)),
+            **how,
         )
 
     def repeated_all_gather(self, array: Any, out: Any) -> Callable[[], None]:
@@ -185,88 +249,107 @@ class Group(Made):
         again.kept = kept  # type: ignore[attr-defined]
         return again
 
-    def all_to_all(
-        self, array: Any, *, out: Any = None, stream: streams.StreamLike = None, timeout: float | None = None
-    ) -> Any:
+    def all_to_all(self, array: Any, *, out: Any = None, **how: Unpack[How]) -> Any:
         """Gives every rank its part of all arrays: both are [ranks, \\*shape]. ``out`` may be ``array``."""
-        return self._run(Collective.all_to_all, array, out, stream, timeout)
+        return self._run(Collective.all_to_all, array, out, **how)
 
     def all_to_all_v(
         self,
         array: Any,
-        send: Sequence[int],
-        recv: Sequence[int],
+        send: Any,
+        recv: Any,
         *,
-        send_at: Sequence[int] | None = None,
-        recv_at: Sequence[int] | None = None,
+        send_at: Any = None,
+        recv_at: Any = None,
         out: Any = None,
-        stream: streams.StreamLike = None,
-        timeout: float | None = None,
+        **how: Unpack[How],
     ) -> Any:
         """The same with parts of different lengths: ``send[r]`` rows go to rank r and ``recv[r]`` come from it,
         which is what that rank says that it sends. Without positions parts lie one after the other. With
-        ``recv_at`` give ``out``."""
+        ``recv_at`` give ``out``.
+
+        On GPUs all four may be arrays of int64 [ranks] on the GPU, where the kernel reads them when it runs. They
+        then count elements, not rows.
+        """
         return self._run(
             Collective.all_to_all_v,
             array,
             out,
-            stream,
-            timeout,
             shape=_rows(recv, recv_at),
             parts=(("send", send), ("send_at", send_at), ("recv", recv), ("recv_at", recv_at)),
+            **how,
         )
 
-    def broadcast(
-        self,
-        array: Any,
-        root: int = 0,
-        *,
-        out: Any = None,
-        stream: streams.StreamLike = None,
-        timeout: float | None = None,
-    ) -> Any:
+    def broadcast(self, array: Any, root: int = 0, *, out: Any = None, **how: Unpack[How]) -> Any:
         """Gives every rank the contents of root's array, in place, and returns it; with ``out`` there, and
         other ranks' ``array`` is not looked at."""
         if out is None:
             out = array
         reads = out is array or self._comm.rank == root
-        return self._run(Collective.broadcast, array, out, stream, timeout, root=root, reads=reads)
+        return self._run(Collective.broadcast, array, out, root=root, reads=reads, **how)
 
-    def gather(
-        self,
-        array: Any,
-        root: int = 0,
-        *,
-        out: Any = None,
-        stream: streams.StreamLike = None,
-        timeout: float | None = None,
-    ) -> Any:
+    def gather(self, array: Any, root: int = 0, *, out: Any = None, **how: Unpack[How]) -> Any:
         """Gives root the arrays of all, as :meth:`all_gather`; other ranks return None, and their ``out`` is
         not looked at."""
         writes = self._comm.rank == root
-        return self._run(Collective.gather, array, out, stream, timeout, root=root, writes=writes, shape=self._all)
+        return self._run(Collective.gather, array, out, root=root, writes=writes, shape=self._all, **how)
 
-    def scatter(
-        self,
-        array: Any,
-        root: int = 0,
-        *,
-        out: Any = None,
-        stream: streams.StreamLike = None,
-        timeout: float | None = None,
-    ) -> Any:
+    def scatter(self, array: Any, root: int = 0, *, out: Any = None, **how: Unpack[How]) -> Any:
         """Gives every rank its part of root's array, [ranks, \\*shape]. Other ranks' ``array`` is not looked
         at, and they give ``out``."""
         reads = self._comm.rank == root
-        return self._run(Collective.scatter, array, out, stream, timeout, root=root, reads=reads, shape=self._part)
+        return self._run(Collective.scatter, array, out, root=root, reads=reads, shape=self._part, **how)
+
+    # Messages between pairs of ranks, in which no other rank takes part.
+
+    def send(self, array: Any, peer: int, **how: Unpack[How]) -> Work | None:
+        """Sends a message to another rank, and returns when that one has taken it, whatever its size: two ranks
+        that both send first wait for each other. Messages between two ranks are matched in their order."""
+        return self.batch((Send(array, peer),), **how)
+
+    def recv(self, array: Any, peer: int, **how: Unpack[How]) -> Any:
+        """Receives a message into ``array``, which is returned, and has the type and the number of elements that the
+        peer sends; if it has not, both ranks raise :class:`weft.MismatchError`."""
+        work = self.batch((Recv(array, peer),), **how)
+        if work is None:
+            return array
+        work._result = array
+        return work
+
+    def batch(self, messages: Sequence[Send | Recv], **how: Unpack[How]) -> Work | None:
+        """Sends and receives messages together. They go on side by side, so ranks may exchange them in any pattern,
+        and a rank may send to itself. Arrays that are received into overlap no other array of the batch."""
+        return self._run(  # type: ignore[no-any-return]
+            Collective.point_to_point, None, reads=False, writes=False, messages=messages, **how
+        )
+
+    # What ran, and what could.
+
+    @property
+    def algorithm(self) -> str:
+        """The name of the algorithm of the last call that was not asynchronous: "" before the first, and after one
+        that was refused."""
+        self._open()
+        name = ctypes.c_char_p()
+        self._check(self._lib.group_algorithm(self._handle, ctypes.addressof(name)))
+        return (name.value or b"").decode()
+
+    def algorithms(self) -> list[Algorithm]:
+        """The algorithms that the group has."""
+        self._open()
+        found, a = [], _abi.Algorithm()
+        while True:
+            self._check(self._lib.group_algorithm_at(self._handle, len(found), a))
+            if not a.name:
+                return found
+            name = ctypes.string_at(a.name).decode()
+            found.append(Algorithm(name, Collective(a.collective), a.min_bytes, a.max_bytes, a.ranks))
 
     def _run(
         self,
         kind: int,
         array: Any,
-        out: Any,
-        stream: streams.StreamLike,
-        timeout: float | None,
+        out: Any = None,
         op: Op | str = Op.sum,
         scalar: Any = None,
         *,
@@ -275,13 +358,19 @@ class Group(Made):
         writes: bool = True,
         shape: Callable[[Slot], Shape] | None = None,
         parts: tuple[Parts, ...] | None = None,
+        messages: Sequence[Send | Recv] | None = None,
+        stream: streams.StreamLike = None,
+        timeout: float | None = None,
+        algorithm: str | None = None,
+        symmetric: bool = False,
+        async_op: bool = False,
     ) -> Any:
-        """Runs a collective, with an operand that is read and one that is written where this rank has them.
+        """Runs or starts a call, with an operand that is read and one that is written where this rank has them.
         ``shape`` is that of a new array for the result; None: that of ``array``."""
         self._begin()
         on = streams.address(stream, self._comm._device)
         bound = None if timeout is None else limit(timeout)
-        args, refused, lists = self._pool.take(), None, None
+        args, refused, lists, work = self._pool.take(), None, None, None
         if bound is not None:
             bound.__enter__()
         try:
@@ -301,6 +390,11 @@ class Group(Made):
                     out = None
                 elif kind in _OUT_PARTS and type(out) in _LISTS:
                     lists, out = out, None
+                    if async_op and self._comm._device >= 0:
+                        raise OperandError(
+                            "out: a list is filled by copies, which come after an asynchronous call's Work: give "
+                            "one array"
+                        )
                 given = words[_OUT] = 0
                 if reads and (array is not out or array is None):
                     given = source.fill(array) or _none(source)
@@ -315,35 +409,74 @@ class Group(Made):
                 if scalar is not None:
                     args.scale(number, scalar, (source if given else to).dtype)
                 if parts is not None:
-                    args.put_parts(parts, source.shape, self._comm.ranks)
+                    args.put_parts(parts, source, self._comm.ranks)
+                if algorithm is not None or symmetric:
+                    args.choose(algorithm, symmetric)
+                if messages is not None:
+                    args.put_messages(messages, self._comm.ranks)
             except Exception as e:  # the others get the reason, instead of waiting
                 refused = e
                 words[_KIND], words[_ROOT] = kind, 0
                 words[_OUT] = words[_IN] = source.absent(e)
-            status = self._lib.group_run(self._handle, on, args.address)
+                if messages is not None:
+                    args.refuse_messages(source.address)
+            if async_op:
+                args.held.extend((array, out, lists, messages))
+                status = self._lib.group_start(self._handle, on, args.address, args.out_address)
+            else:
+                status = self._lib.group_run(self._handle, on, args.address)
             if refused is not None:
                 raise refused
             if status:
                 raise self._failure(status)
-            if lists is not None:
-                args.borrow(lists)
-                for r, part in enumerate(lists):
-                    if r not in self._comm._left_out:
-                        part[...] = out[r]
+            finish = None if lists is None else lambda: self._copy_parts(args, lists, out)
+            if async_op:
+                work = Work(self, args.out.value, args, out if lists is None else lists, finish)
+                return work
+            if finish is not None:
+                finish()
                 return lists
         finally:
             refused = None  # its traceback has this frame
             if bound is not None:
                 bound.__exit__(None, None, None)
-            if args.more:
-                args.clear()
-            self._pool.give(args)
+            if work is None:
+                self._pool.give(args)
+            elif args.scope is not None:
+                args.leave()
         return out
+
+    def _copy_parts(self, args: _CollectiveArgs, lists: Sequence[Any], whole: Any) -> None:
+        """Copies a result to a list of arrays."""
+        args.borrow(lists)
+        for r, part in enumerate(lists):
+            if r not in self._comm._left_out:
+                part[...] = whole[r]
+
+    def _reap(self) -> None:
+        """Releases calls whose Work is gone, and that have ended."""
+        info = _abi.WorkInfo()
+        for begun in list(self._abandoned):
+            # One that fails so has no handle any more.
+            known = self._lib.work_get(begun.number, info) == 0
+            if known and not (info.done or info.captured):
+                continue
+            self._abandoned.remove(begun)
+            self._over(begun)
+
+    def _over(self, begun: Begun) -> None:
+        """Gives back what a call has borrowed."""
+        while self._lib.work_release(begun.number) == _abi.Status.ERROR_BUSY:  # a waiter is about to return
+            pass
+        if self._started.pop(begun.number, None) is not None:
+            self._pool.give(begun.args)
 
     def _begin(self) -> None:
         """The start of every call."""
         if self._closed:
             self._open()
+        if self._abandoned:
+            self._reap()
         if self._forgotten.found:
             self._forgotten.collect()
 
@@ -389,11 +522,14 @@ class Group(Made):
 
 _WORD = {name: getattr(_abi.CollectiveArgs, name).offset // 8 for name, _ in _abi.CollectiveArgs._fields_}
 _KIND, _ROOT, _OUT, _IN = (_WORD[name] for name in ("collective", "root", "out", "in"))
+_DATA = _abi.Tensor.data.offset // 8
 _LISTS = (list, tuple)
 # Collectives whose input, or output, has a part for each rank.
 _IN_PARTS = frozenset((Collective.reduce_scatter, Collective.all_to_all, Collective.scatter))
 _OUT_PARTS = frozenset((Collective.all_gather, Collective.all_to_all, Collective.gather))
 _NONE: Parts = "", None
+_TRANSFER = ctypes.sizeof(_abi.Transfer)
+_ENCODED: dict[str, Any] = {}  # names of algorithms in C's form
 
 
 class _CollectiveArgs(CallArgs):
@@ -403,6 +539,7 @@ class _CollectiveArgs(CallArgs):
         super().__init__(_abi.CollectiveArgs)
         self.array, self.out_array = self.slot("array", device), self.slot("out", device, written=True)
         self._device = device
+        self._messages: list[Slot] = []
         self.more = False
 
     def scale(self, op: Op, scalar: Any, dtype: DType) -> None:
@@ -429,11 +566,15 @@ class _CollectiveArgs(CallArgs):
             self.words[_ROOT] |= 1 << 32
         self.words[_WORD["scalar"]] = slot.fill(scalar)
 
-    def put_parts(self, parts: tuple[Parts, ...], shape: Shape, ranks: int) -> None:
+    def put_parts(self, parts: tuple[Parts, ...], source: Slot, ranks: int) -> None:
         """Takes numbers of rows, and has them be elements."""
         self.more = True
+        shape = source.shape
         if not shape:
             raise self.array.refuse("it has no dimensions, and counts are of rows")
+        if self._device >= 0 and _on_gpu(parts[0][1]):
+            self._put_device_parts(parts, ranks)
+            return
         row = math.prod(shape[1:])
         for word, (name, values) in enumerate(parts, _WORD["send"]):
             if values is None:
@@ -444,6 +585,60 @@ class _CollectiveArgs(CallArgs):
             elements = (ctypes.c_int64 * ranks)(*sizes)
             self.held.append(elements)
             self.words[word] = ctypes.addressof(elements)
+
+    def _put_device_parts(self, parts: tuple[Parts, ...], ranks: int) -> None:
+        """Takes numbers of elements in the GPU's memory."""
+        for word, (name, values) in enumerate(parts, _WORD["send"]):
+            slot = self.slot(name, self._device)
+            slot.fill(values)
+            if values is None or slot.dtype != DType.int64 or slot.shape != (ranks,):
+                raise slot.refuse(f"counts and positions on the GPU are four arrays of int64 [{ranks}]")
+            self.held.append(values)
+            self.words[word] = slot.words[_DATA]
+        self.words[_WORD["symmetric"]] |= 1 << 32  # counts_on_device
+
+    def choose(self, algorithm: str | None, symmetric: bool) -> None:
+        """Takes the name of an algorithm, and where operands lie."""
+        self.more = True
+        if algorithm is not None:
+            name = _ENCODED.get(algorithm)
+            if name is None:
+                if "\0" in algorithm:
+                    raise InvalidError(f"algorithm: {algorithm!r}")
+                name = ctypes.create_string_buffer(algorithm.encode())
+                if len(_ENCODED) < 1000:
+                    _ENCODED[algorithm] = name
+            self.held.append(name)
+            self.words[_WORD["algorithm"]] = ctypes.addressof(name)
+        self.words[_WORD["symmetric"]] |= bool(symmetric)
+
+    def put_messages(self, messages: Sequence[Send | Recv], ranks: int) -> None:
+        """Takes messages."""
+        self.more = True
+        while len(self._messages) < len(messages):
+            self._messages.append(self.slot("", self._device))
+        transfers = (ctypes.c_uint64 * (3 * len(messages)))()
+        self.held.append(transfers)
+        self.words[_WORD["transfers"]] = ctypes.addressof(transfers)
+        self.words[_WORD["transfer_count"]] = len(messages)
+        for i, message in enumerate(messages):
+            peer = operator.index(message.peer)
+            transfers[3 * i], transfers[3 * i + 2] = _TRANSFER, peer & 0xFFFFFFFF
+            slot, slot.written = self._messages[i], isinstance(message, Recv)
+            if slot.written:
+                transfers[3 * i + 2] |= 1 << 32
+            slot.name = ("recv" if slot.written else "send") + (f" {i}" if len(messages) > 1 else "")
+            if not 0 <= peer < ranks:
+                raise InvalidError(f"{slot.name}: rank {peer} of {ranks}")
+            transfers[3 * i + 1] = slot.fill(message.array) or _none(slot)
+
+    def refuse_messages(self, absent: int) -> None:
+        """Has the peers that messages name get the reason of a refusal."""
+        count = self.words[_WORD["transfer_count"]]
+        transfers = (ctypes.c_uint64 * (3 * count)).from_address(self.words[_WORD["transfers"]] or 0) if count else ()
+        for i in range(count):
+            transfers[3 * i] = _TRANSFER
+            transfers[3 * i + 1] = absent
 
     def borrow(self, arrays: Sequence[Any]) -> None:
         """Has PyTorch keep the memory of arrays until the call's stream has passed."""
@@ -456,6 +651,15 @@ class _CollectiveArgs(CallArgs):
         self.more = False
         for word in range(_WORD["scalar"], len(self.words)):
             self.words[word] = 0
+
+
+class _Pool(ArgsPool["_CollectiveArgs"]):
+    """Arguments of a group that no call uses."""
+
+    def give(self, args: _CollectiveArgs) -> None:
+        if args.more:
+            args.clear()
+        super().give(args)
 
 
 def _words(kind: int) -> str:

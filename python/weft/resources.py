@@ -33,10 +33,12 @@ class Forgotten(weakref.ref):  # type: ignore[type-arg]
     """A handle of the library's to be given back when its holder is collected. It then calls no Python code,
     which an interrupt could break off."""
 
-    __slots__ = ("number", "release")
+    __slots__ = ("keep", "number", "release")
 
     release: str
     number: int
+    keep: Any
+    """What the library uses until the handle was given back, beside what the holder keeps."""
 
 
 class Garbage:
@@ -55,7 +57,7 @@ class Garbage:
     def watch(self, holder: Any, release: str, number: int) -> None:
         """Has a handle given back, by that function, when its holder was collected."""
         watched = self.watched[number] = Forgotten(holder, self.found.append)
-        watched.release, watched.number = release, number
+        watched.release, watched.number, watched.keep = release, number, None
 
     def collect(self) -> None:
         """Releases the handles that were found."""
@@ -219,13 +221,14 @@ def sweep() -> None:
 
 
 _ending = False
-_communicators: dict[int, tuple[Library, int, set[Any]]] = {}
+_communicators: dict[int, tuple[Library, int, set[Any], Garbage]] = {}
 
 
-def opened(communicator: Resource) -> None:
+def opened(communicator: Communicator) -> None:
     """Registers a communicator, to leave it when the interpreter ends: peers see that at once, and the
     library's threads call no more."""
-    _communicators[communicator._handle] = (communicator._lib, communicator._process, communicator._leases)
+    of = communicator._lib, communicator._process, communicator._leases, communicator._garbage
+    _communicators[communicator._handle] = of
 
 
 def gone(communicator: Resource) -> None:
@@ -237,7 +240,9 @@ def gone(communicator: Resource) -> None:
 def _leave_all() -> None:
     global _ending
     _ending = True
-    for handle, (lib, process, leases) in list(_communicators.items()):
+    for handle, (lib, process, leases, garbage) in list(_communicators.items()):
         if process == os.getpid():
+            if any(watched.keep for watched in list(garbage.watched.values())):
+                lib.comm_abort(handle)  # calls that were started would be waited for
             # A thread that is inside a call keeps its communicator; peers then see the end of the process.
             (lib.comm_leave if leases else lib.comm_destroy)(handle)

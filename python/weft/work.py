@@ -1,0 +1,161 @@
+"""Calls of a group that go on while the program does."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Callable, Generator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from . import _abi, streams
+from .errors import ClosedError, WeftError
+from .limits import timeout as limit
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from .collectives import Group
+
+
+class Begun(weakref.ref):  # type: ignore[type-arg]
+    """A call whose end was not seen yet, and what it borrows. It refers to the call's Work."""
+
+    __slots__ = ("args", "number")
+
+    number: int
+    args: Any
+
+
+class Work:
+    """A call of a :class:`weft.Group` with ``async_op=True``, which may not have ended.
+
+    Arrays, counts and scalars are the call's until it has ended: they must neither be written nor, results, read.
+    They are kept alive until then, also if the Work is dropped. Calls of a group run in the order in which they
+    begin. Any thread may ask a Work.
+
+    In a ``with`` block the end waits for the call, unless the block is left by an exception. ``await work`` waits in
+    a thread of the event loop's.
+    """
+
+    def __init__(
+        self, group: Group, number: int, args: Any, result: Any, finish: Callable[[], None] | None = None
+    ) -> None:
+        self._group, self._result, self._finish = group, result, finish
+        self._lock = threading.Lock()  # of the end
+        self._error: WeftError | None = None
+        self._algorithm = ""
+        begun = Begun(self, group._abandoned.append)
+        begun.number, begun.args = number, args
+        group._started[number] = begun
+        self._begun: Begun | None = begun  # None: the call has ended, or was closed
+
+    def done(self) -> bool:
+        """Whether the call has ended, well or not. It does not wait. A call that a CUDA graph has captured is never
+        done: the graph is what runs."""
+        begun = self._begun
+        if begun is None:
+            return True
+        info = self._info(begun)
+        if info.done:
+            self._end(begun, info)
+        return bool(info.done)
+
+    def wait(self, *, timeout: float | None = None) -> Any:
+        """Waits until the call has ended, raises its error or returns its result, every time alike.
+
+        ``timeout``: seconds that bound the wait, after which the call goes on and may be waited for again. On GPUs
+        the host waits; :meth:`wait_on` has a stream wait.
+        """
+        if timeout is not None and self._begun is not None:
+            with limit(timeout):
+                return self.wait()
+        begun = self._begun
+        if begun is not None:
+            group = self._group
+            status = group._lib.work_wait(begun.number)
+            failure = group._failure(status) if status else None
+            if self._begun is begun and not self.done() and failure is not None:
+                raise failure
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def wait_on(self, stream: streams.StreamLike = None) -> Any:
+        """Has a stream of the GPU wait for the call, and returns the result, which that stream may use. The host
+        does not wait. None is the current stream. If the call fails the stream goes on: :meth:`error` says so."""
+        begun = self._begun
+        if begun is not None:
+            group = self._group
+            on = streams.address(stream, group._comm._device)
+            if (status := group._lib.work_wait_on(begun.number, on)) and self._begun is not None:
+                raise group._failure(status)
+        return self._result
+
+    def error(self) -> WeftError | None:
+        """The error of a call that has ended; of one that has not, the communicator's. It does not wait."""
+        begun = self._begun
+        if begun is None or self.done():
+            return self._error
+        group = self._group
+        status = group._lib.work_error(begun.number)
+        return group._failure(status) if status else None
+
+    @property
+    def algorithm(self) -> str:
+        """The name of the algorithm: on the host once the call has ended, before that "". Messages have none."""
+        if self._begun is not None and not self.done():
+            return _name(self._info(self._begun))
+        return self._algorithm
+
+    def close(self) -> None:
+        """Gives the Work up. The call goes on if it has not ended, and what it borrows stays borrowed."""
+        with self._lock:
+            begun, self._begun = self._begun, None
+            if begun is not None:
+                self._error = ClosedError("this work was closed before its end was seen")
+                self._group._abandoned.append(begun)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.wait()
+        else:
+            self.close()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        import asyncio
+
+        return asyncio.get_running_loop().run_in_executor(None, self.wait).__await__()
+
+    def _info(self, begun: Begun) -> _abi.WorkInfo:
+        info, group = _abi.WorkInfo(), self._group
+        if status := group._lib.work_get(begun.number, info):
+            if self._begun is None:  # another thread saw the end
+                info.done = 1
+                return info
+            raise group._failure(status)
+        return info
+
+    def _end(self, begun: Begun, info: _abi.WorkInfo) -> None:
+        """The call has ended."""
+        with self._lock:
+            if self._begun is None:
+                return
+            group = self._group
+            self._algorithm = _name(info)
+            if status := group._lib.work_error(begun.number):
+                self._error = group._failure(status)
+            elif self._finish is not None:
+                self._finish()
+            self._finish = self._begun = None
+            group._over(begun)
+
+
+def _name(info: _abi.WorkInfo) -> str:
+    return ctypes.string_at(info.algorithm).decode() if info.algorithm else ""
