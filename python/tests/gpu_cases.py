@@ -1481,6 +1481,61 @@ def test_collectives(gpus, ranks):
     gpus(ranks, rank)
 
 
+def test_works(gpus):
+    """Calls that are started, in several streams; counts in the GPU's memory; algorithms by name."""
+
+    def rank(c):
+        n, r, ranks = 5, c.rank, c.ranks
+
+        def on_gpu(array):
+            return OnGPU(np.ascontiguousarray(array), c._device)
+
+        xs = np.random.default_rng(4).integers(0, 9, (ranks, ranks, n)).astype(np.float32)
+        with weft.Group(c, staging=1 << 20, sms=4, dtypes=["float32"]) as g:
+            outs = [on_gpu(np.zeros((ranks, n), np.float32)) for _ in range(6)]
+            works = [g.all_reduce(on_gpu(xs[r]), out=out, stream=weft.OWN, async_op=True) for out in outs]
+            assert works[1].wait_on(weft.OWN) is outs[1]
+            with g.all_reduce(on_gpu(xs[r]), out=outs[0], stream=weft.OWN, async_op=True, timeout=5) as last:
+                pass
+            assert [w.done() for w in works] == [True] * 6
+            for work, out in zip([last, *works[1:]], outs, strict=True):
+                assert work.wait() is out
+                assert (out.array == xs.sum(0)).all()
+                assert work.algorithm.startswith("all-reduce/")
+            assert not g._started
+            g.all_reduce(on_gpu(xs[r]), out=outs[0], stream=weft.OWN, algorithm="all-reduce/two-shot")
+            assert g.algorithm == "all-reduce/two-shot"
+            refused = weft.InvalidError, weft.UnsupportedError
+            with pytest.raises(refused, match="by-hand"):
+                g.all_reduce(on_gpu(xs[r]), out=outs[0], algorithm="by-hand")
+            assert {a.name for a in g.algorithms()} >= {"all-reduce/two-shot", "barrier/flagged"}
+
+            # The part of rank p is sent from row p, and received in row ranks - 1 - p.
+            rows = np.arange(ranks)
+            places = {
+                "send": np.full(ranks, n),
+                "recv": np.full(ranks, n),
+                "send_at": n * rows,
+                "recv_at": n * rows[::-1],
+            }
+            places = {name: on_gpu(x.astype(np.int64)) for name, x in places.items()}
+            g.all_to_all_v(on_gpu(xs[r]), **places, out=outs[1], stream=weft.OWN)
+            assert (outs[1].array[::-1] == xs[:, r]).all()
+            with pytest.raises(weft.OperandError, match=r"recv: counts and positions on the GPU are four arrays"):
+                g.all_to_all_v(on_gpu(xs[r]), **places | {"recv": on_gpu(np.zeros(7, np.int64))}, out=outs[1])
+            with pytest.raises(weft.OperandError, match="out: a list is filled by copies"):
+                g.all_gather(on_gpu(xs[r]), out=[outs[0], outs[1]], async_op=True)
+
+            # What is dropped keeps what it borrows until it was seen to end.
+            for _ in range(3):
+                g.barrier(stream=weft.OWN, async_op=True)
+            g.barrier(stream=weft.OWN)
+            g._begin()
+            assert not g._started
+
+    gpus(2, rank)
+
+
 def test_collectives_of_torch(gpus, monkeypatch):
     torch = pytest.importorskip("torch")
     tensors_on_gpus(monkeypatch)

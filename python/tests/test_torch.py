@@ -216,6 +216,93 @@ def test_compile(threads, layout):
     threads(1, rank)
 
 
+def of_all(r, ranks, rows, *shape, seed=0):
+    """The tensor of a rank, and what all ranks have, of small numbers."""
+    g = torch.Generator().manual_seed(seed)
+    whole = torch.randint(-4, 5, (ranks, rows, *shape), generator=g).float()
+    return whole[r].clone().requires_grad_(), whole
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 1, 2, 1, 2), ()])
+def test_functional_collectives(threads, shape):
+    """Collectives that return new tensors, and the gradients of a loss that sums over the ranks."""
+    ranks, counts = 3, [[1, 0, 2], [3, 0, 0], [2, 1, 0]]  # what each rank sends
+
+    def rank(c):
+        r, f = c.rank, weft.torch
+        x, whole = of_all(r, ranks, 3, *shape)
+        upstream, all_up = of_all(r, ranks, 9, *shape, seed=1)
+        up = upstream.detach()
+
+        def gradient(out):
+            (g,) = torch.autograd.grad(out, x, up[: len(out)])
+            return g
+
+        with weft.Group(c) as g:
+            out = f.all_reduce(g, x)
+            assert torch.equal(out, whole.sum(0))
+            assert torch.equal(gradient(out), all_up[:, :3].sum(0))
+            out = f.all_reduce(g, x, weft.Op.avg)
+            assert torch.equal(out, whole.sum(0) / 3)
+            assert torch.equal(gradient(out), all_up[:, :3].sum(0) / 3)
+            out = f.all_gather(g, x)
+            assert torch.equal(out, whole.flatten(0, 1))
+            assert torch.equal(gradient(out), all_up.sum(0)[3 * r : 3 * r + 3])
+            out = f.reduce_scatter(g, x)
+            assert torch.equal(out, whole.sum(0)[r : r + 1])
+            assert torch.equal(gradient(out), all_up[:, 0])
+            out = f.reduce_scatter(g, x, "avg")
+            assert torch.equal(gradient(out), all_up[:, 0] / 3)
+            out = f.all_to_all(g, x)
+            assert torch.equal(out, whole[:, r])
+            assert torch.equal(gradient(out), all_up[:, r])
+            send, recv = counts[r], [of[r] for of in counts]
+            out = f.all_to_all(g, x, recv, send)
+            parts = [whole[p].split(counts[p])[r] for p in range(ranks)]
+            assert torch.equal(out, torch.cat(parts))
+            back = [all_up[p][: sum(of[p] for of in counts)].split([of[p] for of in counts])[r] for p in range(ranks)]
+            assert torch.equal(gradient(out), torch.cat(back))
+            out = f.broadcast(g, x, 1)
+            assert torch.equal(out, whole[1])
+            assert torch.equal(gradient(out), all_up[:, :3].sum(0) * (r == 1))
+            out = f.all_reduce(g, x, "max")
+            assert torch.equal(out, whole.amax(0))
+            with pytest.raises(weft.UnsupportedError, match="max has no gradient"):
+                gradient(out)
+            with pytest.raises(weft.OperandError, match="want rows, as many for each of 3 ranks"):
+                f.reduce_scatter(g, x[:2])
+            with pytest.raises(weft.OperandError, match="both recv and send"):
+                f.all_to_all(g, x, recv)
+            assert torch.equal(f.all_reduce(g, x.detach().int()), whole.sum(0).int())
+
+    threads(ranks, rank)
+
+
+def test_collective_operators(comm):
+    """PyTorch's own checks of operators."""
+    ops = torch.ops.weft
+    with weft.Group(comm) as g:
+        x = torch.ones(4, 2, requires_grad=True)
+        for op, args in (
+            (ops.all_reduce, (x, "sum")),
+            (ops.all_gather, (x,)),
+            (ops.reduce_scatter, (x, "avg")),
+            (ops.all_to_all, (x, None, None)),
+            (ops.all_to_all, (x, [4], [4])),
+            (ops.broadcast, (x, 0)),
+            (ops.reduce_to, (x.detach(), 0)),
+        ):
+            torch.library.opcheck(op.default, (*args, g.number))
+        assert weft.Group(comm).number > g.number
+    with pytest.raises(weft.ClosedError, match="the group of this operator is gone"):
+        ops.all_reduce(x, "sum", 1)
+
+
+def test_compiled_collectives(torch_processes):
+    for ended in torch_processes(2, "compiled_collectives"):
+        assert (ended.code, ended.out) == (0, "ok\n"), ended.out
+
+
 @pytest.mark.parametrize("function", ["process_group", "store"])
 def test_rendezvous(torch_processes, function):
     for ended in torch_processes(2, function):

@@ -39,6 +39,30 @@ def store():
             exchange(c)
 
 
+def compiled_collectives():
+    """A program of collectives is one graph, and gives what it gives uncompiled, forwards and backwards."""
+    import weft.torch
+
+    f, s = weft.torch, dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), RANKS, RANK == 0)
+    with weft.Communicator.from_store(s, RANK, RANKS, deadline=30) as c, weft.Group(c) as g:
+
+        def program(x, w):
+            rows = f.all_gather(g, x) @ w
+            rows = f.all_to_all(g, f.all_to_all(g, rows.tanh(), splits, splits))
+            return f.all_reduce(g, f.reduce_scatter(g, rows, "avg"), "sum") * f.broadcast(g, w, 1).sum()
+
+        results = []
+        splits = [3, 1] if RANK else [1, 3]
+        for run in (torch.compile(program, fullgraph=True, backend="aot_eager"), program):
+            x = torch.linspace(-1, 1, 8).view(2, 4).add(RANK).requires_grad_()
+            w = torch.linspace(0, 1, 16).view(4, 4).mul(RANK + 1).requires_grad_()
+            out = run(x, w)
+            out.sum().backward()
+            results.append((out.detach(), x.grad, w.grad))
+        for compiled, plain in zip(*results, strict=True):
+            assert torch.equal(compiled, plain)
+
+
 def deep_ep_buffer():
     import deep_ep
 
