@@ -181,7 +181,7 @@ def script():
 def torch_processes():
     """Runs a function of torch_ranks.py on so many ranks, which know each other by an address."""
 
-    def run(n, function):
+    def run(n, function, *arguments, timeout=60):
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
@@ -193,7 +193,7 @@ def torch_processes():
         }
         started = [
             subprocess.Popen(
-                [sys.executable, str(HERE / "torch_ranks.py"), function],
+                [sys.executable, str(HERE / "torch_ranks.py"), function, *map(str, arguments)],
                 env=common | {"RANK": str(r), "LOCAL_RANK": str(r)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -202,7 +202,7 @@ def torch_processes():
             for r in range(n)
         ]
         try:
-            return [Ended(p.wait(), out) for p in started for out in [p.communicate(timeout=60)[0]]]
+            return [Ended(p.wait(), out) for p in started for out in [p.communicate(timeout=timeout)[0]]]
         finally:
             for p in started:
                 p.kill()

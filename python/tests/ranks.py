@@ -170,6 +170,12 @@ def exception():
         assert rows[0, 0].tolist() == [1, 1, 1, 1]  # the memory is still there
 
 
+def example(file, *arguments):
+    """A program of the examples."""
+    sys.argv[1:] = arguments
+    runpy.run_path(file, run_name="__main__")
+
+
 def program(file):
     """A program of the documentation's."""
     runpy.run_path(file, run_name="__main__")

@@ -63,6 +63,60 @@ def compiled_collectives():
             assert torch.equal(compiled, plain)
 
 
+def training(steps):
+    """Trains with Weft's averages, with Gloo's, and with what PyTorch sums in rank order."""
+    import json
+    import runpy
+    from pathlib import Path
+
+    example = runpy.run_path(str(Path(__file__).resolve().parents[1] / "examples" / "data_parallel.py"))
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+
+    class Mean:
+        """Gloo's sum, divided."""
+
+        def __init__(self, bucket):
+            self.bucket, self.work = bucket, dist.all_reduce(bucket, async_op=True)
+
+        def wait(self):
+            self.work.wait()
+            self.bucket /= RANKS
+
+    class InOrder:
+        """The sum in rank order, divided."""
+
+        def __init__(self, bucket):
+            self.bucket, self.all = bucket, [torch.empty_like(bucket) for _ in range(RANKS)]
+            self.work = dist.all_gather(self.all, bucket, async_op=True)
+
+        def wait(self):
+            self.work.wait()
+            total = self.all[0]
+            for theirs in self.all[1:]:
+                total = total + theirs
+            self.bucket.copy_(total / RANKS)
+
+    def train(start):
+        return example["train"](RANK, int(steps), start)
+
+    with weft.Communicator.from_process_group(deadline=30) as c, weft.Group(c) as g:
+        losses, parameters = train(lambda bucket: g.all_reduce(bucket, "avg", out=bucket, async_op=True))
+        assert not g._started
+        everyone = g.all_gather(parameters)
+    in_order, gloo = train(InOrder), train(Mean)
+    found = {
+        "steps": len(losses),
+        "same bits as in rank order": losses == in_order[0] and torch.equal(parameters, in_order[1]),
+        "same bits on every rank": all(torch.equal(theirs, parameters) for theirs in everyone),
+        "most that a loss is off Gloo's": max(abs(a - b) for a, b in zip(losses, gloo[0], strict=True)),
+        "first loss": losses[0],
+        "last loss": losses[-1],
+    }
+    print(json.dumps(found))
+    dist.destroy_process_group()
+
+
 def deep_ep_buffer():
     import deep_ep
 
@@ -238,5 +292,5 @@ def torchrun():
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]]()
+    globals()[sys.argv[1]](*sys.argv[2:])
     print("ok")
