@@ -12,7 +12,6 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
 	"github.com/weftgo/weft/internal/ranktest"
 	"github.com/weftgo/weft/internal/ranktest/processes"
@@ -26,12 +25,11 @@ type gpuMember struct {
 }
 
 type gpuMemberArgs struct {
-	ID       string
-	Dir      string // of compiled kernels
-	Emulated bool
-	Kind     Collective
-	Times    int
-	Masked   []int
+	ID     string
+	GPUs   processes.GPUs
+	Kind   Collective
+	Times  int
+	Masked []int
 }
 
 func (m *gpuMember) Do(r *processes.Rank, c processes.Command) (any, error) {
@@ -60,21 +58,7 @@ func (m *gpuMember) Do(r *processes.Rank, c processes.Command) (any, error) {
 }
 
 func (m *gpuMember) join(ctx context.Context, r *processes.Rank, a gpuMemberArgs) (err error) {
-	options := []weft.Option{weft.WithDeadline(20 * time.Second)}
-	if a.Emulated {
-		g, err := ranktest.Emulate(cudatest.Config{Devices: 2}, emulate.Options{Limit: time.Minute}, a.Dir)
-		if err != nil {
-			return err
-		}
-		options = append(options, g.Options(r.Rank)...)
-	} else {
-		driver, err := cuda.Open()
-		if err != nil {
-			return err
-		}
-		options = append(options, weft.WithGPU(r.Rank%len(driver.Devices())))
-	}
-	if m.comm, err = r.Join(a.ID, options...); err != nil {
+	if m.comm, err = r.JoinOnGPU(a.ID, a.GPUs, weft.WithDeadline(20*time.Second)); err != nil {
 		return err
 	}
 	if m.memory, err = m.comm.Device().Context().Alloc(64 << 10); err != nil {
@@ -140,7 +124,7 @@ func (m *gpuMember) sum(ctx context.Context) error {
 // and go on without it.
 func killedOnGPUs(t *testing.T, emulated bool) {
 	const size, victim = 3, 1
-	dir := t.TempDir()
+	gpus := processes.GPUs{Emulated: emulated, Dir: t.TempDir()}
 	kinds := []Collective{AllReduce, AllToAllV, Broadcast}
 	if emulate.Everything() || !emulated {
 		kinds = kindsOnGPUs()
@@ -149,7 +133,7 @@ func killedOnGPUs(t *testing.T, emulated bool) {
 	for _, kind := range kinds {
 		t.Run(kind.String(), func(t *testing.T) {
 			crew := processes.Start(t, "gpu-member", size)
-			args := gpuMemberArgs{ID: crew.ID(), Dir: dir, Emulated: emulated, Kind: kind, Times: 20}
+			args := gpuMemberArgs{ID: crew.ID(), GPUs: gpus, Kind: kind, Times: 20}
 			crew.Must([]int{0, 1, 2}, "join", args)
 			crew.Must([]int{0, 1, 2}, "repeat", args)
 			args.Times = 1 << 30

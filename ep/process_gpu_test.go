@@ -7,14 +7,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
 	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/eptest"
@@ -31,8 +28,7 @@ type gpuExchange struct {
 
 type gpuExchangeArgs struct {
 	ID       string
-	Dir      string // of compiled kernels
-	Emulated bool
+	GPUs     processes.GPUs
 	Way      int
 	Op       string
 	Seed     uint64
@@ -127,22 +123,8 @@ func (p *gpuExchange) batchOf(a gpuExchangeArgs) *eptest.Batch {
 }
 
 func (p *gpuExchange) join(ctx context.Context, r *processes.Rank, a gpuExchangeArgs) error {
-	options := []weft.Option{weft.WithDeadline(a.Deadline)}
-	if a.Emulated {
-		g, err := ranktest.Emulate(cudatest.Config{Devices: 2}, emulate.Options{Limit: time.Minute}, a.Dir)
-		if err != nil {
-			return err
-		}
-		options = append(options, g.Options(r.Rank)...)
-	} else {
-		driver, err := cuda.Open()
-		if err != nil {
-			return err
-		}
-		options = append(options, weft.WithGPU(r.Rank%len(driver.Devices())))
-	}
 	var err error
-	if p.Comm, err = r.Join(a.ID, options...); err != nil {
+	if p.Comm, err = r.JoinOnGPU(a.ID, a.GPUs, weft.WithDeadline(a.Deadline)); err != nil {
 		return err
 	}
 	p.e = eptest.NewDeviceRank(p.Comm)
@@ -157,7 +139,7 @@ func (p *gpuExchange) join(ctx context.Context, r *processes.Rank, a gpuExchange
 func TestKillOnGPUs(t *testing.T) {
 	run := func(t *testing.T, emulated bool) {
 		const size, victim = 3, 1
-		dir := t.TempDir()
+		gpus := processes.GPUs{Emulated: emulated, Dir: t.TempDir()}
 		all := []string{"exact", "value", "flag", "rank", "direct", "packed", "token"}
 		for i, op := range []struct {
 			name      string
@@ -185,7 +167,7 @@ func TestKillOnGPUs(t *testing.T) {
 					continue
 				}
 				t.Run(ways[way].name+"/"+op.name, func(t *testing.T) {
-					args := gpuExchangeArgs{Dir: dir, Emulated: emulated, Way: way, Op: op.name, Deadline: 20 * time.Second}
+					args := gpuExchangeArgs{GPUs: gpus, Way: way, Op: op.name, Deadline: 20 * time.Second}
 					crew := processes.Start(t, "gpu-exchange", size)
 					args.ID = crew.ID()
 					crew.Must(without(size), "join", args)
@@ -228,12 +210,7 @@ func TestKillOnGPUs(t *testing.T) {
 		run(t, true)
 	})
 	t.Run("real", func(t *testing.T) {
-		if _, err := cuda.Open(); err != nil {
-			if os.Getenv("WEFT_REQUIRE_GPU") == "1" {
-				t.Fatal(err)
-			}
-			t.Skipf("needs a GPU: %v", err)
-		}
+		ranktest.Real(t)
 		run(t, false)
 	})
 }
