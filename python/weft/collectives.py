@@ -10,6 +10,7 @@ import numbers
 import operator
 import struct
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
@@ -134,6 +135,7 @@ class Group(Made):
         self._pool = _Pool(lambda: _CollectiveArgs(comm._device))
         self._started: dict[int, Begun] = {}  # calls that have not been seen to end, with what they borrow
         self._abandoned: list[Begun] = []  # those whose Work is gone
+        self._ending = threading.Lock()  # of the ends of calls
         self._forgotten.watched[self._handle].keep = self._started
         # Compilers keep code for a number, also for later processes, where the number must not stand for a
         # group of other shapes.
@@ -455,14 +457,14 @@ class Group(Made):
 
     def _reap(self) -> None:
         """Releases calls whose Work is gone, and that have ended."""
-        info = _abi.WorkInfo()
-        for begun in list(self._abandoned):
-            # One that fails so has no handle any more.
-            known = self._lib.work_get(begun.number, info) == 0
-            if known and not (info.done or info.captured):
-                continue
-            self._abandoned.remove(begun)
-            self._over(begun)
+        while self._abandoned:
+            begun = self._abandoned[0]
+            if begun.number in self._started and not (begun.ask(self) or begun.captured):
+                return  # calls end in about their order
+            with self._ending:
+                if begun in self._abandoned:
+                    self._abandoned.remove(begun)
+                    self._over(begun)
 
     def _over(self, begun: Begun) -> None:
         """Gives back what a call has borrowed."""
@@ -540,6 +542,8 @@ class _CollectiveArgs(CallArgs):
         self.array, self.out_array = self.slot("array", device), self.slot("out", device, written=True)
         self._device = device
         self._messages: list[Slot] = []
+        self.info = (ctypes.c_uint64 * 3)(ctypes.sizeof(_abi.WorkInfo))  # of the call, once it is a Work
+        self.info_address = ctypes.addressof(self.info)
         self.more = False
 
     def scale(self, op: Op, scalar: Any, dtype: DType) -> None:

@@ -3,29 +3,45 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 import weakref
 from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from . import _abi, streams
+from . import streams
 from .errors import ClosedError, WeftError
 from .limits import timeout as limit
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from .collectives import Group
+    from .collectives import Group, _CollectiveArgs
 
 
 class Begun(weakref.ref):  # type: ignore[type-arg]
-    """A call whose end was not seen yet, and what it borrows. It refers to the call's Work."""
+    """A call whose end was not seen yet, and its arguments. It refers to the call's Work."""
 
     __slots__ = ("args", "number")
 
     number: int
-    args: Any
+    args: _CollectiveArgs
+
+    def ask(self, group: Group) -> bool:
+        """Whether the call has ended; it is asked anew."""
+        if status := group._lib.work_get(self.number, self.args.info_address):
+            if self.number in group._started:
+                raise group._failure(status)
+            return False
+        return bool(self.args.info[2] & 0xFFFFFFFF)
+
+    @property
+    def captured(self) -> bool:
+        return bool(self.args.info[2] >> 32)
+
+    @property
+    def algorithm(self) -> str:
+        name = self.args.info[1]
+        return ctypes.string_at(name).decode() if name else ""
 
 
 class Work:
@@ -39,11 +55,12 @@ class Work:
     a thread of the event loop's.
     """
 
+    __slots__ = ("__weakref__", "_algorithm", "_begun", "_error", "_finish", "_group", "_result")
+
     def __init__(
         self, group: Group, number: int, args: Any, result: Any, finish: Callable[[], None] | None = None
     ) -> None:
         self._group, self._result, self._finish = group, result, finish
-        self._lock = threading.Lock()  # of the end
         self._error: WeftError | None = None
         self._algorithm = ""
         begun = Begun(self, group._abandoned.append)
@@ -57,10 +74,10 @@ class Work:
         begun = self._begun
         if begun is None:
             return True
-        info = self._info(begun)
-        if info.done:
-            self._end(begun, info)
-        return bool(info.done)
+        done = begun.ask(self._group)
+        if done:
+            self._end(begun, self._group._lib.work_error(begun.number))
+        return done or self._begun is None  # another thread saw the end
 
     def wait(self, *, timeout: float | None = None) -> Any:
         """Waits until the call has ended, raises its error or returns its result, every time alike.
@@ -68,16 +85,20 @@ class Work:
         ``timeout``: seconds that bound the wait, after which the call goes on and may be waited for again. On GPUs
         the host waits; :meth:`wait_on` has a stream wait.
         """
-        if timeout is not None and self._begun is not None:
-            with limit(timeout):
-                return self.wait()
         begun = self._begun
         if begun is not None:
+            if timeout is not None:
+                with limit(timeout):
+                    return self.wait()
             group = self._group
             status = group._lib.work_wait(begun.number)
-            failure = group._failure(status) if status else None
-            if self._begun is begun and not self.done() and failure is not None:
-                raise failure
+            if status:
+                failure = group._failure(status)
+                if self._begun is begun and not self.done():
+                    raise failure
+            else:
+                begun.ask(group)
+                self._end(begun, 0)
         if self._error is not None:
             raise self._error
         return self._result
@@ -105,13 +126,14 @@ class Work:
     @property
     def algorithm(self) -> str:
         """The name of the algorithm: on the host once the call has ended, before that "". Messages have none."""
-        if self._begun is not None and not self.done():
-            return _name(self._info(self._begun))
-        return self._algorithm
+        begun = self._begun
+        if begun is None or self.done():
+            return self._algorithm
+        return begun.algorithm
 
     def close(self) -> None:
         """Gives the Work up. The call goes on if it has not ended, and what it borrows stays borrowed."""
-        with self._lock:
+        with self._group._ending:
             begun, self._begun = self._begun, None
             if begun is not None:
                 self._error = ClosedError("this work was closed before its end was seen")
@@ -133,29 +155,16 @@ class Work:
 
         return asyncio.get_running_loop().run_in_executor(None, self.wait).__await__()
 
-    def _info(self, begun: Begun) -> _abi.WorkInfo:
-        info, group = _abi.WorkInfo(), self._group
-        if status := group._lib.work_get(begun.number, info):
-            if self._begun is None:  # another thread saw the end
-                info.done = 1
-                return info
-            raise group._failure(status)
-        return info
-
-    def _end(self, begun: Begun, info: _abi.WorkInfo) -> None:
-        """The call has ended."""
-        with self._lock:
+    def _end(self, begun: Begun, status: int) -> None:
+        """The call has ended, so."""
+        group = self._group
+        with group._ending:
             if self._begun is None:
                 return
-            group = self._group
-            self._algorithm = _name(info)
-            if status := group._lib.work_error(begun.number):
+            self._algorithm = begun.algorithm
+            if status:
                 self._error = group._failure(status)
             elif self._finish is not None:
                 self._finish()
             self._finish = self._begun = None
             group._over(begun)
-
-
-def _name(info: _abi.WorkInfo) -> str:
-    return ctypes.string_at(info.algorithm).decode() if info.algorithm else ""
