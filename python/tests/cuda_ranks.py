@@ -477,6 +477,101 @@ def collectives():
             assert torch.equal(out, factor * xs[:, RANK])
 
 
+def works():
+    """Calls that are started: in streams, with operands that are dropped meanwhile, captured; counts in the GPU's
+    memory, which a replay finds changed."""
+    n, root = 1000, RANKS - 1
+    xs = torch.randint(0, 9, (RANKS, RANKS, n), generator=torch.Generator().manual_seed(2)).float().to(DEVICE)
+    total, x = xs.sum(0), xs[RANK].clone()
+    side = torch.cuda.Stream()
+    with join() as c, weft.Group(c, staging=1 << 20, sms=2, dtypes=["float32"]) as g:
+        for stream in (None, side):
+            side.wait_stream(torch.cuda.current_stream())
+            started = []
+            for i in range(20):
+                operand = x * (i + 1)
+                if stream is not None:
+                    side.wait_stream(torch.cuda.current_stream())
+                started.append(g.all_reduce(operand, stream=stream, async_op=True))
+                del operand
+                torch.full_like(x, float("nan"))  # where the operand was, if its memory is free
+            for i, work in enumerate(started):
+                assert torch.equal(work.wait_on(), total * (i + 1)), i
+            assert torch.equal(started[-1].wait(timeout=20), total * 20)
+            assert all(work.done() and work.error() is None for work in started)
+            assert {work.algorithm.partition("/")[0] for work in started} == {"all-reduce"}
+        assert not g._started
+        out = torch.empty_like(x)
+        with g.all_to_all(x, out=out, stream=weft.OWN, async_op=True):
+            pass
+        assert torch.equal(out, xs[:, RANK])
+        with g.broadcast(x.clone(), root, async_op=True) as work:
+            pass
+        assert torch.equal(work.wait(), xs[root])
+
+        counts = torch.full((RANKS,), n, device=DEVICE)
+        at, back = n * torch.arange(RANKS, device=DEVICE), n * torch.arange(RANKS, device=DEVICE).flip(0)
+        places = {"send": counts, "recv": counts.clone(), "send_at": at, "recv_at": back}
+        g.all_to_all_v(x, **places, out=out)
+        assert torch.equal(out.flip(0), xs[:, RANK])
+        out.zero_()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work = g.all_to_all_v(x, **places, out=out, async_op=True)
+            assert work.wait_on() is out
+            assert not work.done()
+            refused(weft.UnsupportedError, work.wait, "captured")
+        for order in (at, back):
+            places["recv_at"].copy_(order)
+            graph.replay()
+            c.wait()
+            assert torch.equal(out if order is at else out.flip(0), xs[:, RANK])
+        del work
+        g.barrier()
+        assert not g._started
+        c.wait()
+
+
+def functional():
+    """Collectives that return new tensors, with gradients, and compiled."""
+    f = weft.torch
+    whole = torch.randint(-4, 5, (RANKS, RANKS, 3), generator=torch.Generator().manual_seed(3)).float().to(DEVICE)
+    with join() as c, weft.Group(c, staging=1 << 20, sms=2) as g:
+
+        def program(x):
+            y = f.all_to_all(g, f.all_to_all(g, x) * 2) + f.broadcast(g, x, RANKS - 1)
+            return f.reduce_scatter(g, f.all_gather(g, f.reduce_scatter(g, y))) + f.all_reduce(g, x)[:1]
+
+        want = RANKS * (2 * whole + whole[-1]).sum(0)[RANK][None] + whole.sum(0)[:1]
+        results = []
+        for run in (program, torch.compile(program, fullgraph=True, backend="aot_eager")):
+            x = whole[RANK].clone().requires_grad_()
+            out = run(x)
+            out.sum().backward()
+            c.wait()
+            assert torch.equal(out.detach(), want)
+            results.append(x.grad)
+        assert torch.equal(*results)
+
+
+def cost_of_collectives():
+    """Host time of calls that enqueue."""
+    x = torch.zeros(256, device=DEVICE)
+    out = torch.empty_like(x)
+    with join() as c, weft.Group(c, staging=1 << 20, dtypes=["float32"]) as g:
+        figures = {
+            name: {"host": host_time(call, 50)}
+            for name, call in (
+                ("Group.all_reduce", lambda: g.all_reduce(x, out=out)),
+                ("Group.all_reduce, async_op", lambda: g.all_reduce(x, out=out, async_op=True).wait_on()),
+                ("Group.barrier", g.barrier),
+            )
+        }
+        c.wait()
+    return figures
+
+
 class OnlyDLPack:
     def __init__(self, t):
         self.t = t
@@ -1361,11 +1456,12 @@ def graph_cost_of_elastic(x, ids, y):
 
 CHECKS = (
     exchanges, exchanges_of_halves, exchanges_of_fp8, device_counts, gradients, operators, autograd, compiled,
-    streams, operands, collectives, libraries, windows, lifetimes, threads, captures, captures_refuse, late_errors,
+    streams, operands, collectives, works, functional, libraries, windows, lifetimes, threads,
+    captures, captures_refuse, late_errors,
     deep_ep_normal, deep_ep_helpers, deep_ep_intranode,
     deep_ep_intranode_captured,
     deep_ep_low_latency, deep_ep_kernel_names, deep_ep_masks, deep_ep_captured,
-    deep_ep_elastic, deep_ep_elastic_captured, cost, graph_cost, compiled_by_inductor,
+    deep_ep_elastic, deep_ep_elastic_captured, cost, cost_of_collectives, graph_cost, compiled_by_inductor,
 )  # fmt: skip
 
 

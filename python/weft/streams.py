@@ -71,6 +71,16 @@ def of_torch(stream: StreamLike, device: int) -> Any:
     return torch.cuda.ExternalStream(number, device=device) if number else torch.cuda.default_stream(device)
 
 
+def borrow(array: Any, stream: StreamLike, device: int) -> None:
+    """Has PyTorch keep the memory of an array, if it is PyTorch's, until the stream has passed what it is given now."""
+    torch = _torch() if device >= 0 else None
+    if torch is None or not isinstance(array, torch.Tensor):
+        return
+    named = torch.cuda.current_stream(device) if stream is None else of_torch(stream, device)
+    if named is not None:
+        array.record_stream(named)
+
+
 def refuse_capture(device: int, what: str) -> None:
     """Refuses a call that would wait for the current stream while it captures."""
     torch = _torch() if device >= 0 else None

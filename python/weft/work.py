@@ -112,6 +112,7 @@ class Work:
             on = streams.address(stream, group._comm._device)
             if (status := group._lib.work_wait_on(begun.number, on)) and self._begun is not None:
                 raise group._failure(status)
+        streams.borrow(self._result, stream, self._group._comm._device)
         return self._result
 
     def error(self) -> WeftError | None:
