@@ -185,6 +185,7 @@ def test_a_closed_group(comm):
     work, other = g.barrier(async_op=True), g.barrier(async_op=True)
     work.wait()
     g.close()
+    assert not g._started
     assert work.wait() is None
     with pytest.raises(weft.ClosedError):
         other.wait()

@@ -143,6 +143,12 @@ class Group(Made):
         """The number of the group, for operators that take only numbers."""
         NUMBERED[self.number] = self
 
+    def close(self) -> None:
+        """Closes the group on this rank, when the calls that were started have ended. It is no collective call."""
+        super().close()
+        if self._closed:
+            self._started.clear()
+
     def barrier(self, **how: Unpack[How]) -> Work | None:
         """Returns, or on GPUs lets the stream go on, when every rank has entered it."""
         if how:
