@@ -299,7 +299,7 @@ def test_collective_operators(comm):
 
 
 def test_compiled_collectives(torch_processes):
-    for ended in torch_processes(2, "compiled_collectives"):
+    for ended in torch_processes(2, "compiled_collectives", timeout=200):
         assert (ended.code, ended.out) == (0, "ok\n"), ended.out
 
 

@@ -31,6 +31,6 @@ def test_losses(torch_processes, ranks):
 
 
 def test_example(processes):
-    for r, ended in enumerate(processes(2, "example", EXAMPLE, 5)):
+    for r, ended in enumerate(processes(2, "example", EXAMPLE, 5, timeout=200)):
         assert ended.code == 0, ended.out
         assert ended.out.startswith(f"rank {r}: the loss went from "), ended.out
