@@ -300,6 +300,34 @@ def test_algorithms(pairs):
     pairs(rank)
 
 
+def test_exception(threads):
+    """A rank that leaves its group by an exception, amid a call, waits for nothing, and its peers hear of it."""
+    since = time.monotonic()
+
+    def leave(c):
+        with weft.Group(c) as g:
+            g.barrier()
+            g.all_reduce(np.ones(1000), async_op=True)
+            raise ZeroDivisionError
+
+    def stay(c, g):
+        g.barrier()
+        while time.monotonic() < since + 15:
+            c.check()
+
+    def rank(c):
+        if c.rank == 0:
+            with pytest.raises(ZeroDivisionError):
+                leave(c)
+            return
+        with pytest.raises(weft.AbortedError) as e, weft.Group(c) as g:
+            stay(c, g)
+        assert e.value.rank == 0
+
+    threads(2, rank, deadline=30)
+    assert time.monotonic() - since < 15
+
+
 def test_the_end(processes):
     """A process that ends with calls in progress does not wait for them, and its peers hear of it."""
     for ended in processes(2, "pending"):

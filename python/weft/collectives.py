@@ -13,6 +13,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from . import _abi, dlpack, memory, streams
@@ -103,7 +104,7 @@ class Group(Made):
 
     All calls take the keywords of :class:`How`. On the host a call returns when its result is complete, on GPUs it
     enqueues on ``stream``. With ``async_op=True`` it returns a :class:`Work` at once; calls of a group run in the
-    order in which they begin.
+    order in which they begin. A ``with`` block that an exception leaves amid such calls aborts them, on all ranks.
     """
 
     _kind = "group of collectives"
@@ -142,6 +143,17 @@ class Group(Made):
         self.number: int = comm.ranks << 31 | next(_numbers)
         """The number of the group, for operators that take only numbers."""
         NUMBERED[self.number] = self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if (
+            kind is not None
+            and not self.closed
+            and any(not begun.over(self._lib) for begun in list(self._started.values()))
+        ):
+            self._lib.comm_abort(self._comm._handle)  # else its peers' part would be waited for
+        self.close()
 
     def close(self) -> None:
         """Closes the group on this rank, when the calls that were started have ended. It is no collective call."""

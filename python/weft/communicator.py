@@ -6,6 +6,7 @@ import ctypes
 import os
 import warnings
 from collections.abc import Callable, Iterable
+from types import TracebackType
 from typing import Any
 
 from . import _abi, rendezvous, streams
@@ -280,6 +281,13 @@ class Communicator(Resource):
         if self._leases and not self._closed and self._process == os.getpid():
             self._check(self._lib.comm_leave(self._handle))
         super().close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None and not self._closed and self._garbage.pending():
+            self._lib.comm_abort(self._handle)  # else its peers' part of calls that were started would be waited for
+        self.close()
 
     def _rests(self) -> bool:
         return self._device >= 0

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from .communicator import Communicator
+    from .work import Begun
 
 
 class Forgotten(weakref.ref):  # type: ignore[type-arg]
@@ -37,8 +38,11 @@ class Forgotten(weakref.ref):  # type: ignore[type-arg]
 
     release: str
     number: int
-    keep: Any
-    """What the library uses until the handle was given back, beside what the holder keeps."""
+    keep: dict[int, Begun]
+    """Calls that were started, whose arguments the library uses until the handle was given back."""
+
+
+_NONE: dict[int, Begun] = {}
 
 
 class Garbage:
@@ -57,7 +61,12 @@ class Garbage:
     def watch(self, holder: Any, release: str, number: int) -> None:
         """Has a handle given back, by that function, when its holder was collected."""
         watched = self.watched[number] = Forgotten(holder, self.found.append)
-        watched.release, watched.number, watched.keep = release, number, None
+        watched.release, watched.number, watched.keep = release, number, _NONE
+
+    def pending(self) -> bool:
+        """Whether calls that were started have not ended."""
+        kept = [watched.keep for watched in list(self.watched.values())]
+        return any(not begun.over(self._lib) for started in kept for begun in list(started.values()))
 
     def collect(self) -> None:
         """Releases the handles that were found."""
@@ -242,7 +251,7 @@ def _leave_all() -> None:
     _ending = True
     for handle, (lib, process, leases, garbage) in list(_communicators.items()):
         if process == os.getpid():
-            if any(watched.keep for watched in list(garbage.watched.values())):
+            if garbage.pending():
                 lib.comm_abort(handle)  # calls that were started would be waited for
             # A thread that is inside a call keeps its communicator; peers then see the end of the process.
             (lib.comm_leave if leases else lib.comm_destroy)(handle)

@@ -15,6 +15,7 @@ from .limits import timeout as limit
 if TYPE_CHECKING:
     from typing import Self
 
+    from ._library import Library
     from .collectives import Group, _CollectiveArgs
 
 
@@ -33,6 +34,10 @@ class Begun(weakref.ref):  # type: ignore[type-arg]
                 raise group._failure(status)
             return False
         return bool(self.args.info[2] & 0xFFFFFFFF)
+
+    def over(self, lib: Library) -> bool:
+        """Whether the call has ended or was captured, or there is none any more."""
+        return lib.work_get(self.number, self.args.info_address) != 0 or self.args.info[2] != 0
 
     @property
     def captured(self) -> bool:
