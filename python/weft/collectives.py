@@ -96,8 +96,8 @@ class Group(Made):
     ``out`` is given. Without it a new array is returned: on GPUs only if the operand is PyTorch's. ``out`` may be
     the operand, or this rank's part of one the other; otherwise they must not overlap.
 
-    Arrays that are read and are not contiguous are copied first. Such ones that are written are refused, by name:
-    pass a contiguous array and copy from it.
+    Arrays that are read and are not contiguous are copied first, but for those known by DLPack alone. These, and such
+    ones that are written, are refused by name: pass a contiguous array, and copy to it or from it.
 
     For an array with a part for each rank, the first dimension being the ranks, a list of arrays of NumPy or
     PyTorch may stand, a part each; they are copied.
