@@ -1536,6 +1536,33 @@ def test_works(gpus):
     gpus(2, rank)
 
 
+def test_messages(gpus):
+    """Round the ring of ranks, and to a rank itself."""
+
+    def rank(c):
+        r, nxt, before = c.rank, (c.rank + 1) % c.ranks, (c.rank - 1) % c.ranks
+        with weft.Group(c, staging=1 << 20, sms=4) as g:
+            for n in (0, 1, 7, 3000):
+                x, got, own = (OnGPU(np.full(n, 77 + i * r, np.int32), c._device) for i in range(3))
+                if r == 0:
+                    g.send(x, nxt, stream=weft.OWN)
+                    g.recv(got, before, stream=weft.OWN)
+                else:
+                    assert g.recv(got, before, stream=weft.OWN) is got
+                    g.send(x, nxt, stream=weft.OWN)
+                assert (got.array == 77).all()
+                y = OnGPU(np.arange(n, dtype=np.int32) + r, c._device)
+                messages = weft.Send(y, nxt), weft.Send(y, r), weft.Recv(own, r), weft.Recv(got, before)
+                work = g.batch(messages, stream=weft.OWN, async_op=True)
+                work.wait(timeout=20)
+                assert (own.array == y.array).all()
+                assert (got.array == np.arange(n) + before).all()
+            with pytest.raises(weft.OperandError, match="send: it is on the host"):
+                g.send(np.zeros(3), nxt)
+
+    gpus(2, rank)
+
+
 def test_collectives_of_torch(gpus, monkeypatch):
     torch = pytest.importorskip("torch")
     tensors_on_gpus(monkeypatch)

@@ -35,10 +35,9 @@ var heading string
 var engines = [...]struct {
 	name, elsewhere string
 	algorithms      []collective.Algorithm
-	messages        bool
 }{
-	{"the host", "join a communicator on GPUs for it", collective.Algorithms(), true},
-	{"GPUs", "join a communicator of the host's for it", collective.GPUAlgorithms(), false},
+	{"the host", "join a communicator on GPUs for it", collective.Algorithms()},
+	{"GPUs", "join a communicator of the host's for it", collective.GPUAlgorithms()},
 }
 
 // notes are the reasons for refusals, by their numbers.
@@ -69,14 +68,7 @@ func page() string {
 		}
 		b.WriteString("\n")
 	}
-	b.WriteString("| send, receive, batch |")
-	for _, e := range engines {
-		says := "yes"
-		if !e.messages {
-			says = because.refused("there is no algorithm on " + e.name + "; " + e.elsewhere)
-		}
-		fmt.Fprintf(&b, " %s |", says)
-	}
+	b.WriteString("| send, receive, batch |" + strings.Repeat(" yes |", len(engines)))
 	b.WriteString("\n\n## Reductions\n\n| type |")
 	for op := weft.Sum; op.Valid(); op++ {
 		fmt.Fprintf(&b, " %v |", op)
