@@ -32,7 +32,10 @@ func (c *Comm) words(r device.Record) *device.Words {
 // verdict says who is to blame for what a wait on the device recorded.
 func (c *Comm) verdict(r device.Record) channel.Fault {
 	peer := int(r.Peer)
-	if r.Cause != device.CauseTimeout || peer < 0 || peer >= c.size || peer == c.rank || c.Masked(peer) {
+	if r.Cause == device.CauseTimeout && peer == c.rank { // for another kernel of its own
+		return channel.Fault{Cause: channel.CauseTimeout, Rank: peer}
+	}
+	if r.Cause != device.CauseTimeout || peer < 0 || peer >= c.size || c.Masked(peer) {
 		// It left for an abort word that meant nothing, or for no reason that we know: the
 		// operation is not complete all the same.
 		return channel.Fault{Cause: channel.CauseAbort, Rank: c.rank}

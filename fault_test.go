@@ -140,8 +140,7 @@ func TestDeviceRecordOddities(t *testing.T) {
 		peer  int32
 	}{
 		"aborted without a word": {device.CauseAbort, 1}, "nobody": {device.CauseTimeout, -1},
-		"no such rank": {device.CauseTimeout, 64},
-		"itself":       {device.CauseTimeout, 0}, "masked": {device.CauseTimeout, 2}, "no such cause": {77, 1},
+		"no such rank": {device.CauseTimeout, 64}, "masked": {device.CauseTimeout, 2}, "no such cause": {77, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m, d := machine(t, cudatest.Config{})
@@ -159,6 +158,20 @@ func TestDeviceRecordOddities(t *testing.T) {
 			}
 			must(t, rest, func(c *weft.Comm) error { return errors.Join(c.SetMask(ctx, 2), c.Err()) })
 		})
+	}
+}
+
+// TestDeviceWaitsForItself: a rank whose kernel has waited for another of its own is to blame.
+func TestDeviceWaitsForItself(t *testing.T) {
+	m, d := machine(t, cudatest.Config{})
+	newSpin(m)
+	group := joinOn(t, d, []int{0, 0})
+	record := group[0].Operations().WaitRecord()
+	if err := launch(group[0], "give up", record, uint32(device.CauseTimeout), int32(0)); err != nil {
+		t.Fatal(err)
+	}
+	for r, c := range group {
+		blames(t, r, c.Err(), 0, weft.ErrTimeout)
 	}
 }
 

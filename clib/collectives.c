@@ -76,3 +76,19 @@ weft_status weft_recv(weft_group group, weft_stream stream, const weft_tensor *t
 weft_status weft_batch(weft_group group, weft_stream stream, const weft_transfer *transfers, int64_t count) {
 	return RUN(WEFT_POINT_TO_POINT, .transfers = transfers, .transfer_count = count);
 }
+
+weft_status weft_all_reduce_norm(weft_group group, weft_stream stream, const weft_tensor *out, const weft_tensor *in,
+								 const weft_norm *norm) {
+	static const weft_norm none = {.size = sizeof none}; /* is refused, on every rank */
+	return RUN(WEFT_ALL_REDUCE, .out = out, .in = in, .norm = norm != NULL ? norm : &none);
+}
+
+weft_status weft_all_gather_progress(weft_group group, weft_stream stream, const weft_tensor *out,
+									 const weft_tensor *in, const weft_tensor *words) {
+	return RUN(WEFT_ALL_GATHER, .out = out, .in = in, .words = words);
+}
+
+weft_status weft_reduce_scatter_ready(weft_group group, weft_stream stream, const weft_tensor *out,
+									  const weft_tensor *in, const weft_tensor *words, int op) {
+	return RUN(WEFT_REDUCE_SCATTER, .out = out, .in = in, .words = words, .op = op);
+}

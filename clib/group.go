@@ -30,6 +30,7 @@ type group struct {
 	perRank []int // the shape of counts
 
 	call      collective.Call       // the last one: see refresh
+	norm      collective.Norm       // of such a call
 	transfers []collective.Transfer // the last ones
 	starts    starts
 }
@@ -158,6 +159,9 @@ func (g *group) read(stream unsafe.Pointer, args *C.weft_collective_args) (*weft
 			Recv: g.deviceCounts(a.recv), RecvAt: g.deviceCounts(a.recv_at),
 		}
 	}
+	if err := cmp.Or(g.setNorm(a.norm), g.setWords(a.words)); err != nil {
+		return nil, err
+	}
 	return g.streams.of(g.comm, stream)
 }
 
@@ -187,6 +191,31 @@ func (g *group) readTransfers(first *C.weft_transfer, n int) error {
 		t.Peer, t.Receive = int(v.peer), v.receive != 0
 	}
 	return nil
+}
+
+// setNorm gives the call a norm, or takes it away.
+func (g *group) setNorm(p *C.weft_norm) error {
+	if g.call.Norm = nil; p == nil {
+		return nil
+	}
+	a, err := input(p, "weft_norm")
+	if err != nil {
+		return err
+	}
+	n := &g.norm
+	g.call.Norm, n.Eps, n.PowerOfTwoScales = n, float32(a.eps), a.power_of_two_scales != 0
+	return cmp.Or(refresh(&n.Gamma, a.gamma, "gamma"), refresh(&n.Residual, a.residual, "residual"),
+		refresh(&n.ResidualOut, a.residual_out, "residual output"), refresh(&n.Scales, a.scales, "scales"),
+		refresh(&n.Scale, a.scale, "scale"))
+}
+
+// setWords gives the call words, or takes them away.
+func (g *group) setWords(p *C.weft_tensor) error {
+	t, other := &g.call.Words.Progress, &g.call.Words.Ready
+	if g.call.Collective == collective.ReduceScatter {
+		t, other = other, t
+	}
+	return cmp.Or(forget(other), refresh(t, p, "words"))
 }
 
 // counts are numbers of C's, one for each of so many ranks, or none.

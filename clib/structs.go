@@ -49,6 +49,8 @@ func leastSize(p any) uintptr {
 		return 16
 	case *C.weft_transfer:
 		return 24
+	case *C.weft_norm:
+		return 56
 	case *C.weft_collective_args:
 		return 80
 	case *C.weft_work_info:

@@ -752,6 +752,20 @@ typedef struct weft_transfer {
 	int32_t receive; /* 1: the message comes from peer; 0: it goes there */
 } weft_transfer;
 
+/* What an all-reduce of sums goes on to do with each row: y = sum, rounded; r = y + residual, rounded; x = r /
+ * sqrt(mean(r * r) + eps) * gamma, in fp32 and rounded once; and if out is e4m3, its numbers. The bits are those of each
+ * step alone. A row has as many elements as gamma. */
+typedef struct weft_norm {
+	size_t size;
+	const weft_tensor *gamma;
+	const weft_tensor *residual, *residual_out; /* NULL: none. residual_out gets r, and may be residual */
+	/* Of an e4m3 out, one of these: scales gets a scale for each 128 columns, fp32 or UE8M0; or x is divided by scale,
+	 * one fp32 number where operands are. */
+	const weft_tensor *scales, *scale;
+	float eps;
+	int32_t power_of_two_scales; /* 1: fp32 scales are powers of two */
+} weft_norm;
+
 /* A call with all that one can say; what it does not have is ignored. Everything is borrowed for the call, memory of a
  * GPU until the stream has passed. */
 typedef struct weft_collective_args {
@@ -773,6 +787,8 @@ typedef struct weft_collective_args {
 								 them, and a replayed graph finds what is there then */
 	const weft_transfer *transfers; /* messages, of the same size each, one after the other */
 	int64_t transfer_count;
+	const weft_norm *norm;     /* of an all-reduce of sums */
+	const weft_tensor *words;  /* of an all-gather or a reduce-scatter: see weft_all_gather_progress */
 } weft_collective_args;
 
 /* Runs a call. Collective, unless it is of messages: see weft_batch. The functions below are this one with what they
@@ -887,6 +903,21 @@ weft_status weft_recv(weft_group group, weft_stream stream, const weft_tensor *t
  * need not be alike, as long as the messages of each pair of ranks are in the same order.
  */
 weft_status weft_batch(weft_group group, weft_stream stream, const weft_transfer *transfers, int64_t count);
+
+/* Sums, adds a residual and normalises the rows: see weft_norm. out may be in. Collective. */
+weft_status weft_all_reduce_norm(weft_group group, weft_stream stream, const weft_tensor *out, const weft_tensor *in,
+								 const weft_norm *norm);
+
+/* An all-gather that raises words as parts of out land: k 64-bit integers for each rank, in rank order, which cut its
+ * part of B bytes into chunks of 16 * ceil(B / (16 * k)) bytes, of which the last ones may be shorter. Each is raised by
+ * one a call, by a release. All ranks pass words. Collective. */
+weft_status weft_all_gather_progress(weft_group group, weft_stream stream, const weft_tensor *out,
+									 const weft_tensor *in, const weft_tensor *words);
+
+/* A reduce-scatter that reads a chunk of in, of the part for a rank, when its word is not 0, by an acquire, and makes the
+ * word 0 when it has. Words are as above. Collective. */
+weft_status weft_reduce_scatter_ready(weft_group group, weft_stream stream, const weft_tensor *out,
+									  const weft_tensor *in, const weft_tensor *words, int op);
 
 #ifdef __cplusplus
 }

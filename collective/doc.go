@@ -72,6 +72,21 @@
 // wait for that, so the invariant above holds there, too. Each pair of ranks has rings in the receiver's
 // memory, beside the staging memory: see [Options].Staging.
 //
+// # Norms
+//
+// [Group.AllReduceNorm] goes on with the rows of a sum: it adds a residual, divides each row by its root mean
+// square, multiplies it by gamma, and may quantise it. Invariant: each step rounds to the rows' type, as the
+// operation alone would, and adds in an order that depends on nothing but the row's length. So its bits are
+// those of an all-reduce and the steps behind it, by every algorithm and engine. On the host the steps follow
+// an all-reduce of any form. On GPUs a row is a block's, whose threads have the sums in registers as they arrive.
+//
+// # Words
+//
+// [Group.AllGatherProgress] raises a word when a chunk of its output has landed, [Group.ReduceScatterReady] reads a
+// chunk of its input when its word is raised: a matrix product runs beside either. Progress words count calls and
+// are never reset, as several users may read one; a ready word has one user, which makes it 0. Neither needs a
+// number of the caller's, so graphs are replayed with the same arguments.
+//
 // # Asynchrony
 //
 // [Group.Start] is the one entry that does not wait: its [Work] says whether the call has ended, and how.

@@ -75,6 +75,8 @@ type (
 
 	DeviceCounts = spec.DeviceCounts
 	Transfer     = spec.Transfer
+	Norm         = spec.Norm
+	Words        = spec.Words
 )
 
 // Group runs the collectives of one communicator, on the host or on GPUs, where its ranks are.
@@ -117,6 +119,7 @@ type Group struct {
 	engine spec.Engine
 	ranks  int // the communicator's, or those of a loopback
 	call   spec.Call
+	norm   spec.Norm // of the call, if it has one
 
 	messages spec.Call // of point-to-point: nothing else of it is set
 	batch    Batch     // the same messages

@@ -34,6 +34,10 @@ const (
 // Do runs a call: the method of its collective with all that the call says.
 func (g *Group) Do(ctx context.Context, s *weft.Stream, c Call) error {
 	g.call = c
+	if c.Norm != nil {
+		g.norm = *c.Norm
+		g.call.Norm = &g.norm
+	}
 	return g.run(ctx, s, &g.call)
 }
 

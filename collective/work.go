@@ -15,6 +15,7 @@ import (
 type Work struct {
 	group     *Group
 	call      Call
+	norm      Norm       // of the call
 	transfers []Transfer // of the call
 	refused   error      // this rank's arguments
 	stream    *weft.Stream
@@ -60,6 +61,10 @@ func (g *Group) Start(ctx context.Context, s *weft.Stream, c Call) (*Work, error
 	w.transfers = append(w.transfers[:0], c.Transfers...)
 	w.call, w.stream = c, s
 	w.call.Transfers = w.transfers
+	if c.Norm != nil {
+		w.norm = *c.Norm
+		w.call.Norm = &w.norm
+	}
 	w.refused = g.check(&w.call)
 	if g.comm.Device() != nil {
 		err = w.enqueue(ctx)
@@ -263,7 +268,7 @@ func (p *works) give(w *Work) {
 	default:
 	}
 	clear(w.transfers)
-	w.call, w.refused, w.stream, w.algorithm, w.err, w.captured = Call{}, nil, nil, "", nil, false
+	w.call, w.norm, w.refused, w.stream, w.algorithm, w.err, w.captured = Call{}, Norm{}, nil, nil, "", nil, false
 	w.done.Store(false)
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -12,11 +12,13 @@
 //	wait.cuh     waits for peers with deadline and abort word
 //	flags.cuh    values that are their own flags
 //	channel.cuh  put, get, signal, wait and packets: enough for most kernels of your own
+//	progress.cuh words by which a kernel meets a collective of another stream, part by part
 //	opening.cuh  the opening exchange: which ranks have begun, and with which call
 //	marks.cuh    a barrier between the blocks of one number on all ranks
 //	walk.cuh     how blocks, warps and threads divide work
 //	bulk.cuh     bulk copies through shared memory (Hopper and later)
 //	sum.cuh      sums of rows in fp32, rounded once
+//	scale.cuh    scales of numbers that become e4m3
 //
 // # Kernels of your own
 //

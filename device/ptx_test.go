@@ -37,6 +37,7 @@ var calls = map[string]string{
 	"store_relaxed_sys_u64": "store_relaxed_sys_u64(p, l)",
 	"store_relaxed_gpu4":    "store_relaxed_gpu4(p, v)",
 	"store_release_sys4":    "store_release_sys4(p, v)",
+	"store_release_sys_u64": "store_release_sys_u64(p, l)",
 
 	"fence_sys":           "fence_sys()",
 	"fence_gpu":           "fence_gpu()",
@@ -74,6 +75,7 @@ var calls = map[string]string{
 	"multiply":  "keep(bits(multiply(f, f)))",
 	"fused":     "keep(bits(fused(f, f, f)))",
 	"divide":    "keep(bits(divide(f, f)))",
+	"root":      "keep(bits(root(f)))",
 	"bits":      "keep(bits(f))",
 	"number":    "keep(bits(number(v)))",
 	"mma_bf16":  "keep(bits(mma_bf16(make_float4(f, f, f, f), u4, u2).x))",

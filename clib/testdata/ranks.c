@@ -141,6 +141,31 @@ static void every_collective(weft_group group, int n) {
 		TRUE(out[i] == given(root, 0, i) && in[i] == given(me.rank, 0, i));
 	}
 
+	/* A norm's rows before they are divided are the sums. */
+	float *rows = malloc((size_t)n * 4), one[1] = {1};
+	weft_tensor before = tensor(rows, WEFT_FLOAT32, n, -1), gamma = tensor(one, WEFT_FLOAT32, 1, -1);
+	weft_norm norm = {.size = sizeof norm, .gamma = &gamma, .residual_out = &before};
+	OK(weft_all_reduce_norm(group, NULL, &mine, &part, &norm));
+	for (int i = 0; i < n; i++) {
+		float sum_of_i = (float)(100 * sum + ranks * (i % 7));
+		TRUE(rows[i] == sum_of_i && (sum_of_i == 0 || (out[i] > 0.999f && out[i] < 1.001f)));
+	}
+	INVALID(weft_all_reduce_norm(group, NULL, &mine, &part, NULL), "gamma");
+	free(rows);
+
+	/* Words are raised, and made 0. */
+	int64_t raised[64] = {0}, ready[64];
+	for (int r = 0; r < ranks; r++) {
+		ready[r] = 1;
+	}
+	weft_tensor words = tensor(raised, WEFT_INT64, ranks, -1), marks = tensor(ready, WEFT_INT64, ranks, -1);
+	OK(weft_all_gather_progress(group, NULL, &outs, &part, &words));
+	OK(weft_reduce_scatter_ready(group, NULL, &mine, &parts, &marks, WEFT_SUM));
+	for (int r = 0; r < ranks; r++) {
+		TRUE(raised[r] == 1 && ready[r] == 0);
+	}
+	INVALID(weft_all_gather_progress(group, NULL, &outs, &part, &part), "words of");
+
 	/* Parts of different lengths. */
 	weft_tensor all = tensor(out, WEFT_FLOAT32, at[root] + counts[root], -1), row = tensor(in, WEFT_FLOAT32, own[0], -1),
 				some = tensor(out, WEFT_FLOAT32, own[0], -1), sent = tensor(in, WEFT_FLOAT32, all.shape[0], -1),

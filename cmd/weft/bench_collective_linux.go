@@ -19,6 +19,7 @@ import (
 	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
 	"github.com/weftgo/weft/cmd/weft/internal/link"
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
+	"github.com/weftgo/weft/collective"
 )
 
 // collectiveHelp is the help of every bench of a collective.
@@ -49,6 +50,8 @@ type collectiveFlags struct {
 	gpus, sms, staging       int
 	replays, ops             int
 	graph, loopback, noPeers bool
+	norm                     bool
+	hidden                   int
 	deadline                 time.Duration
 }
 
@@ -56,7 +59,7 @@ type collectiveFlags struct {
 var (
 	collectiveHostOnly = []string{"iters", "time", "warmup"}
 	collectiveGPUOnly  = []string{
-		"gpus", "sms", "staging", "graph", "loopback", "replays", "operations", "deadline", "no-peers",
+		"gpus", "sms", "staging", "graph", "loopback", "replays", "operations", "deadline", "no-peers", "norm", "hidden",
 	}
 )
 
@@ -89,7 +92,11 @@ func newBenchCollective(k *benchcollective.Kind) *cobra.Command {
 	f.Var(&c.sizes, "sizes", "bytes of the operations")
 	oneOf(cmd, &s.DType, "dtype", benchcollective.DTypes(), "element type")
 	oneOf(cmd, &s.Op, "op", benchcollective.Ops(), "reduction")
-	oneOf(cmd, &s.Algorithm, "algorithm", slices.Concat(k.Algorithms(false), k.Algorithms(true)),
+	algorithms := slices.Concat(k.Algorithms(false), k.Algorithms(true))
+	if k.Collective == collective.AllReduce {
+		algorithms = slices.Concat(algorithms, benchcollective.NormAlgorithms())
+	}
+	oneOf(cmd, &s.Algorithm, "algorithm", algorithms,
 		"use this one wherever it supports the operands")
 	oneOf(cmd, &c.operand, "operand", []string{heap, window},
 		"where operands are, in any memory or in windows")
@@ -106,6 +113,11 @@ func newBenchCollective(k *benchcollective.Kind) *cobra.Command {
 	f.IntVar(&c.replays, "replays", c.replays, "GPU: how many replays of a graph are timed")
 	f.IntVar(&c.ops, "operations", c.ops, "GPU: how many operations a graph has")
 	f.DurationVar(&c.deadline, "deadline", c.deadline, "GPU: the deadline of each wait on a GPU")
+	if k.Collective == collective.AllReduce {
+		f.BoolVar(&c.norm, "norm", false,
+			"GPU: add a residual and normalise rows, fused, and then with a kernel behind the all-reduce")
+		f.IntVar(&c.hidden, "hidden", 8192, "GPU: the numbers of a row of --norm")
+	}
 	effortFlags(cmd, &s.Effort)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := c.check(cmd); err != nil {
@@ -162,6 +174,9 @@ func (c *collectiveFlags) check(cmd *cobra.Command) error {
 		return errors.New("--gpus, --sms, --staging: want at least 0; --deadline: more than 0s")
 	}
 	c.sweep.Time = 0
+	if c.norm {
+		c.sweep.Hidden, c.noPeers = max(c.hidden, 1), true
+	}
 	return errors.Join(timing.Within("operations", c.ops, 1, timing.MostOperations),
 		timing.Within("replays", c.replays, 1, timing.MostReplays), c.sweep.Validate(true))
 }
@@ -253,14 +268,20 @@ func (c *collectiveFlags) measure(ctx context.Context, s *session, m benchcollec
 	}
 	bar := s.progress.Start(fmt.Sprintf("%s, %s", c.sweep.Kind, measure.Count(m.Ranks, "rank")), len(c.sweep.Bytes))
 	defer bar.Done("")
-	err := m.Measure(ctx, c.sweep, func(r measure.Record) error {
+	row := func(r measure.Record) error {
 		r.Host, r.Version = s.base.Host, s.base.Version
 		s.wrong = s.wrong || !r.Verified
 		bar.Advance(1)
 		one := []measure.Record{r}
 		ceil(one, most)
 		return s.print(one)
-	})
+	}
+	err := m.Measure(ctx, c.sweep, row)
+	if c.norm && err == nil {
+		apart := c.sweep
+		apart.Apart = true
+		err = m.Measure(ctx, apart, row)
+	}
 	if err != nil || c.noPeers {
 		return err
 	}

@@ -6,6 +6,7 @@ type Algorithm struct {
 	// Name is unique among all algorithms of a group: "all-reduce/pipeline".
 	Name       string
 	Collective Collective
+	Variant    Variant
 
 	// What the algorithm needs of a request. Zero values need nothing. All of it is the same on every rank,
 	// so every rank finds the same algorithms fit.
@@ -29,6 +30,16 @@ type Algorithm struct {
 	Eager bool
 }
 
+// Variant is what a call wants beside the collective, which takes algorithms of its own on GPUs.
+type Variant uint8
+
+// A call wants nothing more, or it has a Norm, or Words.
+const (
+	Plain Variant = iota
+	WithNorm
+	WithWords
+)
+
 // Placement says whether an algorithm takes an output that is the input.
 type Placement uint8
 
@@ -43,7 +54,7 @@ const (
 func (a *Algorithm) Fits(q Request) bool {
 	inPlace := q.Windows&InPlace != 0
 	switch {
-	case a.Collective != q.Collective, q.Windows&a.Needs != a.Needs:
+	case a.Collective != q.Collective, a.Variant != q.Variant, q.Windows&a.Needs != a.Needs:
 		return false
 	case q.Bytes < a.MinBytes, a.MaxBytes > 0 && q.Bytes > a.MaxBytes:
 		return false

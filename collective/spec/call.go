@@ -27,6 +27,12 @@ type Call struct {
 	// ScalarOnDevice says that the scalar lies in the GPU's memory, where the kernel reads it.
 	ScalarOnDevice bool
 
+	// Words let an all-gather or a reduce-scatter run beside what uses its output or makes its input.
+	Words Words
+
+	// Norm makes an all-reduce normalise the rows of the sum. Check writes what it derives into it.
+	Norm *Norm
+
 	DType   weft.DType
 	Count   int  // elements of a part; of a V form, the digest of its counts, or 0
 	Bytes   int  // the bytes of a part; of a V form, of the longest one that this rank knows of
@@ -46,6 +52,9 @@ func (c *Call) Check(rank, ranks int) error {
 	if k == Barrier {
 		return nil
 	}
+	if c.Norm != nil {
+		return c.checkNorm()
+	}
 	if k.Rooted() && (c.Root < 0 || c.Root >= ranks) {
 		return weft.Invalidf("%v: root %d of %d ranks", k, c.Root, ranks)
 	}
@@ -59,6 +68,11 @@ func (c *Call) Check(rank, ranks int) error {
 	}
 	if err := c.checkCounts(rank, ranks, in, out, ins, outs); err != nil {
 		return err
+	}
+	if c.Words.Given() {
+		if err := c.checkWords(ranks); err != nil {
+			return err
+		}
 	}
 	if k.Reduces() {
 		if err := Reducible(k, c.Op, c.DType); err != nil {
@@ -116,6 +130,8 @@ func checkTensor(name, what string, t *weft.Tensor) (n int, err error) {
 // Name is the operation in errors: the collective's, or "send", "receive" or "batch".
 func (c *Call) Name() string {
 	switch {
+	case c.Norm != nil:
+		return "all-reduce-norm"
 	case c.Collective != PointToPoint:
 		return c.Collective.String()
 	case len(c.Transfers) == 1:

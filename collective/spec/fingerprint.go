@@ -12,9 +12,9 @@ import (
 //	63      0: see package engine/host
 //	59..62  collective
 //	54..58  element type
-//	51..53  reduction
-//	41..50  root
-//	0..40   elements of a part, or the digest of a V form's counts
+//	51..53  reduction, or 7: a sum with a Norm
+//	41..50  root, or a Norm's quantisation, or 1: with Words
+//	0..40   elements of a part, or the digest of a V form's counts, or a Norm's rows (24 bits) and columns
 type Fingerprint uint64
 
 const (
@@ -29,9 +29,15 @@ const (
 
 // Fingerprint is the call's.
 func (c *Call) Fingerprint() Fingerprint {
+	if c.Norm != nil {
+		return Fingerprint(c.Collective)<<kindShift | Fingerprint(c.DType)<<dtypeShift | c.Norm.fingerprint()
+	}
 	f := Fingerprint(c.Collective)<<kindShift | Fingerprint(c.DType)<<dtypeShift | Fingerprint(c.Count)
 	if c.Collective.Reduces() {
 		f |= Fingerprint(c.Op) << opShift
+	}
+	if c.Words.Given() {
+		f |= 1 << rootShift
 	}
 	if c.Collective.Rooted() {
 		f |= Fingerprint(c.Root) << rootShift
@@ -57,6 +63,10 @@ func (f Fingerprint) String() string {
 	if k == Barrier {
 		return text
 	}
+	if k == AllReduce && f>>opShift&7 == opNorm {
+		return fmt.Sprintf("all-reduce-norm of %d rows of %d %v, quantisation %d", f&maxElems>>hiddenBits,
+			f&(1<<hiddenBits-1), weft.DType(f>>dtypeShift&31), f>>rootShift&(1<<rootBits-1))
+	}
 	if k.Reduces() {
 		text += fmt.Sprintf(" %v", weft.Op(f>>opShift&7))
 	}
@@ -71,6 +81,10 @@ func (f Fingerprint) String() string {
 		text += fmt.Sprintf(" from rank %d", root)
 	case Reduce, Gather:
 		text += fmt.Sprintf(" to rank %d", root)
+	case AllGather, ReduceScatter:
+		if root != 0 {
+			text += " with words"
+		}
 	default:
 	}
 	return text

@@ -10,6 +10,7 @@ import (
 // calls must agree, or, where operands lie, because ranks have told each other.
 type Request struct {
 	Collective Collective
+	Variant    Variant
 	Op         weft.Op    // of a reduction
 	DType      weft.DType // of the elements
 	Windows    Windows    // known once all ranks have entered; empty before
@@ -28,6 +29,12 @@ func (c *Call) Request(ranks, slot int) Request {
 	q := Request{Collective: c.Collective, DType: c.DType, Ranks: ranks, Slot: slot}
 	if c.Collective.Reduces() {
 		q.Op = c.Op
+	}
+	switch {
+	case c.Norm != nil:
+		q.Variant = WithNorm
+	case c.Words.Given():
+		q.Variant = WithWords
 	}
 	if c.Collective.Rooted() {
 		q.Root = c.Root

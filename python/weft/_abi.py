@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ctypes import CFUNCTYPE, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import CFUNCTYPE, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 
 from ._bases import Choice, Struct
 
@@ -458,6 +458,19 @@ class Transfer(Struct):
     )
 
 
+class Norm(Struct):
+    _fields_ = (
+        ("size", c_size_t),
+        ("gamma", c_void_p),
+        ("residual", c_void_p),
+        ("residual_out", c_void_p),
+        ("scales", c_void_p),
+        ("scale", c_void_p),
+        ("eps", c_float),
+        ("power_of_two_scales", c_int32),
+    )
+
+
 class CollectiveArgs(Struct):
     _fields_ = (
         ("size", c_size_t),
@@ -477,6 +490,8 @@ class CollectiveArgs(Struct):
         ("counts_on_device", c_int32),
         ("transfers", c_void_p),
         ("transfer_count", c_int64),
+        ("norm", c_void_p),
+        ("words", c_void_p),
     )
 
 
@@ -594,6 +609,9 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
     "weft_send": (c_void_p, c_void_p, c_void_p, c_int),
     "weft_recv": (c_void_p, c_void_p, c_void_p, c_int),
     "weft_batch": (c_void_p, c_void_p, c_void_p, c_int64),
+    "weft_all_reduce_norm": (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
+    "weft_all_gather_progress": (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
+    "weft_reduce_scatter_ready": (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int),
 }
 
 RESULTS: dict[str, type | None] = {

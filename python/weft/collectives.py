@@ -22,6 +22,7 @@ from .call_args import ArgsPool, CallArgs
 from .communicator import Communicator
 from .dtypes import DType, DTypeLike, dtype_of
 from .errors import InvalidError, OperandError
+from .fused import FusedCollectives
 from .limits import timeout as limit
 from .operands import Slot
 from .resources import Made
@@ -82,7 +83,7 @@ class How(TypedDict, total=False):
     """Whether the call returns a :class:`Work` at once, and not the result."""
 
 
-class Group(Made):
+class Group(FusedCollectives, Made):
     """Collectives of a communicator, and the memory that they need.
 
     Making one is collective, with the same arguments on all ranks. On the host ``scratch`` bytes stage operands
@@ -96,8 +97,8 @@ class Group(Made):
     ``out`` is given. Without it a new array is returned: on GPUs only if the operand is PyTorch's. ``out`` may be
     the operand, or this rank's part of one the other; otherwise they must not overlap.
 
-    Arrays that are read and are not contiguous are copied first, but for those known by DLPack alone. These, and such
-    ones that are written, are refused by name: pass a contiguous array, and copy to it or from it.
+    Arrays that are read and are not contiguous are copied first. Such ones that are written are refused, by name:
+    pass a contiguous array and copy from it.
 
     For an array with a part for each rank, the first dimension being the ranks, a list of arrays of NumPy or
     PyTorch may stand, a part each; they are copied.
@@ -378,6 +379,8 @@ class Group(Made):
         writes: bool = True,
         shape: Callable[[Slot], Shape] | None = None,
         parts: tuple[Parts, ...] | None = None,
+        dtype: DType | None = None,
+        more: Callable[[_CollectiveArgs], None] | None = None,
         messages: Sequence[Send | Recv] | None = None,
         stream: streams.StreamLike = None,
         timeout: float | None = None,
@@ -386,7 +389,8 @@ class Group(Made):
         async_op: bool = False,
     ) -> Any:
         """Runs or starts a call, with an operand that is read and one that is written where this rank has them.
-        ``shape`` is that of a new array for the result; None: that of ``array``."""
+        ``shape`` is that of a new array for the result; None: that of ``array``; and so is ``dtype``. ``more``
+        puts other arguments."""
         self._begin()
         on = streams.address(stream, self._comm._device)
         bound = None if timeout is None else limit(timeout)
@@ -419,9 +423,9 @@ class Group(Made):
                 if reads and (array is not out or array is None):
                     given = source.fill(array) or _none(source)
                 if writes:
-                    to.wants = source.code if given else 0
+                    to.wants = dtype or (source.code if given else 0)
                     if out is None:
-                        out = self._made(source, reads, shape)
+                        out = self._made(source, reads, shape, dtype)
                     if lists is not None:
                         self._check_parts(lists, out)
                     words[_OUT] = to.fill(out)
@@ -434,6 +438,9 @@ class Group(Made):
                     args.choose(algorithm, symmetric)
                 if messages is not None:
                     args.put_messages(messages, self._comm.ranks)
+                if more is not None:
+                    args.more = True
+                    more(args)
             except Exception as e:  # the others get the reason, instead of waiting
                 refused = e
                 words[_KIND], words[_ROOT] = kind, 0
@@ -500,12 +507,14 @@ class Group(Made):
         if self._forgotten.found:
             self._forgotten.collect()
 
-    def _made(self, source: Slot, reads: bool, shape: Callable[[Slot], Shape] | None) -> Any:
+    def _made(
+        self, source: Slot, reads: bool, shape: Callable[[Slot], Shape] | None, dtype: DType | None = None
+    ) -> Any:
         """A new array for a result."""
         if not reads:
             raise OperandError("out: there is no array, and only root has one that says its shape")
         sizes = shape(source) if shape is not None else source.shape
-        return memory.empty(source.kind, sizes, source.dtype, self._comm._device)
+        return memory.empty(source.kind, sizes, dtype or source.dtype, self._comm._device)
 
     def _all(self, source: Slot) -> Shape:
         """The shape of what is gathered."""
@@ -558,7 +567,7 @@ class _CollectiveArgs(CallArgs):
     def __init__(self, device: int) -> None:
         super().__init__(_abi.CollectiveArgs)
         self.array, self.out_array = self.slot("array", device), self.slot("out", device, written=True)
-        self._device = device
+        self.device = device
         self._messages: list[Slot] = []
         self.info = (ctypes.c_uint64 * 3)(ctypes.sizeof(_abi.WorkInfo))  # of the call, once it is a Work
         self.info_address = ctypes.addressof(self.info)
@@ -583,8 +592,8 @@ class _CollectiveArgs(CallArgs):
             slot.put(ctypes.addressof(number), dtype, ())
             self.words[_WORD["scalar"]] = slot.address
             return
-        if self._device >= 0 and _on_gpu(scalar):
-            slot.device, slot.held = self._device, self.held
+        if self.device >= 0 and _on_gpu(scalar):
+            slot.device, slot.held = self.device, self.held
             self.words[_ROOT] |= 1 << 32
         self.words[_WORD["scalar"]] = slot.fill(scalar)
 
@@ -594,7 +603,7 @@ class _CollectiveArgs(CallArgs):
         shape = source.shape
         if not shape:
             raise self.array.refuse("it has no dimensions, and counts are of rows")
-        if self._device >= 0 and _on_gpu(parts[0][1]):
+        if self.device >= 0 and _on_gpu(parts[0][1]):
             self._put_device_parts(parts, ranks)
             return
         row = math.prod(shape[1:])
@@ -611,7 +620,7 @@ class _CollectiveArgs(CallArgs):
     def _put_device_parts(self, parts: tuple[Parts, ...], ranks: int) -> None:
         """Takes numbers of elements in the GPU's memory."""
         for word, (name, values) in enumerate(parts, _WORD["send"]):
-            slot = self.slot(name, self._device)
+            slot = self.slot(name, self.device)
             slot.fill(values)
             if values is None or slot.dtype != DType.int64 or slot.shape != (ranks,):
                 raise slot.refuse(f"counts and positions on the GPU are four arrays of int64 [{ranks}]")
@@ -638,7 +647,7 @@ class _CollectiveArgs(CallArgs):
         """Takes messages."""
         self.more = True
         while len(self._messages) < len(messages):
-            self._messages.append(self.slot("", self._device))
+            self._messages.append(self.slot("", self.device))
         transfers = (ctypes.c_uint64 * (3 * len(messages)))()
         self.held.append(transfers)
         self.words[_WORD["transfers"]] = ctypes.addressof(transfers)

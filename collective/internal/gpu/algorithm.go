@@ -33,6 +33,30 @@ var algorithms = []*algorithm{
 	},
 	{
 		spec.Algorithm{
+			Name: "all-reduce-norm/one-shot", Collective: spec.AllReduce, Variant: spec.WithNorm, Cost: oneShotCost,
+		},
+		(*Engine).startNormOneShot,
+	},
+	{
+		spec.Algorithm{
+			Name: "all-reduce-norm/two-shot", Collective: spec.AllReduce, Variant: spec.WithNorm, Cost: twoShotCost,
+		},
+		(*Engine).startNormTwoShot,
+	},
+	{
+		spec.Algorithm{
+			Name: "all-gather/progress", Collective: spec.AllGather, Variant: spec.WithWords, Cost: flaggedCost,
+		},
+		(*Engine).startAllGatherProgress,
+	},
+	{
+		spec.Algorithm{
+			Name: "reduce-scatter/ready", Collective: spec.ReduceScatter, Variant: spec.WithWords, Cost: flaggedCost,
+		},
+		(*Engine).startReduceScatterReady,
+	},
+	{
+		spec.Algorithm{
 			Name: "reduce-scatter/direct", Collective: spec.ReduceScatter, Needs: spec.Inputs, Cost: directReduceCost,
 		},
 		(*Engine).startDirectReduce,

@@ -10,9 +10,14 @@
 //
 //	all_reduce_one_shot   every rank sends all to all, and reduces all
 //	all_reduce_two_shot   every rank reduces a part, and sends the result to all
+//	all_reduce_norm_*     the same by rows: a block has a row, and goes on to add a residual, normalise and
+//	                      quantise it. After two shots each rank does so with all rows: it wants them with its
+//	                      residual anyway, and to normalise a row costs less than to send it
 //	reduce_scatter        every rank reduces its part, of one length or of many; a reduce is that of one rank
 //	move                  all-gather, all-to-all, broadcast, gather, scatter
 //	move_v                all-gather-v, all-to-all-v: counts of the host or of the GPU
+//	all_gather_progress   an all-gather that raises words as chunks land, nearest rank first
+//	reduce_scatter_ready  a reduce-scatter that reads chunks when words are raised
 //	barrier               words alone
 //	message               messages between pairs of ranks: one kernel for all of a call's
 //	direct_move           all-gather and all-to-all into outputs that lie in windows: nothing is staged
@@ -53,7 +58,8 @@
 //   - In move_v a sender waits for credit as well. All ranks go through rounds in the same order, sends before
 //     waits, and all blocks of a launch are resident, so no ranks wait in a circle.
 //   - A thread waits for data of its peers' threads of the same number only, and they sent it before they
-//     waited for anything that comes later. So grids need no more than one block at a time.
+//     waited for anything that comes later. So grids need no more than one block at a time. In
+//     all_gather_progress the lower half of the blocks sends and waits for no data, and the upper half waits.
 //
 // Messages are no operations of the lane. They raise no count, use no turn and say nothing of operations, so
 // ranks that a call does not name take no part. What stands above holds with any of them in between: it

@@ -53,6 +53,8 @@ type Engine struct {
 	credits    uint64 // in the window
 	messages   messages
 	reductions [dtypes]*reductions
+	norms      [dtypes]norms
+	words      withWords
 }
 
 // reductions are the kernels that reduce elements of one type.
@@ -136,6 +138,7 @@ func (e *Engine) open(ctx context.Context, o Options) (err error) {
 	e.args.heard = uint64(window.Zeros(8 * int64(e.ranks)))
 	e.credits = uint64(window.Zeros(creditsOf(e.turnBytes)))
 	e.layOutDirect(window)
+	landed := local.Zeros(4 * mostCallWords)
 	loop := loopback{ranks: o.Loopback}
 	loop.layOut(window, &e.args)
 	e.layOutMessages(o.Staging, window, local)
@@ -144,6 +147,7 @@ func (e *Engine) open(ctx context.Context, o Options) (err error) {
 		Moved: func(l *enginegpu.Lane) {
 			e.lane, e.group = l, l.Group(0)
 			e.args.state, e.args.own = uint64(l.Local(0)), e.group.Window[e.comm.Rank()]
+			e.words.landed = uint64(l.Local(landed))
 			loop.point(&e.group)
 		},
 	})
@@ -303,6 +307,7 @@ const (
 	opAllGatherV
 	opReduceScatterV
 	opAllToAllV
+	opAllReduceNorm
 	opSend
 	opReceive
 	opBatch
@@ -313,7 +318,8 @@ var opNames = [ops]string{
 	opAllReduce: "all-reduce", opReduceScatter: "reduce-scatter", opReduce: "reduce", opAllGather: "all-gather",
 	opAllToAll: "all-to-all", opBroadcast: "broadcast", opGather: "gather", opScatter: "scatter", opBarrier: "barrier",
 	opAllGatherV: "all-gather-v", opReduceScatterV: "reduce-scatter-v", opAllToAllV: "all-to-all-v",
-	opSend: "send", opReceive: "receive", opBatch: "batch",
+	opAllReduceNorm: "all-reduce-norm",
+	opSend:          "send", opReceive: "receive", opBatch: "batch",
 }
 
 var laneWords = &device.Words{Operation: func(op uint32) string {

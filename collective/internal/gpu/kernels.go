@@ -19,7 +19,9 @@ var files embed.FS
 // source is the kernel in a file, which has the file's name, with the size of its parameter.
 func source(name, file string, t target, parameter uintptr, defines map[string]string) enginegpu.Source {
 	headers := device.Headers()
-	for _, h := range []string{"slots.cuh", "fold.cuh", "all_reduce.cuh", "direct.cuh", "plain.cuh"} {
+	for _, h := range []string{
+		"slots.cuh", "fold.cuh", "all_reduce.cuh", "direct.cuh", "plain.cuh", "all_reduce_norm.cuh", "chunks.cuh",
+	} {
 		headers[h] = text(h)
 	}
 	defines = maps.Clone(defines)

@@ -13,13 +13,20 @@ import (
 func allSpecs(t target) (all []kernel.Spec) {
 	sources := []enginegpu.Source{barrierSource(t), directMoveSource(t), messageSource(t), messageListSource(t)}
 	for e := words; e < encodings; e++ {
-		sources = append(sources, moveSource(e, t), moveVSource(e, t))
+		sources = append(sources, moveSource(e, t), moveVSource(e, t), allGatherProgressSource(e, t))
 	}
 	for d := weft.DType(1); int(d) < dtypes; d++ {
 		if _, ok := arithmetic[d]; ok || d == weft.Bool {
 			sources = append(sources, oneShotSource(d, t), twoShotSource(d, t), reduceScatterSource(d, t),
 				reduceScatterVSource(d, t), directReduceSource(d, t))
 		}
+	}
+	// One type for each kind of accumulator; the others differ in what all reductions have.
+	for _, d := range []weft.DType{weft.BFloat16, weft.Float32, weft.Float64, weft.Int32, weft.Int64, weft.Bool} {
+		sources = append(sources, reduceScatterReadySource(d, t))
+	}
+	for _, d := range []weft.DType{weft.BFloat16, weft.Float16, weft.Float32} {
+		sources = append(sources, normOneShotSource(d, t), normTwoShotSource(d, t))
 	}
 	for _, s := range sources {
 		all = append(all, s.Spec)

@@ -20,7 +20,7 @@ func (e *Engine) Algorithms() []spec.Algorithm { return Algorithms() }
 // arguments of one rank is returned there alone, unless calls are checked.
 func (e *Engine) Run(ctx context.Context, s *weft.Stream, c *spec.Call, refused error) (string, error) {
 	if refused == nil {
-		refused = e.aligned(c)
+		refused = cmp.Or(e.aligned(c), e.checkNorm(c), e.checkWords(c))
 	}
 	var a *algorithm
 	if refused == nil {
@@ -29,15 +29,21 @@ func (e *Engine) Run(ctx context.Context, s *weft.Stream, c *spec.Call, refused 
 	if err := e.agree(ctx, s, c, refused); err != nil {
 		return "", err
 	}
-	name := c.Collective.String()
+	name := c.Name()
 	stream, err := e.Enter(ctx, name, s)
 	if err != nil {
 		return a.Name, err
 	}
-	if c.Collective.Reduces() {
-		if err := e.Prepare(ctx, name, c.DType); err != nil {
-			return a.Name, err
-		}
+	switch {
+	case c.Norm != nil:
+		err = e.prepareNorm(ctx, c.DType)
+	case c.Words.Given():
+		err = e.prepareWords(ctx, c)
+	case c.Collective.Reduces():
+		err = e.Prepare(ctx, name, c.DType)
+	}
+	if err != nil {
+		return a.Name, err
 	}
 	if err := a.start(e, stream, c); err != nil {
 		return a.Name, err
@@ -60,6 +66,9 @@ func (e *Engine) agree(ctx context.Context, s *weft.Stream, c *spec.Call, refuse
 
 // aligned refuses operands whose elements are not aligned, as C demands of memory that has them.
 func (e *Engine) aligned(c *spec.Call) error {
+	if c.Norm != nil {
+		return alignedNorm(c)
+	}
 	in, out := e.addresses(c)
 	size := uint64(max(c.DType.Size(), 1))
 	if in%size != 0 || out%size != 0 {
@@ -70,6 +79,17 @@ func (e *Engine) aligned(c *spec.Call) error {
 		int(c.Scalar.Pointer())%scalar.Size() != 0 {
 		return weft.Invalidf("%v: a scalar of %v at %#x; its address is a multiple of %d", c.Collective, scalar,
 			uint64(c.Scalar.Pointer()), scalar.Size())
+	}
+	return nil
+}
+
+func alignedNorm(c *spec.Call) error {
+	n := c.Norm
+	for _, t := range [...]*weft.Tensor{&c.Out, &c.In, &n.Residual, &n.ResidualOut, &n.Gamma, &n.Scales, &n.Scale} {
+		if size := max(t.DType.Size(), 1); uint64(t.Pointer())%uint64(size) != 0 {
+			return weft.Invalidf("%s: an operand at %#x; the address of %v elements is a multiple of %d", c.Name(),
+				uint64(t.Pointer()), t.DType, size)
+		}
 	}
 	return nil
 }

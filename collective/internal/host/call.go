@@ -45,6 +45,7 @@ func newCall(rounds *enginehost.Rounds) call {
 // begin takes what a rank asks for.
 func (c *call) begin(given *spec.Call) {
 	c.Request = given.Request(len(c.Live), c.Room())
+	c.Variant = spec.Plain
 	self := c.Comm.Rank()
 	c.in, c.out = nil, nil
 	if given.Collective.HasInput(self, c.Root) {

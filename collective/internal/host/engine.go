@@ -17,6 +17,7 @@ type Engine struct {
 	call       call
 	exchange   *exchange
 	check      bool
+	normed     normed
 }
 
 // Options configures an [Engine]. All ranks pass the same.
@@ -67,7 +68,7 @@ func (e *Engine) Begin(op string) error { return e.call.Begin(op) }
 // Run implements [spec.Engine].
 func (e *Engine) Run(ctx context.Context, s *weft.Stream, given *spec.Call, refused error) (string, error) {
 	c := &e.call
-	c.given, c.name = given, given.Collective.String()
+	c.given, c.name = given, given.Name()
 	if refused == nil {
 		refused = onHost(s, given)
 	}
@@ -85,12 +86,27 @@ func (e *Engine) Run(ctx context.Context, s *weft.Stream, given *spec.Call, refu
 	if refused != nil {
 		return "", c.opened(ctx, c.Refuse(refused), refused)
 	}
+	if given.Norm != nil {
+		e.normed.begin(c)
+	}
+	if err := c.awaitReady(ctx); err != nil {
+		return "", err
+	}
 	a, err := e.choose(ctx, named)
 	if err != nil {
 		return "", err
 	}
 	if err := a.form.run(ctx, c); err != nil {
 		return a.Name, err
+	}
+	if given.Norm != nil {
+		e.normed.end(c)
+	}
+	c.taken()
+	if c.Bytes == 0 {
+		for _, r := range c.Live {
+			c.landed(r, 0, 0)
+		}
 	}
 	// If this rank was told of a failure meanwhile the others may have gone on without it, and what
 	// it has read may be what they wrote later.

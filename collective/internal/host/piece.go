@@ -104,6 +104,7 @@ func (c *call) take(at, most int) {
 		i := (c.Self + k) % c.Ranks // not all from the same rank at once
 		if row := c.rows[i]; len(row) > 0 {
 			c.copy(c.out[c.recv[i].dst+at:], row)
+			c.landed(c.Live[i], at, at+len(row))
 		}
 	}
 }
@@ -113,5 +114,6 @@ func (c *call) keep(at, most int) {
 	if own := &c.recv[c.Self]; own.n > at && !c.Collective.Reduces() {
 		n := own.part(at, most)
 		c.move(c.out[own.dst+at:][:n], c.in[own.src+at:][:n])
+		c.landed(c.Comm.Rank(), at, at+n)
 	}
 }

@@ -48,10 +48,10 @@ var pull = form{
 				return err
 			}
 		}
-		c.take(0, all)
 		if inputs {
 			c.keep(0, all)
 		}
+		c.take(0, all)
 		return c.close(ctx)
 	},
 }

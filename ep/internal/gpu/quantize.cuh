@@ -1,6 +1,7 @@
 // Quantisation to e4m3 on the way, a unit at a time: 16 numbers a lane, 8 lanes a scale.
 #pragma once
 #include "exchange.cuh"
+#include "scale.cuh"
 
 #ifndef WEFT_QUANTIZE
 #define WEFT_QUANTIZE 0 // rows are quantised to e4m3 on the way, from: 1 bf16, 2 fp16, 3 fp32
@@ -41,30 +42,23 @@ __device__ __forceinline__ uint4 quantize(u32 flags, const uint4 *raw, u32 unit,
 	for (int i = 0; i < 16; i++) most = fmaxf(most, fabsf(f[i]));
 #pragma unroll
 	for (int i = 1; i < 8; i *= 2) most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, i));
-	most = fminf(fmaxf(most, 1e-4f), 3.4028234663852886e38f);
-	float factor = divide(448.0f, most);
-	// The power of two that is not less than most / 448: 448 is 1.75 x 2^8, so it is 2^-8 of most's
-	// own, or of the next if most is more than 1.75 times that.
-	u32 power = (bits(most) + 0x1FFFFF - (8u << 23)) & ~0x7FFFFFu;
-	if ((flags & POWER_OF_TWO) != 0) factor = number((254u << 23) - power);
+	Scale size(most, (flags & POWER_OF_TWO) != 0);
 	u32 q[4];
 #pragma unroll
 	for (int i = 0; i < 4; i++) {
-		u32 low = to_e4m3x2(multiply(f[4 * i], factor), multiply(f[4 * i + 1], factor));
-		u32 high = to_e4m3x2(multiply(f[4 * i + 2], factor), multiply(f[4 * i + 3], factor));
+		u32 low = to_e4m3x2(multiply(f[4 * i], size.factor), multiply(f[4 * i + 1], size.factor));
+		u32 high = to_e4m3x2(multiply(f[4 * i + 2], size.factor), multiply(f[4 * i + 3], size.factor));
 		q[i] = low | high << 16;
 	}
-	float size = divide(most, 448.0f);
-	if ((flags & POWER_OF_TWO) != 0) size = number(power);
 	scale = -1;
 	if ((flags & EXPONENTS) != 0) {
-		u32 e = bits(size) >> 23;
+		u32 e = size.exponent();
 		word = 0;
 #pragma unroll
 		for (int i = 0; i < 4; i++) word |= __shfl_sync(0xFFFFFFFFu, e, 8 * i) << 8 * i;
 		if (lane == 0 && here) scale = (int)unit;
 	} else {
-		word = bits(size);
+		word = size.size;
 		if ((lane & 7) == 0 && here) scale = (int)(unit * 4 + lane / 8);
 	}
 	return make_uint4(q[0], q[1], q[2], q[3]);

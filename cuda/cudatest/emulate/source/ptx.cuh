@@ -198,6 +198,12 @@ __device__ __forceinline__ void store_release_sys4(void *p, u32 v) {
 	__atomic_store_n((u32 *)p, v, __ATOMIC_RELEASE);
 }
 
+__device__ __forceinline__ void store_release_sys_u64(void *p, u64 v) {
+	emulate::reach(p, 8, __func__);
+	emulate::fence();
+	__atomic_store_n((u64 *)p, v, __ATOMIC_RELEASE);
+}
+
 __device__ __forceinline__ void fence_sys() { emulate::fence(); }
 
 __device__ __forceinline__ void fence_gpu() { emulate::fence(); }
@@ -274,6 +280,7 @@ __device__ __forceinline__ float add(float a, float b) { return __fadd_rn(a, b);
 __device__ __forceinline__ float multiply(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 __device__ __forceinline__ float divide(float a, float b) { return __fdiv_rn(a, b); }
+__device__ __forceinline__ float root(float a) { return __fsqrt_rn(a); }
 __device__ __forceinline__ u32 bits(float a) { return __float_as_uint(a); }
 __device__ __forceinline__ float number(u32 a) { return __uint_as_float(a); }
 

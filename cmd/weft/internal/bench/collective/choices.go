@@ -49,7 +49,15 @@ func (s *Sweep) Validate(gpu bool) error {
 	if s.InPlace && k.Collective == collective.PointToPoint {
 		return errors.New("a rank cannot send what it receives into: not in place")
 	}
+	if s.Hidden > 0 {
+		if err := s.validateNorm(gpu); err != nil {
+			return err
+		}
+	}
 	list, where := k.Algorithms(gpu), "the host"
+	if s.Hidden > 0 {
+		list = NormAlgorithms()
+	}
 	if gpu {
 		where = "GPUs"
 	}

@@ -17,6 +17,8 @@ type Sweep struct {
 	DType, Op string
 	Algorithm string // empty: the library's choice
 	InPlace   bool
+	Hidden    int  // all-reduces go on to normalise rows of so many numbers; 0: they do not
+	Apart     bool // with a kernel of its own
 
 	Heap  bool // operands lie outside windows
 	Fresh bool // on the host: a rank writes its input before each operation, as a program does
@@ -39,6 +41,7 @@ type exchange struct {
 	size        int      // bytes of the operation
 	inAt, outAt int      // where operands begin in memory of so many bytes
 	algorithm   string   // that ran
+	behind      string   // what ran behind it
 	scalar      []byte
 }
 
@@ -56,6 +59,9 @@ func (s *Sweep) newExchange(bytes int64, me, ranks int, alone bool) (*exchange, 
 	x := &exchange{Kind: &k, me: me, ranks: ranks, inPlace: s.InPlace, fresh: s.Fresh, alone: alone}
 	x.call = collective.Call{Collective: k.Collective, Op: op, Root: root, DType: dtype}
 	x.call.Count = k.count(bytes, dtype.Size(), ranks)
+	if s.Hidden > 0 {
+		x.call.Count = max(1, x.call.Count/s.Hidden) * s.Hidden
+	}
 	part := x.call.Count * dtype.Size()
 	x.size = part
 	if k.inParts || k.outParts {
@@ -152,7 +158,7 @@ func (x *exchange) bytes() timing.Bytes {
 // run makes the call.
 func (x *exchange) run(ctx context.Context, g *collective.Group, s *weft.Stream) error {
 	err := x.Kind.run(ctx, g, s, &x.call)
-	x.algorithm = g.Algorithm()
+	x.algorithm = g.Algorithm() + x.behind
 	return err
 }
 

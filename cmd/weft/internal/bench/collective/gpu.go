@@ -69,6 +69,7 @@ type gpuRank struct {
 	in, out cuda.Pointer
 	windows bool   // operands lie in windows, and calls are symmetric
 	piece   []byte // of an operand, on its way
+	norm    *normed
 
 	empty, dependent timing.Figures // of kernels that do nothing
 }
@@ -84,9 +85,9 @@ func (m *gpuRank) open(ctx context.Context, s *Sweep, c *closer.Stack) (err erro
 		return err
 	}
 	least := int64(m.ranks * dtype.Size()) // sizes below are rounded up
-	most := int(max(least, slices.Max(s.sizes())))
+	most := int(max(least, slices.Max(s.sizes()), int64(s.Hidden*dtype.Size())))
 	for _, at := range []*cuda.Pointer{&m.in, &m.out} {
-		if m.windows = !s.Heap && !m.of.Loopback; m.windows {
+		if m.windows = !s.Heap && !m.of.Loopback && s.Hidden == 0; m.windows {
 			w, err := m.Comm.Alloc(ctx, most)
 			if err != nil {
 				return err
@@ -114,6 +115,11 @@ func (m *gpuRank) open(ctx context.Context, s *Sweep, c *closer.Stack) (err erro
 		return err
 	}
 	c.Add(m.group.Close)
+	if s.Hidden > 0 {
+		if err := m.openNorm(ctx, s, most, c); err != nil {
+			return err
+		}
+	}
 	if m.empty, err = m.nothing(ctx, false); err != nil {
 		return err
 	}
@@ -137,6 +143,10 @@ func (m *gpuRank) measure(ctx context.Context, s *Sweep, n int64) (row measure.R
 	x, err := s.newExchange(n, m.Me, m.ranks, m.of.Loopback)
 	if err != nil {
 		return row, err
+	}
+	if m.norm != nil {
+		m.norm.attach(x)
+		x.in.units = [][]byte{m.norm.in}
 	}
 	o := m.operation(ctx, x)
 	// The first call loads kernels, and a capture cannot wait for that.
@@ -188,6 +198,9 @@ func (m *gpuRank) operation(ctx context.Context, x *exchange) timing.Operation {
 				return err
 			}
 		}
+		if m.norm != nil {
+			return m.checkRows(x, out)
+		}
 		return m.pieces(x.out, func(at int, piece []byte) error {
 			if err := m.Context.Download(piece, out.Add(at)); err != nil {
 				return err
@@ -199,6 +212,22 @@ func (m *gpuRank) operation(ctx context.Context, x *exchange) timing.Operation {
 		})
 	}
 	return o
+}
+
+// checkRows compares the rows of an output.
+func (m *gpuRank) checkRows(x *exchange, out cuda.Pointer) error {
+	wrong, piece := 0, m.piece[:len(m.piece)/m.norm.row*m.norm.row]
+	for at := 0; at < x.size; at += len(piece) {
+		rows := piece[:min(len(piece), x.size-at)]
+		if err := m.Context.Download(rows, out.Add(at)); err != nil {
+			return err
+		}
+		wrong += x.wrongRows(m.norm, rows)
+	}
+	if wrong > 0 && !(x.alone && m.norm.apart && wrong < x.ranks) {
+		return x.wrong()
+	}
+	return nil
 }
 
 // pieces calls f for each piece of an operand, if there is one.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/collective"
+	"github.com/weftgo/weft/collective/spec"
 )
 
 // Kind is a collective that can be measured.
@@ -100,9 +101,17 @@ func (k *Kind) Algorithms(gpu bool) []string {
 	if gpu {
 		all = collective.GPUAlgorithms()
 	}
-	var list []string
+	return names(all, k.Collective, spec.Plain)
+}
+
+// NormAlgorithms lists those of all-reduces with norms.
+func NormAlgorithms() []string {
+	return names(collective.GPUAlgorithms(), collective.AllReduce, spec.WithNorm)
+}
+
+func names(all []collective.Algorithm, k collective.Collective, v spec.Variant) (list []string) {
 	for _, a := range all {
-		if a.Collective == k.Collective {
+		if a.Collective == k && a.Variant == v {
 			list = append(list, a.Name)
 		}
 	}
