@@ -33,6 +33,7 @@ type group struct {
 	norm      collective.Norm       // of such a call
 	transfers []collective.Transfer // the last ones
 	starts    starts
+	launch    launch
 }
 
 var groups = handle.NewTable[group](handle.Group)
@@ -52,27 +53,35 @@ func (g *group) forget(id uint64) {
 //export goweft_group_create
 func goweft_group_create(id C.uint64_t, options *C.weft_group_options, out *C.weft_group, ms C.int64_t) C.int {
 	return timed(comms, id, ms, func(ctx context.Context, c *comm) error {
-		if err := result(unsafe.Pointer(out), "weft_group"); err != nil {
-			return err
-		}
-		var o collective.Options
-		if options != nil {
-			v, err := input(options, "weft_group_options")
-			if err != nil {
-				return err
-			}
-			o = collective.Options{
-				Scratch: int(v.scratch), Staging: int(v.staging), SMs: int(v.sms), SerialGroup: int(v.serial_group),
-				DTypes: dtypes(uint64(v.dtypes)), Force: strings.Fields(C.GoString(v.force)),
-			}
-		}
-		g, err := collective.New(ctx, c.weft, o)
+		return c.newGroup(ctx, options, out, func(*collective.Options) {})
+	})
+}
+
+// newGroup makes a group by options of C's, with more of what Go has.
+func (c *comm) newGroup(ctx context.Context, options *C.weft_group_options, out *C.weft_group,
+	more func(*collective.Options),
+) error {
+	if err := result(unsafe.Pointer(out), "weft_group"); err != nil {
+		return err
+	}
+	var o collective.Options
+	if options != nil {
+		v, err := input(options, "weft_group_options")
 		if err != nil {
 			return err
 		}
-		made := &group{comm: c, group: g, perRank: []int{c.weft.Size()}}
-		return own(groups, made, &made.ops, unsafe.Pointer(out), g)
-	})
+		o = collective.Options{
+			Scratch: int(v.scratch), Staging: int(v.staging), SMs: int(v.sms), SerialGroup: int(v.serial_group),
+			DTypes: dtypes(uint64(v.dtypes)), Force: strings.Fields(C.GoString(v.force)),
+		}
+	}
+	more(&o)
+	g, err := collective.New(ctx, c.weft, o)
+	if err != nil {
+		return err
+	}
+	made := &group{comm: c, group: g, perRank: []int{c.weft.Size()}}
+	return own(groups, made, &made.ops, unsafe.Pointer(out), g)
 }
 
 // dtypes are the types of a set's bits.
@@ -162,6 +171,7 @@ func (g *group) read(stream unsafe.Pointer, args *C.weft_collective_args) (*weft
 	if err := cmp.Or(g.setNorm(a.norm), g.setWords(a.words)); err != nil {
 		return nil, err
 	}
+	g.launch.apply(c)
 	return g.streams.of(g.comm, stream)
 }
 

@@ -17,6 +17,7 @@ int libweft_refuse_child(void);
 // Pointers to C functions can be called by C only.
 void libweft_log(weft_log_fn log, void *context, const char *line);
 int libweft_all_gather(weft_all_gather_fn all_gather, void *context, const void *mine, size_t bytes, void *all);
+void libweft_select(weft_select_fn select, void *context, const weft_request *request, void *name);
 
 // The i-th entry of the environment in C, or NULL behind the last.
 const char *libweft_environment(size_t i);

@@ -253,6 +253,17 @@ weft_status weft_group_algorithm_at(weft_group group, int index, weft_algorithm 
 	return CALL(goweft_group_algorithm_at(ID(group), index, algorithm));
 }
 
+weft_status weft_group_create_own(weft_comm comm, const weft_group_options *options,
+		const weft_own_algorithm *algorithms, int count, weft_select_fn select, void *context,
+		weft_group *group) {
+	return CALL(goweft_group_create_own(ID(comm), (weft_group_options *)options,
+		(weft_own_algorithm *)algorithms, count, select, context, group, libweft_timeout));
+}
+
+weft_status weft_group_launch(weft_group group, const weft_launch *launch) {
+	return CALL(goweft_group_launch(ID(group), (weft_launch *)launch));
+}
+
 const char *weft_status_name(int status) {
 	switch (status) {
 	case WEFT_OK:

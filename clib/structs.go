@@ -57,6 +57,12 @@ func leastSize(p any) uintptr {
 		return 24
 	case *C.weft_algorithm:
 		return 40
+	case *C.weft_own_algorithm:
+		return 144
+	case *C.weft_request:
+		return 48
+	case *C.weft_launch:
+		return 40
 	}
 	panic("no struct of weft.h")
 }

@@ -13,6 +13,10 @@
 
 void libweft_log(weft_log_fn log, void *context, const char *line) { log(context, line); }
 
+void libweft_select(weft_select_fn select, void *context, const weft_request *request, void *name) {
+	select(context, request, name);
+}
+
 int libweft_all_gather(weft_all_gather_fn all_gather, void *context, const void *mine, size_t bytes, void *all) {
 	return all_gather(context, mine, bytes, all);
 }

@@ -919,6 +919,78 @@ weft_status weft_all_gather_progress(weft_group group, weft_stream stream, const
 weft_status weft_reduce_scatter_ready(weft_group group, weft_stream stream, const weft_tensor *out,
 									  const weft_tensor *in, const weft_tensor *words, int op);
 
+/*
+ * Algorithms of the caller's own, on GPUs: kernels that are compiled when the group is made, and run beside the
+ * library's. What such a kernel is given and does is in the headers that it includes: "weft.cuh" and others, which the
+ * library has.
+ *
+ * Lists of strings end with NULL, and NULL is none.
+ */
+
+/* The same on all ranks; strings are borrowed for the call. */
+typedef struct weft_own_algorithm {
+	size_t size;
+	const char *name;     /* unique in the group */
+	const char *source;   /* CUDA C++17 */
+	const char *kernel;   /* the name of the kernel in it */
+	const char **headers; /* names and texts in turn: more headers for the source */
+	const char **defines; /* names and values in turn: macros */
+	const char **extras;  /* names of what weft_group_launch gives the kernel */
+	const char **tags;    /* names and values in turn, for selectors and reports */
+	int32_t collective;   /* weft_collective */
+	int32_t in_place;     /* 1: only operands in place, 2: only others, on all ranks alike; 0: both */
+	int64_t min_bytes;    /* of a rank's part */
+	int64_t max_bytes;    /* 0: no bound */
+	int32_t ranks;        /* the only number of ranks; 0: any */
+	int32_t needs;        /* operands that lie in windows: 1 inputs, 2 outputs */
+	uint64_t dtypes;      /* a set of bits: 1 << WEFT_FLOAT32, say; 0: all */
+	uint64_t ops;         /* the same of weft_op */
+	int32_t blocks;       /* the most of a launch; 0: as many as there is room for */
+	int32_t threads;      /* of a block; 0: 512 */
+	int64_t shared;       /* bytes of a block's dynamic shared memory */
+	int64_t scratch;      /* bytes of each rank's memory that all ranks reach, zeros in the beginning */
+	int64_t local;        /* bytes that only this rank's GPU reaches */
+} weft_own_algorithm;
+
+/* What the choice of an algorithm depends on: the same on every rank. */
+typedef struct weft_request {
+	size_t size;
+	int32_t collective; /* weft_collective */
+	int32_t dtype;      /* weft_dtype */
+	int32_t op;         /* weft_op, of a reduction */
+	int32_t root;
+	int32_t ranks; /* that take part */
+	int32_t windows;
+	int64_t count; /* elements of a rank's part */
+	int64_t bytes;
+} weft_request;
+
+/* Writes the algorithm of a call that names none, a string of at most 127 bytes, into name, where zeros are; nothing:
+ * the group chooses. It depends on the request alone, calls nothing of this library, and may be called until the group
+ * is destroyed. */
+typedef void (*weft_select_fn)(void *context, const weft_request *request, void *name);
+
+/* weft_group_create with algorithms of the caller's own, which stand one after the other, and a selector or NULL.
+ * WEFT_ERROR_MISMATCH names an algorithm that differs between ranks. If a source does not compile, weft_error has what
+ * the compiler says. Collective. */
+weft_status weft_group_create_own(weft_comm comm, const weft_group_options *options,
+								  const weft_own_algorithm *algorithms, int count, weft_select_fn select, void *context,
+								  weft_group *group);
+
+/* How the calls of a group are launched. */
+typedef struct weft_launch {
+	size_t size;
+	const char *algorithm; /* of calls that name none; NULL: as it is chosen */
+	int32_t blocks;        /* at most; 0: as the algorithm does */
+	int32_t threads;       /* of an algorithm of the caller's own */
+	const char **extras;   /* names of what such an algorithm takes, */
+	const int64_t *addresses; /* and where each is in the GPU's memory, borrowed until other launches replace them */
+} weft_launch;
+
+/* Has later calls of the group be launched so, until the next such call; NULL: as at first. Local. All ranks do the
+ * same. */
+weft_status weft_group_launch(weft_group group, const weft_launch *launch);
+
 #ifdef __cplusplus
 }
 #endif

@@ -99,6 +99,19 @@
 // A call may name its algorithm. Ranks compare the names as they compare calls, and refuse one that is
 // unknown or does not support the call on every rank, before anything moves.
 //
+// # Kernels of your own
+//
+// A group on GPUs runs users' algorithms beside its own (Options.Algorithms): a [Kernel] in CUDA C++, which each rank
+// compiles when the group is made, with the collective, sizes and element types that it is for. Calls find it by
+// name, by Options.Force, or by Options.Select; without one of these it runs only if it has a Cost that is less than
+// the others'. Ranks compare all that decides about it, so that every rank has the same kernels under the same
+// names.
+//
+// The kernel's parameter has the call, memory that all ranks reach, and the ranks; header weft.cuh of package
+// device has put, get, signals, barriers and packets, whose waits all end. The first thing that a kernel makes there, a
+// Call, opens the operation, and its end counts it. Hooks make contexts (Prepare, one for each Key) and set arguments
+// (Kernel.Launch). examples/own-kernel is the whole of it, in Go, and python/examples/own_kernel.py in Python.
+//
 // # Choice
 //
 // Without a name the algorithm that costs least runs, by the machine's table in package tuning; package

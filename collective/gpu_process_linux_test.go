@@ -28,6 +28,7 @@ type gpuMemberArgs struct {
 	ID     string
 	GPUs   processes.GPUs
 	Kind   Collective
+	Own    bool // an algorithm of the test's own
 	Times  int
 	Masked []int
 }
@@ -44,7 +45,7 @@ func (m *gpuMember) Do(r *processes.Rank, c processes.Command) (any, error) {
 		return nil, m.join(ctx, r, a)
 	case "repeat":
 		for range a.Times {
-			if err := m.once(ctx, a.Kind); err != nil {
+			if err := m.once(ctx, a.Kind, a.Own); err != nil {
 				return nil, err
 			}
 		}
@@ -64,18 +65,27 @@ func (m *gpuMember) join(ctx context.Context, r *processes.Rank, a gpuMemberArgs
 	if m.memory, err = m.comm.Device().Context().Alloc(64 << 10); err != nil {
 		return err
 	}
-	m.group, err = New(ctx, m.comm, Options{Staging: gpuStaging, SMs: 4, DTypes: []weft.DType{weft.Int32}})
+	var own []Algorithm
+	if a.Own {
+		own = ownAlgorithms()
+	}
+	m.group, err = New(ctx, m.comm, Options{
+		Staging: gpuStaging, SMs: 4, DTypes: []weft.DType{weft.Int32}, Algorithms: own,
+	})
 	return err
 }
 
 // once is an operation without a look at its result.
-func (m *gpuMember) once(ctx context.Context, kind Collective) error {
+func (m *gpuMember) once(ctx context.Context, kind Collective, own bool) error {
 	const count = 500
 	if kind == PointToPoint {
 		return m.messages(ctx)
 	}
 	c := gpuCase{kind: kind, dtype: weft.Int32, count: count}
 	call, _, _, _ := c.call(m.comm.Rank(), m.comm.Size(), m.memory.Pointer())
+	if own {
+		call.Algorithm, call.Extras = "test/gather", map[string]uintptr{"counter": 0}
+	}
 	return m.group.Do(ctx, nil, call)
 }
 
@@ -130,10 +140,14 @@ func killedOnGPUs(t *testing.T, emulated bool) {
 		kinds = kindsOnGPUs()
 	}
 	kinds = append(kinds, PointToPoint)
-	for _, kind := range kinds {
-		t.Run(kind.String(), func(t *testing.T) {
+	for i, kind := range append(kinds, AllGather) {
+		own, name := i == len(kinds), kind.String()
+		if own {
+			name = "a user's " + name
+		}
+		t.Run(name, func(t *testing.T) {
 			crew := processes.Start(t, "gpu-member", size)
-			args := gpuMemberArgs{ID: crew.ID(), GPUs: gpus, Kind: kind, Times: 20}
+			args := gpuMemberArgs{ID: crew.ID(), GPUs: gpus, Kind: kind, Own: own, Times: 20}
 			crew.Must([]int{0, 1, 2}, "join", args)
 			crew.Must([]int{0, 1, 2}, "repeat", args)
 			args.Times = 1 << 30

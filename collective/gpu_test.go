@@ -115,7 +115,7 @@ type gpuCase struct {
 	shift    int    // elements by which operands are off their alignment
 	onDevice bool   // the scalar of a pre-multiplied sum
 	name     string // of the algorithm; empty: the fastest
-	marks    string // bits that inputs are made of, and that look like "not there yet"
+	marks    string // bits that inputs are made of, and that look like "not there yet"; or numbers
 }
 
 func (c *gpuCase) String() string {
@@ -215,6 +215,10 @@ func (c *gpuCase) input(rank, number, n int) []byte {
 			b[i] = 0xFF
 		} else if c.marks == "zeros" {
 			b[i] = 0
+		} else if c.marks == "halves" { // numbers of fp32
+			if i%4 == 3 {
+				binary.LittleEndian.PutUint32(b[i-3:], math.Float32bits(float32(r.IntN(1000))/2))
+			}
 		} else if r.IntN(16) == 0 {
 			for j := max(0, i-int(r.Uint32N(9))); j <= i; j++ {
 				b[j] = 0xFF

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -53,6 +54,17 @@ type Options struct {
 	// instead of those that are faster. Results do not depend on it.
 	Force []string
 
+	// Algorithms are users' own, beside the library's. A group on GPUs runs their kernels, which it compiles when
+	// it is made, and calls find them as they find the library's: by name, by Force, by Select. All ranks give the
+	// same ones: a difference is [weft.ErrMismatch] and names the algorithm. The algorithms are the group's,
+	// and their memory and their code go with it.
+	Algorithms []Algorithm
+
+	// Select, if there is one, chooses the algorithm of a call that names none, of those that fit it. It depends on
+	// nothing but its arguments, so all ranks choose the same; on the host it does not yet know where operands
+	// lie. "": the group chooses.
+	Select func(q Request, fit []Algorithm) string
+
 	// Tuning is the file of tables from which the group takes what algorithms cost: see package tuning. Empty:
 	// the one that WEFT_TUNING names, or else weft/tuning.json in the user's cache directory, if there is one.
 	// "none": the library's own tables. All ranks must find the same table.
@@ -72,6 +84,11 @@ type (
 	Windows    = spec.Windows
 	Counts     = spec.Counts
 	Call       = spec.Call
+	Kernel     = spec.Kernel
+	Launch     = spec.Launch
+	Env        = spec.Env
+	Placement  = spec.Placement
+	Model      = spec.Model
 
 	DeviceCounts = spec.DeviceCounts
 	Transfer     = spec.Transfer
@@ -124,6 +141,10 @@ type Group struct {
 	messages spec.Call // of point-to-point: nothing else of it is set
 	batch    Batch     // the same messages
 
+	selector func(Request, []Algorithm) string
+	own      []Algorithm // all of the engine's, for the selector
+	fit      []Algorithm // those of them that fit a call
+
 	profile   string // of the machine
 	algorithm string // of the last call
 	works     works
@@ -160,10 +181,13 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 			}
 		}
 		for _, name := range opts.Force {
-			if !known(comm, name) {
+			if !known(comm, opts.Algorithms, name) {
 				err = weft.Invalidf("%s: there is no algorithm %q", op, name)
 			}
 		}
+	}
+	if err == nil {
+		err = checkOwn(comm, op, opts.Algorithms, opts.Loopback)
 	}
 	opts.Scratch = defaulted(opts.Scratch, DefaultScratch)
 	check, unclear := checked()
@@ -172,12 +196,17 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 		opts.Staging, unclear = staging()
 		err = cmp.Or(err, unclear)
 	}
-	summary := fmt.Sprintf("scratch %d, staging %d, SMs %d, serial group %d, types %v, algorithms %s, checked %t",
-		opts.Scratch, opts.Staging, opts.SMs, opts.SerialGroup, opts.DTypes, strings.Join(opts.Force, " "), check)
+	summary := fmt.Sprintf("scratch %d, staging %d, SMs %d, serial group %d, types %v, algorithms %s, checked %t, "+
+		"own %s, selects %t", opts.Scratch, opts.Staging, opts.SMs, opts.SerialGroup, opts.DTypes,
+		strings.Join(opts.Force, " "), check, namesOf(opts.Algorithms), opts.Select != nil)
 	if err := comm.Operations().VerifySame(ctx, op, summary, err); err != nil {
 		return nil, err
 	}
-	g := &Group{comm: comm, ranks: max(comm.Size(), opts.Loopback)}
+	own, err := compared(ctx, comm, op, opts.Algorithms)
+	if err != nil {
+		return nil, err
+	}
+	g := &Group{comm: comm, ranks: max(comm.Size(), opts.Loopback), selector: opts.Select}
 	var table *tuning.Table
 	if g.profile, table, err = tuned(ctx, comm, op, opts.Tuning); err != nil {
 		return nil, err
@@ -185,7 +214,7 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 	if comm.Device() != nil {
 		g.engine, err = gpu.New(ctx, comm, gpu.Options{
 			Staging: opts.Staging, SMs: opts.SMs, SerialGroup: opts.SerialGroup, Force: opts.Force, Model: table.Model(),
-			DTypes: opts.DTypes, Loopback: opts.Loopback, Check: check,
+			DTypes: opts.DTypes, Own: own, Loopback: opts.Loopback, Check: check,
 		})
 	} else {
 		if g.engine, err = host.New(ctx, comm, host.Options{
@@ -197,8 +226,14 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 	if err != nil {
 		return nil, err
 	}
+	if g.selector != nil {
+		g.own = g.engine.Algorithms()
+	}
 	return g, nil
 }
+
+// Algorithms are the group's: the library's, and users' own.
+func (g *Group) Algorithms() []Algorithm { return g.engine.Algorithms() }
 
 // checkVariable has the ranks of groups that are made compare all their calls: see [Group].
 const checkVariable = "WEFT_CHECK"
@@ -235,15 +270,12 @@ func Algorithms() []Algorithm { return host.Algorithms() }
 // GPUAlgorithms lists those on GPUs.
 func GPUAlgorithms() []Algorithm { return gpu.Algorithms() }
 
-// Algorithms lists those that the group has.
-func (g *Group) Algorithms() []Algorithm { return g.engine.Algorithms() }
-
-func known(comm *weft.Comm, name string) bool {
+func known(comm *weft.Comm, own []Algorithm, name string) bool {
 	all := Algorithms()
 	if comm.Device() != nil {
 		all = GPUAlgorithms()
 	}
-	for _, a := range all {
+	for _, a := range slices.Concat(all, own) {
 		if a.Name == name {
 			return true
 		}

@@ -24,6 +24,13 @@ const (
 	Scatter        = spec.Scatter
 )
 
+// What an algorithm takes of operands that are in place.
+const (
+	AnyPlace    = spec.AnyPlace
+	OnlyInPlace = spec.OnlyInPlace
+	OnlyApart   = spec.OnlyApart
+)
+
 // Where operands lie.
 const (
 	Inputs  = spec.Inputs
@@ -187,6 +194,9 @@ func (g *Group) perform(ctx context.Context, s *weft.Stream, c *Call, refused er
 	}
 	if c.Collective == spec.PointToPoint {
 		return "", g.engine.Exchange(ctx, s, c, refused)
+	}
+	if refused == nil && g.selector != nil && c.Algorithm == "" {
+		c.Algorithm, refused = g.selected(c)
 	}
 	return g.engine.Run(ctx, s, c, refused)
 }

@@ -253,6 +253,12 @@ func (l *Launch) SetGrid(grid Dim) {
 	l.config.GridX, l.config.GridY, l.config.GridZ = grid.X, grid.Y, grid.Z
 }
 
+// SetBlock changes the number of threads of a block of the starts to come.
+func (l *Launch) SetBlock(block Dim) {
+	block = block.filled()
+	l.config.BlockX, l.config.BlockY, l.config.BlockZ = block.X, block.Y, block.Z
+}
+
 // Start enqueues the kernel with the arguments as they are.
 func (l *Launch) Start(s *Stream) error {
 	const call = "cuLaunchKernelEx"

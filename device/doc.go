@@ -19,6 +19,8 @@
 //	bulk.cuh     bulk copies through shared memory (Hopper and later)
 //	sum.cuh      sums of rows in fp32, rounded once
 //	scale.cuh    scales of numbers that become e4m3
+//	algorithm.cuh  the call under way in a kernel of a user's algorithm of a group of collectives
+//	weft.cuh     all that such a kernel needs
 //
 // # Kernels of your own
 //

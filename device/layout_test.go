@@ -18,6 +18,7 @@ func TestLayout(t *testing.T) {
 	asserts := layout.Of("Record", reflect.TypeFor[device.Record](), nil) +
 		layout.Of("Group", reflect.TypeFor[device.Group](), nil) +
 		layout.Of("State", reflect.TypeFor[device.State](), nil) + layout.Of("Count", reflect.TypeFor[device.Count](), nil) +
+		layout.Of("AlgorithmArgs", reflect.TypeFor[device.AlgorithmArgs](), nil) +
 		layout.Of("Divisor", reflect.TypeFor[device.Divisor](), nil) +
 		layout.Constants(map[string]int{
 			"sizeof(Record)": device.RecordBytes, "sizeof(State)": device.StateBytes, "sizeof(Count)": device.CountBytes,
@@ -25,6 +26,7 @@ func TestLayout(t *testing.T) {
 			"CAUSE_TIMEOUT": device.CauseTimeout, "CAUSE_ABORT": device.CauseAbort,
 			"CAUSE_STOPPED": device.CauseStopped, "CAUSE_MISMATCH": device.CauseMismatch,
 			"OPENING_BYTES": device.OpeningBytes, "PACKET_BYTES": device.PacketBytes,
+			"VALUES": device.Values, "PHASES": device.Phases,
 		})
 	// Every header is compiled, by itself: each includes what it uses.
 	includes := ""
@@ -36,6 +38,8 @@ func TestLayout(t *testing.T) {
 		t.Helper()
 		// Arguments of a smaller domain are shorter, and the same up to their windows.
 		word := strings.ReplaceAll(source, "sizeof(Group) ==", "sizeof(Group) - WIDER ==")
+		word = strings.ReplaceAll(word, "sizeof(AlgorithmArgs) ==", "sizeof(AlgorithmArgs) - WIDER ==")
+		word = strings.ReplaceAll(word, "sizeof(((AlgorithmArgs *)0)->group)", "sizeof(Group) - WIDER")
 		word = strings.ReplaceAll(strings.ReplaceAll(word, "sizeof(((Group *)0)->window)", "72 * sizeof(char *)"),
 			"MAX_RANKS ==", "MAX_RANKS + 8 ==")
 		for ranks, source := range map[string]string{"64": word, "72": source} {

@@ -1,5 +1,7 @@
 package spec
 
+import "context"
+
 // Algorithm is one way to run a collective: an engine's own, which stands in a file of its own and is
 // listed there, or a user's, which a group is made with. All ranks give a group the same ones.
 type Algorithm struct {
@@ -10,11 +12,11 @@ type Algorithm struct {
 
 	// What the algorithm needs of a request. Zero values need nothing. All of it is the same on every rank,
 	// so every rank finds the same algorithms fit.
-	Needs              Windows // operands that lie in windows; see [Request.Windows]
-	MinBytes, MaxBytes int     // of [Request.Bytes]; a MaxBytes of 0 is no bound
-	InPlace            Placement
-	WorldSize          int // ranks that take part
-	RanksPerHost       int // of them on each host
+	Needs              Windows   // operands that lie in windows; see [Request.Windows]
+	MinBytes, MaxBytes int       // of [Request.Bytes]; a MaxBytes of 0 is no bound
+	InPlace            Placement // on GPUs all ranks of a call are in place then, or none: they do not meet before
+	WorldSize          int       // ranks that take part
+	RanksPerHost       int       // of them on each host
 	Supports           func(Request) bool
 
 	// Cost is the time that a request is expected to take, in microseconds. Of all algorithms that fit, the one
@@ -24,6 +26,19 @@ type Algorithm struct {
 
 	// Tags are for selectors and reports.
 	Tags map[string]string
+
+	// Kernel makes it a user's algorithm, on GPUs.
+	Kernel *Kernel
+
+	// Prepare, of a user's algorithm, makes the context of a key: what its calls need beside the Kernel's memory.
+	// All ranks call it at the same time, so it may make collective calls: the same ones on each, whatever fails
+	// on one. A context with a method Close() error is
+	// closed with the group. Without a Key there is one context, which is made with the group; else that of a
+	// key is made in its first call, which cannot be captured. There are at most [MaxKeys], and they live as
+	// long as the group does.
+	Prepare func(ctx context.Context, env *Env) (any, error)
+	// Key is the key of a call: the same text on every rank.
+	Key func(*Call) string
 
 	// Eager algorithms on the host send their data in the round that opens the operation, before any
 	// rank knows where the others' operands lie.

@@ -24,6 +24,12 @@ type Call struct {
 	// rank. Without it GPUs, which do not meet before they enqueue, read and write no operand of a peer.
 	Symmetric bool
 
+	// Blocks and Threads, on GPUs, are the most of a launch; 0: as the algorithm does. The library's own
+	// algorithms always have the same threads. All ranks give the same.
+	Blocks, Threads int
+	// Extras are device pointers for a user's algorithm, by the names that its Kernel has.
+	Extras map[string]uintptr
+
 	// ScalarOnDevice says that the scalar lies in the GPU's memory, where the kernel reads it.
 	ScalarOnDevice bool
 
@@ -47,6 +53,9 @@ func (c *Call) Check(rank, ranks int) error {
 	}
 	if k >= Collectives {
 		return weft.Invalidf("there is no %v", k)
+	}
+	if c.Blocks < 0 || c.Threads < 0 {
+		return weft.Invalidf("%v: %d blocks, %d threads", k, c.Blocks, c.Threads)
 	}
 	c.DType, c.Count, c.Bytes, c.InPlace = weft.InvalidDType, 0, 0, false
 	if k == Barrier {

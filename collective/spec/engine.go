@@ -11,6 +11,9 @@ type Engine interface {
 	// Begin is the first thing that a call does. It returns the communicator's failure, if there is
 	// one, which no other rank hears of.
 	Begin(op string) error
+	// Request is what the choice of a checked call's algorithm depends on, as far as it is known before the
+	// ranks meet.
+	Request(c *Call) (Request, error)
 	// Run runs a call that was checked, or enqueues it in a stream, and names the algorithm. With an
 	// error in this rank's arguments it tells the other ranks why this one cannot take part, and
 	// returns the error.

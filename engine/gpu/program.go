@@ -15,10 +15,11 @@ import (
 )
 
 // Source is CUDA code: the kernels that its Spec names are loaded, and behind them those that are
-// extern "C" and wanted.
+// extern "C" and wanted. An Image is compiled code in place of the Spec's, whose Kernels are its symbols.
 type Source struct {
 	kernel.Spec
 	Extern []string
+	Image  []byte
 }
 
 // Program is kernels that are loaded on a rank's GPU. A driver loads code only when no kernel runs
@@ -63,17 +64,24 @@ func ForDomain(ranks int, sources ...Source) []Source {
 
 // LoadLocal is Load on one GPU alone, for kernels that meet no peers.
 func LoadLocal(ctx context.Context, c *cuda.Context, cache *kernel.Cache, sources ...Source) (*Program, error) {
-	specs := make([]kernel.Spec, len(sources))
-	for i, s := range sources {
-		specs[i] = s.Spec
+	var specs []kernel.Spec
+	for _, s := range sources {
+		if len(s.Image) == 0 {
+			specs = append(specs, s.Spec)
+		}
 	}
 	cubins, err := cache.LoadAll(ctx, specs)
 	if err != nil {
 		return nil, err
 	}
 	p := &Program{}
-	for i, s := range sources {
-		if err := p.add(c, s, cubins[i]); err != nil {
+	for _, s := range sources {
+		var cubin kernel.Cubin // of an image: each kernel's name is its symbol
+		if len(s.Image) == 0 {
+			cubin, cubins = cubins[0], cubins[1:]
+			s.Image = cubin.Image()
+		}
+		if err := p.add(c, s, cubin); err != nil {
 			return nil, errors.Join(fmt.Errorf("kernel %s: %w", s.Name, err), p.Close())
 		}
 	}
@@ -82,7 +90,7 @@ func LoadLocal(ctx context.Context, c *cuda.Context, cache *kernel.Cache, source
 
 // add loads the code of a source.
 func (p *Program) add(c *cuda.Context, s Source, cubin kernel.Cubin) error {
-	m, err := c.LoadModule(cubin.Image())
+	m, err := c.LoadModule(s.Image)
 	if err != nil {
 		return err
 	}

@@ -26,7 +26,10 @@ type Want struct {
 	// SerialGroup is the number of a serial group: owners whose kernels never run at the same time
 	// share room. 0: none.
 	SerialGroup int
-	Least       int // blocks without which the kernels cannot work
+	// Beside is room that the same owner has for other kernels, which never run at the same time as these:
+	// the two share room, as in a serial group. It is released last. nil: none.
+	Beside *Room
+	Least  int // blocks without which the kernels cannot work
 }
 
 // Room is room on the GPU of every rank for the blocks of kernels that wait for peers: the same on
@@ -79,12 +82,17 @@ func (r *Room) open() (err error) {
 	return err
 }
 
-// serial is the group that the kernels belong to: the same number on two ranks is two groups.
+// serial is the group that the kernels belong to: the same number on two ranks is two groups. Without a
+// number the room is a group by itself, and those beside it.
 func (r *Room) serial() any {
-	if r.want.SerialGroup == 0 {
-		return nil
+	switch {
+	case r.want.Beside != nil:
+		return r.want.Beside.serial()
+	case r.want.SerialGroup == 0:
+		return r
+	default:
+		return serialGroup{r.comm.Device(), r.want.SerialGroup}
 	}
-	return serialGroup{r.comm.Device(), r.want.SerialGroup}
 }
 
 type serialGroup struct {

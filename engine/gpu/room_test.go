@@ -75,3 +75,21 @@ func TestSerialGroupKeepsItsRoom(t *testing.T) {
 		t.Errorf("more than there is: %v", err)
 	}
 }
+
+// TestBeside: room beside another one is a part of it, and of its serial group; other room is apart.
+func TestBeside(t *testing.T) {
+	first, second := &Room{}, &Room{}
+	beside := &Room{want: Want{Beside: first}}
+	if first.serial() == second.serial() || beside.serial() != first.serial() {
+		t.Error("rooms of two owners share, or those of one do not")
+	}
+	a := testAccount(t)
+	takeOne(t, a, occupancy.Claim{Cost: 256, Blocks: 12, Serial: first.serial()})
+	if got := a.room(256, second.serial()); got != 4 {
+		t.Errorf("room for %d blocks of another owner, want 4", got)
+	}
+	takeOne(t, a, occupancy.Claim{Cost: 256, Blocks: 10, Serial: beside.serial()})
+	if got := a.room(256, second.serial()); got != 4 {
+		t.Errorf("room for %d blocks of another owner after the one has taken its own twice, want 4", got)
+	}
+}

@@ -572,6 +572,40 @@ def cost_of_collectives():
     return figures
 
 
+def own_kernels():
+    """The examples of kernels of one's own, eager and replayed, and the tuner."""
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "examples"))
+    import own_kernel
+    import tune_kernel
+
+    own = own_kernel.own(RANKS, blocks=4)
+    with join() as c, tempfile.TemporaryDirectory() as folder:
+        with weft.Group(c, staging=1 << 20, sms=2, algorithms=[own], select=own_kernel.select) as g:
+            for n in (1, 777, own_kernel.MOST // 4, own_kernel.MOST // 4 + 1):
+                x = torch.arange(n, device=DEVICE, dtype=torch.float32)
+                want = x * RANKS + sum(range(RANKS))
+                x += RANK
+                for stream in (None, torch.cuda.Stream()):
+                    torch.cuda.synchronize()
+                    got = g.all_reduce(x, stream=stream)
+                    c.wait(stream)
+                    assert torch.equal(got, want), n
+            out, graph = torch.empty_like(x), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph), g.launched(threads=64):
+                g.all_reduce(x[:900], out=out[:900])
+                g.all_reduce(out[:900], out=out[:900])
+            for _ in range(100):
+                out.zero_()
+                graph.replay()
+                c.wait()
+                assert torch.equal(out[:900], RANKS * want[:900])
+        path = os.path.join(folder, "best.json")
+        sizes = (1 << 10, 1 << 16, 1 << 18)
+        table = tune_kernel.tune(c, path, device=DEVICE, sizes=sizes, blocks=(1, 4), threads=(128,), times=20)
+        assert [row["bytes"] for row in table] == list(sizes)
+        return {f"{row['algorithm']} of {row['bytes']}": round(1e6 * row["seconds"], 1) for row in table}
+
+
 class OnlyDLPack:
     def __init__(self, t):
         self.t = t
@@ -1456,7 +1490,7 @@ def graph_cost_of_elastic(x, ids, y):
 
 CHECKS = (
     exchanges, exchanges_of_halves, exchanges_of_fp8, device_counts, gradients, operators, autograd, compiled,
-    streams, operands, collectives, works, functional, libraries, windows, lifetimes, threads,
+    streams, operands, collectives, works, functional, own_kernels, libraries, windows, lifetimes, threads,
     captures, captures_refuse, late_errors,
     deep_ep_normal, deep_ep_helpers, deep_ep_intranode,
     deep_ep_intranode_captured,

@@ -23,6 +23,7 @@ def test_on_emulated_gpus():
         "no:cacheprovider",
         "--durations=5",
         str(HERE / "gpu_cases.py"),
+        str(HERE / "own_cases.py"),
         *more,
     ]
     p = subprocess.run(

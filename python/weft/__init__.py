@@ -40,6 +40,7 @@ from .errors import (
 )
 from .limits import timeout
 from .memory import DeviceArray
+from .own import OwnAlgorithm
 from .streams import OWN
 from .windows import Window
 from .work import Work
@@ -70,6 +71,7 @@ __all__ = [
     "MismatchError",
     "Op",
     "OperandError",
+    "OwnAlgorithm",
     "PlatformError",
     "Recv",
     "Send",

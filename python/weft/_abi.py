@@ -202,6 +202,7 @@ class Collective(Choice):
 
 LogFunction = CFUNCTYPE(None, c_void_p, c_char_p)
 AllGatherFunction = CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t, c_void_p)
+SelectFunction = CFUNCTYPE(None, c_void_p, c_void_p, c_void_p)
 
 
 class Tensor(Struct):
@@ -515,6 +516,57 @@ class Algorithm(Struct):
     )
 
 
+class OwnAlgorithm(Struct):
+    _fields_ = (
+        ("size", c_size_t),
+        ("name", c_char_p),
+        ("source", c_char_p),
+        ("kernel", c_char_p),
+        ("headers", c_void_p),
+        ("defines", c_void_p),
+        ("extras", c_void_p),
+        ("tags", c_void_p),
+        ("collective", c_int32),
+        ("in_place", c_int32),
+        ("min_bytes", c_int64),
+        ("max_bytes", c_int64),
+        ("ranks", c_int32),
+        ("needs", c_int32),
+        ("dtypes", c_uint64),
+        ("ops", c_uint64),
+        ("blocks", c_int32),
+        ("threads", c_int32),
+        ("shared", c_int64),
+        ("scratch", c_int64),
+        ("local", c_int64),
+    )
+
+
+class Request(Struct):
+    _fields_ = (
+        ("size", c_size_t),
+        ("collective", c_int32),
+        ("dtype", c_int32),
+        ("op", c_int32),
+        ("root", c_int32),
+        ("ranks", c_int32),
+        ("windows", c_int32),
+        ("count", c_int64),
+        ("bytes", c_int64),
+    )
+
+
+class Launch(Struct):
+    _fields_ = (
+        ("size", c_size_t),
+        ("algorithm", c_char_p),
+        ("blocks", c_int32),
+        ("threads", c_int32),
+        ("extras", c_void_p),
+        ("addresses", c_void_p),
+    )
+
+
 # The arguments of every function. All return a status, unless RESULTS says something else.
 FUNCTIONS: dict[str, tuple[type, ...]] = {
     "weft_version": (),
@@ -612,6 +664,16 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
     "weft_all_reduce_norm": (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
     "weft_all_gather_progress": (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
     "weft_reduce_scatter_ready": (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int),
+    "weft_group_create_own": (
+        c_void_p,
+        c_void_p,
+        c_void_p,
+        c_int,
+        SelectFunction,
+        c_void_p,
+        c_void_p,
+    ),
+    "weft_group_launch": (c_void_p, c_void_p),
 }
 
 RESULTS: dict[str, type | None] = {

@@ -25,6 +25,7 @@ from .errors import InvalidError, OperandError
 from .fused import FusedCollectives
 from .limits import timeout as limit
 from .operands import Slot
+from .own import Creation, Launches, OwnAlgorithm, Select
 from .resources import Made
 from .work import Begun, Work
 
@@ -83,7 +84,7 @@ class How(TypedDict, total=False):
     """Whether the call returns a :class:`Work` at once, and not the result."""
 
 
-class Group(FusedCollectives, Made):
+class Group(FusedCollectives, Launches, Made):
     """Collectives of a communicator, and the memory that they need.
 
     Making one is collective, with the same arguments on all ranks. On the host ``scratch`` bytes stage operands
@@ -91,7 +92,8 @@ class Group(FusedCollectives, Made):
     and kernels fill at most ``sms`` multiprocessors; 0 is three quarters of the free ones. ``serial_group`` is that
     of :class:`weft.ep.Spec`. ``dtypes``, on GPUs: types whose kernels are loaded now, and not by the first
     reduction, which in a capture could not. ``force``: names of algorithms that are used wherever they support a
-    call, in this order.
+    call, in this order. ``algorithms``, on GPUs, are kernels of the caller's own, and ``select`` names the algorithm
+    of a call that names none, or None: it depends on its argument alone.
 
     Every method is collective, but for messages. Operands are arrays of the same type; shapes play no part where
     ``out`` is given. Without it a new array is returned: on GPUs only if the operand is PyTorch's. ``out`` may be
@@ -121,6 +123,8 @@ class Group(FusedCollectives, Made):
         serial_group: int = 0,
         dtypes: Sequence[DTypeLike] = (),
         force: Sequence[str] = (),
+        algorithms: Sequence[OwnAlgorithm] = (),
+        select: Select | None = None,
     ) -> None:
         options = _abi.GroupOptions(
             scratch=scratch,
@@ -132,7 +136,8 @@ class Group(FusedCollectives, Made):
         if force:
             names = ctypes.create_string_buffer(" ".join(force).encode())
             options.force = ctypes.addressof(names)
-        super().__init__(comm, "group_create", options)
+        self._creation = Creation(options, algorithms, select)
+        super().__init__(comm, *self._creation.arguments)
         self._comm = comm
         self._pool = _Pool(lambda: _CollectiveArgs(comm._device))
         self._started: dict[int, Begun] = {}  # calls that have not been seen to end, with what they borrow

@@ -96,12 +96,21 @@ func Algorithms() []spec.Algorithm {
 	return all
 }
 
+// Request implements [spec.Engine].
+func (e *Engine) Request(c *spec.Call) (q spec.Request, err error) {
+	q = c.Request(e.live(), e.turnBytes)
+	q.Windows, err = e.windows(c)
+	if e.placed && c.InPlace {
+		q.Windows |= spec.InPlace
+	}
+	return q, err
+}
+
 // choose chooses an algorithm by what is the same on every rank: the one that the call names, or what
 // package choice says.
 func (e *Engine) choose(c *spec.Call) (*algorithm, error) {
-	q := c.Request(e.live(), e.turnBytes)
-	var err error
-	if q.Windows, err = e.windows(c); err != nil {
+	q, err := e.Request(c)
+	if err != nil {
 		return nil, err
 	}
 	if c.Algorithm != "" {

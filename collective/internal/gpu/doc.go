@@ -44,6 +44,9 @@
 // is no call of all ranks: together a quarter of the size of the staging memory beside it, 16 MiB at most
 // (ringsFor).
 //
+// A user's algorithm has a lane of its own for each of its keys: own.go. Its kernels touch no turn, word or
+// count of the group's lane, and the group's none of theirs.
+//
 // # Order
 //
 // These invariants hold between any two operations, of any kind, size and grid, in graphs or not:

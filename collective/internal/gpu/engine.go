@@ -22,6 +22,8 @@ type Options struct {
 	Check   bool         // ranks compare their calls before they enqueue
 	// SerialGroup is a number of owners whose kernels never run at the same time; 0: none.
 	SerialGroup int
+	// Own are users' algorithms, which were checked and compared.
+	Own []spec.Algorithm
 	// Loopback makes the only rank of a communicator one of so many: see loopback.go. 0: it is not.
 	Loopback int
 }
@@ -41,6 +43,10 @@ type Engine struct {
 
 	algorithms []*algorithm
 	choice     *choice.Chooser
+	owns       []*own
+	sms        int
+	placed     bool // a user's algorithm asks whether operands are in place
+	most       int  // blocks that the call's launches have, at most
 
 	args   laneArgs // but for what is an operation's own
 	direct directArgs
@@ -84,9 +90,18 @@ const opNew = "new group"
 
 // New makes an engine. It is collective.
 func New(ctx context.Context, comm *weft.Comm, o Options) (*Engine, error) {
-	e := &Engine{comm: comm, ranks: max(comm.Size(), o.Loopback), algorithms: algorithms, check: o.Check}
-	e.chooseBy(o.Force, o.Model)
+	e := &Engine{
+		comm: comm, ranks: max(comm.Size(), o.Loopback), algorithms: algorithms[:len(algorithms):len(algorithms)],
+		check: o.Check, sms: o.SMs,
+	}
 	err := e.open(ctx, o)
+	for i := range o.Own {
+		e.placed = e.placed || o.Own[i].InPlace != spec.AnyPlace
+		if err == nil {
+			err = e.openOwn(ctx, &o.Own[i])
+		}
+	}
+	e.chooseBy(o.Force, o.Model)
 	for _, t := range o.DTypes {
 		if err == nil {
 			err = e.Prepare(ctx, opNew, t)
@@ -121,7 +136,7 @@ func (e *Engine) open(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
-	e.blocks = e.room.Blocks
+	e.blocks, e.most = e.room.Blocks, e.room.Blocks
 	if err := e.room.Take(ctx, e.blocks, e.room.String(), failed); err != nil {
 		return err
 	}
@@ -252,8 +267,15 @@ func (e *Engine) Close() (released bool, err error) {
 			return false, err
 		}
 	}
-	e.room.Release()
 	errs := []error{err}
+	for _, o := range e.owns {
+		released, err := o.close()
+		if !released {
+			return false, err
+		}
+		errs = append(errs, err)
+	}
+	e.room.Release()
 	for _, p := range e.programs {
 		errs = append(errs, p.Close())
 	}
@@ -276,7 +298,7 @@ func (e *Engine) laneOf(op uint32, bytes int) laneArgs {
 
 // plain says whether a launch has its plain form, of operands whose parts are n bytes: plain.cuh.
 func (e *Engine) plain(in, out operand, n int) uint32 {
-	if e.ranks > mostUnrolled || n%vectorBytes != 0 || n > e.blocks*threads*vectorBytes ||
+	if e.ranks > mostUnrolled || n%vectorBytes != 0 || n > e.most*threads*vectorBytes ||
 		in.unit != vectorBytes || out.unit != vectorBytes {
 		return 0
 	}
@@ -287,7 +309,7 @@ func (e *Engine) plain(in, out operand, n int) uint32 {
 // many of them that each raises one at most.
 func (e *Engine) grid(vectors int) cuda.Dim {
 	least := (e.blocks + threads - 1) / threads
-	return cuda.Dim{X: uint32(min(max(least, (vectors+threads-1)/threads), e.blocks))}
+	return cuda.Dim{X: uint32(max(least, min((vectors+threads-1)/threads, e.most)))}
 }
 
 // live is how many ranks take part.

@@ -14,7 +14,13 @@ import (
 func (e *Engine) Begin(op string) error { return e.comm.Operations().Begin(op) }
 
 // Algorithms implements [spec.Engine].
-func (e *Engine) Algorithms() []spec.Algorithm { return Algorithms() }
+func (e *Engine) Algorithms() []spec.Algorithm {
+	all := make([]spec.Algorithm, len(e.algorithms))
+	for i, a := range e.algorithms {
+		all[i] = a.Algorithm
+	}
+	return all
+}
 
 // Run implements [spec.Engine]. Ranks do not meet before they enqueue, so what is wrong with the
 // arguments of one rank is returned there alone, unless calls are checked.
@@ -28,6 +34,16 @@ func (e *Engine) Run(ctx context.Context, s *weft.Stream, c *spec.Call, refused 
 	}
 	if err := e.agree(ctx, s, c, refused); err != nil {
 		return "", err
+	}
+	if o := e.ownOf(a); o != nil {
+		return a.Name, o.run(ctx, s, c)
+	}
+	if c.Threads != 0 || len(c.Extras) > 0 {
+		return "", weft.Unsupportedf("%v: %s takes neither threads nor extras, as users' algorithms do; name one of those",
+			c.Collective, a.Name)
+	}
+	if e.most = e.blocks; c.Blocks > 0 {
+		e.most = min(e.most, c.Blocks)
 	}
 	name := c.Name()
 	stream, err := e.Enter(ctx, name, s)

@@ -65,6 +65,11 @@ func (e *Engine) Close() (released bool, err error) { return true, e.call.Window
 // Begin implements [spec.Engine].
 func (e *Engine) Begin(op string) error { return e.call.Begin(op) }
 
+// Request implements [spec.Engine]. Where operands lie is not known.
+func (e *Engine) Request(c *spec.Call) (spec.Request, error) {
+	return c.Request(len(e.call.Live), e.call.Room()), nil
+}
+
 // Run implements [spec.Engine].
 func (e *Engine) Run(ctx context.Context, s *weft.Stream, given *spec.Call, refused error) (string, error) {
 	c := &e.call
@@ -210,6 +215,8 @@ func onHost(s *weft.Stream, c *spec.Call) error {
 	switch {
 	case s != nil:
 		return weft.Unsupportedf("%s: the host engine has no streams; pass nil", c.Name())
+	case c.Blocks > 0 || c.Threads > 0 || len(c.Extras) > 0:
+		return weft.Unsupportedf("%s: the host engine has neither blocks nor threads nor extras; leave them out", c.Name())
 	case c.Op == weft.PreMulSum && c.ScalarOnDevice:
 		return weft.Unsupportedf("%v: the host engine reads no scalar of a GPU; pass one of the host's", c.Collective)
 	case !c.DeviceCounts.Send.IsZero():

@@ -226,7 +226,9 @@ func layOut(dir string, s kernel.Spec) error {
 		}
 		files[name] = string(text)
 	}
+	// There is one copy of it: two that were written in different seconds are two headers to g++'s #pragma once.
 	files[filepath.Join("headers", "ptx.cuh")] = files["ptx.cuh"]
+	delete(files, "ptx.cuh")
 	for name, text := range files {
 		path := filepath.Join(dir, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {

@@ -1,0 +1,69 @@
+package collective
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/weftgo/weft"
+)
+
+// compared compares users' algorithms, whose names are the same on all ranks: one after the other, so that the
+// error names the first that differs.
+func compared(ctx context.Context, comm *weft.Comm, op string, own []Algorithm) ([]Algorithm, error) {
+	own = slices.Clone(own)
+	for i := range own {
+		a := &own[i]
+		if err := comm.Operations().VerifySame(ctx, op+": algorithm "+a.Name, a.OwnText(), nil); err != nil {
+			return nil, err
+		}
+	}
+	return own, nil
+}
+
+func namesOf(own []Algorithm) string {
+	names := make([]string, len(own))
+	for i := range own {
+		names[i] = own[i].Name
+	}
+	return strings.Join(names, " ")
+}
+
+// checkOwn says what is wrong with users' algorithms.
+func checkOwn(comm *weft.Comm, op string, own []Algorithm, loopback int) error {
+	if len(own) == 0 {
+		return nil
+	}
+	if comm.Device() == nil {
+		return weft.Unsupportedf("%s: algorithm %s is a kernel, and the ranks are on the host; give it to a group on GPUs",
+			op, own[0].Name)
+	}
+	if loopback != 0 {
+		return weft.Unsupportedf("%s: algorithm %s would wait for ranks that a loopback does not have", op, own[0].Name)
+	}
+	for i := range own {
+		if err := own[i].CheckOwn(); err != nil {
+			return fmt.Errorf("%s: %w", op, err)
+		}
+		if known(comm, own[:i], own[i].Name) {
+			return weft.Invalidf("%s: there are two algorithms %q; give yours another name", op, own[i].Name)
+		}
+	}
+	return nil
+}
+
+// selected asks the group's selector for a call's algorithm.
+func (g *Group) selected(c *Call) (string, error) {
+	q, err := g.engine.Request(c)
+	if err != nil {
+		return "", err
+	}
+	g.fit = g.fit[:0]
+	for i := range g.own {
+		if g.own[i].Fits(q) {
+			g.fit = append(g.fit, g.own[i])
+		}
+	}
+	return g.selector(q, g.fit), nil
+}

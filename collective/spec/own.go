@@ -1,0 +1,133 @@
+package spec
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
+)
+
+// Kernel is the kernel of a user's algorithm. Its only parameter is a [device.AlgorithmArgs], and a group
+// launches it as it launches its own kernels: device/algorithm.cuh says what such a kernel does.
+//
+// A kernel that only needs what its parameter has needs no hook: each call is one launch of as many blocks and
+// threads as the call says, or else the Kernel.
+type Kernel struct {
+	// Source is CUDA C++17, compiled for each rank's GPU when the group is made. It includes "weft.cuh", any other
+	// header of package device, and Headers. Defines are macros.
+	Source           string
+	Headers, Defines map[string]string
+	Cubin            []byte // compiled code, in place of Source
+	Name             string // of the kernel: "mine", "layer::mine", "mine<float>"
+
+	// Blocks and Threads are the most of a launch. 0: as many blocks as the GPU has room for, 512 threads. All
+	// blocks must be resident at once, so there are fewer where the GPU has no room for more.
+	Blocks, Threads int
+	Shared          int // bytes of a block's dynamic shared memory
+
+	// Scratch is how many bytes of each rank's memory all ranks reach, and Local how many only this rank's GPU
+	// does. Both are zeros in the beginning, and again after ranks were masked. Each key has its own.
+	Scratch, Local int
+
+	// Extras are the names of what each call brings as [Call.Extras]: at most 8.
+	Extras []string
+
+	// Launch, if there is one, is called in place of the one launch. It may set the kernel's arguments, start it
+	// any number of times, the same on every rank, and enqueue whatever else in the stream, or not start it.
+	Launch func(*Launch) error
+}
+
+// Launch is a call of a user's algorithm on its way to the GPU. It is the hook's until that returns.
+type Launch struct {
+	Call            *Call
+	Context         any // what Prepare made
+	Stream          *cuda.Stream
+	Args            *device.AlgorithmArgs // of the kernel, as the call says; Values are zeros
+	Blocks, Threads int                   // as the call says; a hook may make them fewer
+	Run             func() error          // see Start
+}
+
+// Start enqueues the kernel.
+func (l *Launch) Start() error { return l.Run() }
+
+// Env is what a user's Prepare makes a context for.
+type Env struct {
+	Comm *weft.Comm
+	Key  string
+	Call *Call // the first of the key; nil of an algorithm without keys
+	// Scratch and Local are the Kernel's, and may be changed, to the same on every rank.
+	Scratch, Local int
+}
+
+// MaxKeys is how many contexts a user's algorithm has in a group, at most. They live as long as it does.
+const MaxKeys = 64
+
+// MaxThreads is the most threads of a block: so many that have 64 registers each fit on an SM.
+const MaxThreads = 1024
+
+var ownName = regexp.MustCompile(`^[A-Za-z0-9_.+-]+(/[A-Za-z0-9_.+-]+)*$`)
+
+// CheckOwn says what is wrong with a user's algorithm for GPUs.
+func (a *Algorithm) CheckOwn() error {
+	k := a.Kernel
+	switch {
+	case !ownName.MatchString(a.Name) || len(a.Name) > 96:
+		return weft.Invalidf("algorithm %q: a name is letters, digits, and any of ._+-/", a.Name)
+	case a.Collective >= Collectives:
+		return weft.Invalidf("algorithm %s: there is no %v", a.Name, a.Collective)
+	case k == nil:
+		return weft.Invalidf("algorithm %s: it has no Kernel", a.Name)
+	case (k.Source == "") == (len(k.Cubin) == 0):
+		return weft.Invalidf("algorithm %s: a kernel is a source or a cubin", a.Name)
+	case k.Name == "":
+		return weft.Invalidf("algorithm %s: its kernel has no name", a.Name)
+	case a.MinBytes < 0 || a.MaxBytes < 0 || a.MaxBytes > 0 && a.MaxBytes < a.MinBytes:
+		return weft.Invalidf("algorithm %s: %d to %d bytes", a.Name, a.MinBytes, a.MaxBytes)
+	case a.WorldSize < 0 || a.RanksPerHost < 0 || a.InPlace > OnlyApart:
+		return weft.Invalidf("algorithm %s: world of %d ranks, %d on a host, placement %d", a.Name, a.WorldSize,
+			a.RanksPerHost, a.InPlace)
+	case k.Blocks < 0 || k.Threads < 0 || k.Threads > MaxThreads || k.Shared < 0 || k.Scratch < 0 || k.Local < 0:
+		return weft.Invalidf("algorithm %s: %d blocks, %d threads (of up to %d), %d bytes shared, %d scratch, %d local",
+			a.Name, k.Blocks, k.Threads, MaxThreads, k.Shared, k.Scratch, k.Local)
+	case len(k.Extras) > device.Values:
+		return weft.Invalidf("algorithm %s: %d extras; there may be %d", a.Name, len(k.Extras), device.Values)
+	case a.Collective.Varies() && k.Launch == nil:
+		return weft.Invalidf("algorithm %s: %v has counts, which a Launch hook gives the kernel; it has none", a.Name,
+			a.Collective)
+	}
+	for i, name := range k.Extras {
+		if name == "" || slices.Contains(k.Extras[:i], name) {
+			return weft.Invalidf("algorithm %s: extras %q", a.Name, k.Extras)
+		}
+	}
+	return nil
+}
+
+// OwnText is what the ranks of a group compare of a user's algorithm: all but its name. Of code it is a hash, and
+// of hooks that there are any.
+func (a *Algorithm) OwnText() string {
+	k := a.Kernel
+	if k == nil {
+		k = &Kernel{}
+	}
+	hooks := ""
+	for i, has := range []bool{
+		a.Supports != nil, a.Cost != nil, a.Key != nil, a.Prepare != nil, k.Launch != nil,
+	} {
+		if has {
+			hooks += [...]string{" Supports", " Cost", " Key", " Prepare", " Launch"}[i]
+		}
+	}
+	code := kernel.Spec{
+		Source: k.Source + string(k.Cubin), Headers: k.Headers, Defines: k.Defines, Kernels: []string{k.Name},
+	}.Key()
+	return fmt.Sprintf("%v, needs %v, %d to %d bytes, placement %d, world %d of %d a host, extras [%s], "+
+		"%d x %d threads, shared %d, scratch %d, local %d, kernel %s, source %s, hooks [%s]", a.Collective, a.Needs,
+		a.MinBytes, a.MaxBytes, a.InPlace, a.WorldSize, a.RanksPerHost, strings.Join(k.Extras, " "), k.Blocks, k.Threads,
+		k.Shared, k.Scratch, k.Local, k.Name, code.String()[:16], strings.TrimSpace(hooks))
+}
