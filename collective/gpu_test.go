@@ -116,6 +116,8 @@ type gpuCase struct {
 	onDevice bool   // the scalar of a pre-multiplied sum
 	name     string // of the algorithm; empty: the fastest
 	marks    string // bits that inputs are made of, and that look like "not there yet"; or numbers
+	windows  bool   // operands lie in windows, at the same place on all ranks
+	skew     int    // elements by which an output that is not the input is off its alignment, beside the shift
 }
 
 func (c *gpuCase) String() string {
@@ -181,8 +183,8 @@ func (c *gpuCase) call(me, ranks int, base cuda.Pointer) (call Call, inAt, outAt
 	const around = 64
 	size := c.dtype.Size()
 	inAt = around + c.shift*size
-	outAt = (inAt+in*size+around+15)&^15 + c.shift*size
-	call = Call{Collective: c.kind, Op: c.op, Root: c.root, Counts: n, Algorithm: c.name}
+	outAt = (inAt+in*size+around+15)&^15 + (c.shift+c.skew)*size
+	call = Call{Collective: c.kind, Op: c.op, Root: c.root, Counts: n, Algorithm: c.name, Symmetric: c.windows}
 	if c.inPlace && c.kind != AllToAllV {
 		outAt = inAt
 		part := func(counts, at []int) int {
@@ -245,7 +247,7 @@ func (r *gpuRank) put(c gpuCase, base cuda.Pointer) (*gpuOperands, error) {
 	o := &gpuOperands{gpuCase: c, base: base, number: r.calls, scalar: c.input(7, r.calls, 8)}
 	var inAt, end int
 	o.call, inAt, o.outAt, end = c.call(me, r.comm.Size(), base)
-	if int(base-r.base())+end > gpuMemory-64 {
+	if !c.windows && int(base-r.base())+end > gpuMemory-64 {
 		return nil, fmt.Errorf("%d bytes of operands", end)
 	}
 	if c.op == weft.PreMulSum {

@@ -35,7 +35,8 @@ type Options struct {
 
 	// Staging is how many bytes of each GPU's memory hold what peers send. Larger operands take
 	// several launches: [GPUCaps] says of what size. 0 means what WEFT_COLLECTIVE_STAGING says, or else
-	// [DefaultStaging]. Messages take a quarter as much beside it, 16 MiB at most, but for each rank 4 KiB at
+	// [DefaultStaging]. Pieces of large operands take a quarter as much
+	// beside it, and messages another, 16 MiB at most, but for each rank 4 KiB at
 	// least.
 	Staging int
 

@@ -94,6 +94,12 @@ __device__ __forceinline__ void store_relaxed_sys16(void *p, uint4 v) {
 				 : "memory");
 }
 
+// store_line is store_relaxed_sys16 of all lanes of a warp, to lines of 128 bytes, a line for each eight lanes.
+__device__ __forceinline__ void store_line(void *p, uint4 v) {
+	asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+				 : "memory");
+}
+
 __device__ __forceinline__ void store_relaxed_sys8(void *p, uint2 v) {
 	asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1,%2};" ::"l"(p), "r"(v.x), "r"(v.y) : "memory");
 }
@@ -232,6 +238,11 @@ __device__ __forceinline__ void store_shared4(u64 at, u32 v) {
 	asm volatile("st.shared.u32 [%0], %1;" ::"r"((u32)at), "r"(v) : "memory");
 }
 
+__device__ __forceinline__ void store_shared16(u64 at, uint4 v) {
+	asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"((u32)at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+				 : "memory");
+}
+
 // or_shared4 is a red behind a setp: no branch is around it.
 __device__ __forceinline__ void or_shared4(u64 at, u32 v, bool here) {
 	asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p red.relaxed.cta.shared.or.b32 [%0], %1; }" ::"r"((u32)at),
@@ -277,9 +288,13 @@ __device__ __forceinline__ void bulk_store(void *global, const void *shared, u32
 
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// bulk_wait_read returns when the sources of all groups have been read; bulk_wait when all groups
-// are done.
+// bulk_wait_read returns when the sources of all groups have been read, bulk_wait_read_before when those
+// of all but the last group have; bulk_wait when all groups are done.
 __device__ __forceinline__ void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+__device__ __forceinline__ void bulk_wait_read_before() {
+	asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
+}
 
 __device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 

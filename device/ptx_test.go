@@ -94,6 +94,10 @@ var calls = map[string]string{
 	"bits64":     "keep(bits64((double)f))",
 	"number64":   "keep(bits64(number64(l)))",
 
+	"store_line":            "store_line(p, u4)",
+	"store_shared16":        "store_shared16(l, u4)",
+	"bulk_wait_read_before": "bulk_wait_read_before()",
+
 	"load_relaxed_sys_u64x2":  "keep(load_relaxed_sys_u64x2(p).x); keep(load_relaxed_sys_u64x2(p).y)",
 	"store_relaxed_sys_u64x2": "store_relaxed_sys_u64x2(p, make_ulonglong2(l, l))",
 }

@@ -99,7 +99,7 @@ func newBenchCollective(k *benchcollective.Kind) *cobra.Command {
 	oneOf(cmd, &s.Algorithm, "algorithm", algorithms,
 		"use this one wherever it supports the operands")
 	oneOf(cmd, &c.operand, "operand", []string{heap, window},
-		"where operands are, in any memory or in windows")
+		"where operands are, in any memory or in registered memory (GPU: at the same place on all ranks)")
 	f.BoolVar(&s.InPlace, "inplace", false, "the input is the output, or a part of it, or the other way round")
 	f.BoolVar(&s.InPlace, "in-place", false, "the same as --inplace")
 	oneOf(cmd, &c.device, "device", []string{onHost, onGPU}, "where ranks are")
@@ -270,6 +270,9 @@ func (c *collectiveFlags) measure(ctx context.Context, s *session, m benchcollec
 	defer bar.Done("")
 	row := func(r measure.Record) error {
 		r.Host, r.Version = s.base.Host, s.base.Version
+		if !c.sweep.Heap {
+			r.Operand = window
+		}
 		s.wrong = s.wrong || !r.Verified
 		bar.Advance(1)
 		one := []measure.Record{r}

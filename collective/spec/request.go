@@ -19,10 +19,20 @@ type Request struct {
 	Root       int
 	Ranks      int // ranks that take part
 	Slot       int // bytes of staging that an operation has; on the host, that a round carries
-
+	Able       Abilities
 	// Sent is the most bytes that a rank sends of its input, to all others together; 0 where ranks do not know.
 	Sent int
 }
+
+// Abilities are what the GPUs of all ranks can do.
+type Abilities uint8
+
+const (
+	// BulkCopies move memory to and from shared memory without registers: Hopper and later.
+	BulkCopies Abilities = 1 << iota
+	// Lines: 128 bytes that a warp stores at once arrive at any rank at once.
+	Lines
+)
 
 // Request is the call's.
 func (c *Call) Request(ranks, slot int) Request {

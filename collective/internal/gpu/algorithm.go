@@ -81,6 +81,65 @@ var algorithms = []*algorithm{
 	flagged(spec.AllGather, (*Engine).startMove), flagged(spec.AllToAll, (*Engine).startMove),
 	flagged(spec.Broadcast, (*Engine).startMove), flagged(spec.Gather, (*Engine).startMove),
 	flagged(spec.Scatter, (*Engine).startMove),
+
+	// Costs in us of n ranks and S bytes, moved = (n-1)/n S: 4 + 2(n-1)/n S/325 GB/s, with 16 blocks.
+	largeOf("all-reduce/pull-push", spec.AllReduce, spec.Inputs|spec.Outputs, spec.BulkCopies, (*Engine).startPullPush),
+	// 9 + 2(n-1)/n S/345; 8 + 2.2(n-1) + (n-1)/n S (1/352 + 1/361).
+	largeOf("all-reduce/push-push", spec.AllReduce, 0, 0, (*Engine).startPushPush),
+	largeOf("all-reduce/push-ring", spec.AllReduce, spec.Outputs, 0, (*Engine).startPushRing),
+	// 2(n-1) 2.2 + 2(n-1)/n S/361. It has bits of its own, so no group chooses it.
+	{
+		spec.Algorithm{
+			Name: relaxedRing, Collective: spec.AllReduce, Needs: spec.Outputs, Supports: relaxable,
+			Tags: map[string]string{"opt-in": "bits of its own"},
+		},
+		(*Engine).startRelaxedRing,
+	},
+	// 4.6 + moved/331, with 6 to 12 blocks.
+	largeOf("reduce-scatter/pull", spec.ReduceScatter, spec.Inputs, spec.BulkCopies, (*Engine).startPull),
+	largeOf("all-gather/few-sm", spec.AllGather, spec.Inputs, spec.BulkCopies, (*Engine).startBulkMove),
+	apart(largeOf("all-to-all/few-sm", spec.AllToAll, spec.Inputs, spec.BulkCopies, (*Engine).startBulkMove)),
+	// 4.6 + (n-1)/n S/377 at the root's link in, /350 out. A broadcast's is (n-1) S/350.
+	largeOf("gather/direct", spec.Gather, spec.Inputs, 0, (*Engine).startBulkMove),
+	largeOf("scatter/direct", spec.Scatter, spec.Outputs, 0, (*Engine).startDirectMove),
+	largeOf("broadcast/direct", spec.Broadcast, spec.Outputs, 0, (*Engine).startDirectMove),
+	// 4.6 + (n-1) S/377. Between two ranks nothing moves less.
+	largeOf("reduce/direct", spec.Reduce, spec.Inputs, 0, (*Engine).startDirectReduce),
+	largeOf("reduce/pull", spec.Reduce, spec.Inputs, spec.BulkCopies, (*Engine).startPull),
+	// 2 x 1.9 + moved at the rate of copy engines: 379 to 390 GB/s between two GPUs, less where all send to all.
+	largeOf("all-gather/engine", spec.AllGather, spec.Outputs, 0, (*Engine).startCopies),
+	apart(largeOf("all-to-all/engine", spec.AllToAll, spec.Outputs, 0, (*Engine).startCopies)),
+	// a1 + .15 + min(.4, moved/640 GB/s) + 16/15 moved/B: for types that pairs would double.
+	largeOf("all-gather/lines", spec.AllGather, 0, spec.Lines, (*Engine).startMoveLines),
+	largeOf("all-to-all/lines", spec.AllToAll, 0, spec.Lines, (*Engine).startMoveLines),
+	// S/B + 2 hops, against (n-1) S/B of flagged and direct ones.
+	helped(spec.Broadcast, (*Engine).startHelpersBroadcast), helped(spec.Reduce, (*Engine).startHelpersReduce),
+}
+
+// largeOf is an algorithm for large operands. It needs operands in windows, and abilities of all GPUs.
+func largeOf(name string, k spec.Collective, w spec.Windows, able spec.Abilities,
+	start func(e *Engine, stream *cuda.Stream, c *spec.Call) error,
+) *algorithm {
+	supports := func(q spec.Request) bool { return q.Windows&w == w && q.Able&able == able }
+	return &algorithm{spec.Algorithm{Name: name, Collective: k, Needs: w, Supports: supports}, start}
+}
+
+// large reports whether an algorithm has kernels that are loaded when one of them first runs.
+func (a *algorithm) large() bool {
+	switch a.Name {
+	case "all-reduce/pull-push", "all-reduce/push-push", "all-reduce/push-ring", "reduce-scatter/pull", "reduce/pull",
+		"reduce/helpers":
+		return true
+	default:
+		return false
+	}
+}
+
+// apart keeps an algorithm from outputs that are the input.
+func apart(a *algorithm) *algorithm {
+	supports := a.Supports
+	a.InPlace, a.Supports = spec.OnlyApart, func(q spec.Request) bool { return q.Windows&spec.InPlace == 0 && supports(q) }
+	return a
 }
 
 func flagged(k spec.Collective, start func(*Engine, *cuda.Stream, *spec.Call) error) *algorithm {
@@ -99,6 +158,7 @@ func Algorithms() []spec.Algorithm {
 // Request implements [spec.Engine].
 func (e *Engine) Request(c *spec.Call) (q spec.Request, err error) {
 	q = c.Request(e.live(), e.turnBytes)
+	q.Able = e.able
 	q.Windows, err = e.windows(c)
 	if e.placed && c.InPlace {
 		q.Windows |= spec.InPlace

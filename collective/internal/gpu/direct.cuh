@@ -47,14 +47,34 @@ struct Meeting {
 		if (meets()) store_relaxed_sys_u64(theirs(ready), epoch);
 	}
 
-	// end says that this block has stored and read what it had to, and waits for the others.
-	__device__ __forceinline__ void end() const {
+	// end says that this block has stored and read what it had to, and waits for the others. A block that has
+	// stored nothing at its peers needs no fence: what a thread has read it has before it says so.
+	__device__ __forceinline__ void end(bool stored = true) const {
 		__syncthreads();
 		if (meets()) {
-			fence_sys();
+			if (stored) fence_sys();
 			store_relaxed_sys_u64(theirs(done), epoch);
 		}
 		await(done);
+	}
+};
+
+constexpr u32 BULK_THREADS = 256; // of a block that reduces what bulk copies bring. Go: bulkThreads
+
+// Body is what bulk copies can move of some bytes: multiples of 16 between addresses that are such, from `head`
+// bytes on. Nothing, if the addresses differ modulo 16.
+struct Body {
+	u64 bytes;
+	u32 head;
+
+	__device__ __forceinline__ Body(const char *from, const char *to, u64 all) : bytes(0), head(0) {
+		if ((((u64)from ^ (u64)to) & 15) != 0) return;
+		head = (u32)(0 - (u64)from) & 15;
+		if (all < head + 16) {
+			head = 0;
+			return;
+		}
+		bytes = (all - head) & ~(u64)15;
 	}
 };
 

@@ -31,6 +31,9 @@ func (e *Engine) find(t weft.Tensor) (at operands, ok bool) {
 	if !ok {
 		return at, false
 	}
+	if e.loop.ranks > 0 {
+		return e.loop.operands(w, offset, t.Bytes()), true
+	}
 	for r := range e.comm.Size() {
 		if e.comm.Masked(r) {
 			continue
@@ -47,7 +50,7 @@ func (e *Engine) find(t weft.Tensor) (at operands, ok bool) {
 // windows says which operands of a symmetric call lie in windows. It is the same on every rank: an operand
 // that a root alone has does not count, for no other rank can know.
 func (e *Engine) windows(c *spec.Call) (w spec.Windows, err error) {
-	if !c.Symmetric || e.comm.Size() < e.ranks { // in a loopback peers have no windows
+	if !c.Symmetric {
 		return 0, nil
 	}
 	const notRoot = -1
@@ -72,13 +75,16 @@ func (e *Engine) windows(c *spec.Call) (w spec.Windows, err error) {
 
 // directMoveArgs are the DirectMove of direct_move.cu.
 type directMoveArgs struct {
-	lane              laneArgs
-	direct            directArgs
-	in                operand
-	outUnit           uint64
-	partBytes, inStep uint64
-	outs              operands
-	group             device.Group
+	lane            laneArgs
+	direct          directArgs
+	in              operand
+	outUnit         uint64
+	partBytes       uint64
+	inStep, outStep uint64
+	sender          int32
+	_               uint32
+	outs            operands
+	group           device.Group
 }
 
 // directMove stores data where it belongs in outputs of peers.
@@ -90,33 +96,51 @@ func directMoveSource(t target) enginegpu.Source {
 	return source("direct move", "direct_move.cu", t, unsafe.Sizeof(directMoveArgs{}), map[string]string{})
 }
 
-// startDirectMove enqueues an all-gather or an all-to-all whose outputs lie in windows.
+// startDirectMove enqueues an all-gather, an all-to-all, a broadcast or a scatter whose outputs lie in windows.
 func (e *Engine) startDirectMove(stream *cuda.Stream, c *spec.Call) error {
-	if c.Bytes == 0 {
-		return nil
+	if err := symmetric(c); err != nil || c.Bytes == 0 {
+		return err
 	}
-	op, step := uint32(opAllGather), 0
-	if c.Collective == spec.AllToAll {
-		op, step = opAllToAll, c.Bytes
+	in, out := e.addresses(c)
+	op, sender, inStep, outStep := uint32(opAllGather), -1, 0, c.Bytes
+	switch c.Collective {
+	case spec.AllToAll:
+		op, inStep = opAllToAll, c.Bytes
+	case spec.Broadcast:
+		op, sender, outStep = opBroadcast, c.Root, 0
+	case spec.Scatter:
+		op, sender, inStep, outStep = opScatter, c.Root, c.Bytes, 0
 	}
 	k := &e.directMove
 	a := k.Args
 	a.lane, a.group, a.direct = e.laneOf(op, 0), e.group, e.direct
-	a.in = operandAt(uint64(c.In.Pointer()), c.Bytes, step)
+	a.in = operandAt(in, c.Bytes, inStep)
 	a.outs, _ = e.find(c.Out)
-	a.outUnit = unitOf(uint64(c.Out.Pointer()) | uint64(c.Bytes))
-	a.partBytes, a.inStep = uint64(c.Bytes), uint64(step)
+	a.outUnit = unitOf(out | uint64(c.Bytes))
+	a.partBytes, a.inStep, a.outStep, a.sender = uint64(c.Bytes), uint64(inStep), uint64(outStep), int32(sender)
 	k.SetGrid(e.grid(vectors(c.Bytes) * e.ranks))
 	return e.lane.Start(stream, k.Launch.Launch)
 }
 
-// directReduceArgs are the DirectReduce of direct_reduce.cu.
+// symmetric refuses a gather and a scatter that are in place at the root: there the root's operand does not lie
+// where the others' do.
+func symmetric(c *spec.Call) error {
+	if c.InPlace && (c.Collective == spec.Gather || c.Collective == spec.Scatter) {
+		return weft.Invalidf("%v: the root's operands are in place, so its own does not lie where the others' do; "+
+			"the call is not symmetric", c.Collective)
+	}
+	return nil
+}
+
+// directReduceArgs are the DirectReduce of direct_reduce.cuh.
 type directReduceArgs struct {
 	lane            laneArgs
 	direct          directArgs
 	how             how
 	bytes, partStep uint64
-	unit, _         uint32
+	unit, chunk     uint32
+	root            int32
+	_               uint32
 	out             uint64
 	ins, outs       operands
 	group           device.Group
@@ -132,25 +156,35 @@ func directReduceSource(d weft.DType, t target) enginegpu.Source {
 		unsafe.Sizeof(directReduceArgs{}), reducing(d))
 }
 
-// startDirectReduce enqueues an all-reduce or a reduce-scatter whose inputs lie in windows.
+// startDirectReduce enqueues an all-reduce, a reduce-scatter or a reduce whose inputs lie in windows.
 func (e *Engine) startDirectReduce(stream *cuda.Stream, c *spec.Call) error {
+	k := &e.reductions[c.DType].direct
+	return e.reduceDirectly(stream, c, k.Launch, func(owned int) cuda.Dim { return e.grid(vectors(owned)) })
+}
+
+// reduceDirectly enqueues a kernel of direct_reduce.cuh. grid is that for so many bytes of each row.
+func (e *Engine) reduceDirectly(stream *cuda.Stream, c *spec.Call, k enginegpu.Launch[directReduceArgs],
+	grid func(owned int) cuda.Dim,
+) error {
 	if c.Bytes == 0 {
 		return nil
 	}
-	k := &e.reductions[c.DType].direct
 	r := e.reduction(c)
 	a := k.Args
 	a.lane, a.group, a.direct, a.how = e.laneOf(opAllReduce, 0), e.group, e.direct, r.how()
-	a.bytes, a.partStep, a.out = uint64(c.Bytes), 0, uint64(c.Out.Pointer())
-	work := vectors(c.Bytes)
+	a.bytes, a.partStep, a.root, a.out = uint64(c.Bytes), 0, -1, 0
 	a.ins, _ = e.find(c.In)
-	if c.Collective == spec.ReduceScatter {
-		a.lane.op, a.partStep = opReduceScatter, uint64(c.Bytes)
-	} else {
+	owned := c.Bytes
+	switch c.Collective {
+	case spec.ReduceScatter:
+		a.lane.op, a.partStep, a.out = opReduceScatter, uint64(c.Bytes), r.Out
+	case spec.Reduce:
+		a.lane.op, a.root, a.out = opReduce, int32(c.Root), r.Out
+	default:
 		a.outs, _ = e.find(c.Out)
-		work = (work + e.live() - 1) / e.live()
+		owned = (owned + e.live() - 1) / e.live()
 	}
-	a.unit = uint32(unitOf(uint64(c.In.Pointer()) | uint64(c.Out.Pointer()) | a.partStep))
-	k.SetGrid(e.grid(work))
-	return e.lane.Start(stream, k.Launch.Launch)
+	a.unit = uint32(unitOf(r.In | r.Out | a.partStep))
+	k.SetGrid(grid(owned))
+	return e.lane.Start(stream, k.Launch)
 }

@@ -1,5 +1,5 @@
-// All-gather and all-to-all into the outputs of peers, which lie in windows: a rank stores its data where
-// it belongs.
+// All-gather, all-to-all, broadcast and scatter into the outputs of peers, which lie in windows: a rank stores
+// its data where it belongs.
 //
 // Warps take pieces of a peer's part in turn, peer after peer, so that all links are busy from the
 // beginning; ranks begin with different peers.
@@ -12,9 +12,12 @@ struct DirectMove {
 	Lane lane;
 	Direct direct;
 	Operand in;
-	u64 out_unit;			   // what the outputs' addresses are multiples of
-	u64 part_bytes, in_step;   // in_step: from a rank's part of the input to the next one's; 0: all get the whole
-	char *outs[MOST_RANKS];	   // by rank: its output
+	u64 out_unit; // what the outputs' addresses are multiples of
+	u64 part_bytes;
+	u64 in_step, out_step; // from a rank's part to the next one's; 0: all get the whole, or an output is a part
+	int sender;			   // the only one, or -1
+	u32 zero;
+	char *outs[MOST_RANKS]; // by rank: its output
 	Group group;
 };
 
@@ -38,11 +41,12 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) direct_move(const __grid_co
 	u32 pieces = (vectors + 32 * FLYING - 1) / (32 * FLYING);
 	u32 unit = min(a.in.unit, (u32)a.out_unit);
 	u64 step = c.step / 32;
-	for (u64 k = c.at / 32; k < (u64)pieces * g.ranks; k += step) {
+	bool sends = a.sender < 0 || (u32)a.sender == g.rank;
+	for (u64 k = c.at / 32; sends && k < (u64)pieces * g.ranks; k += step) {
 		u32 to = (g.rank + (u32)(k % g.ranks)) % g.ranks, base = (u32)(k / g.ranks) * 32 * FLYING + lane;
 		if (!holds(live.set, to)) continue;
 		Operand from = {a.in.at + to * a.in_step, a.part_bytes, unit, 0};
-		Operand into = {a.outs[to] + g.rank * a.part_bytes, a.part_bytes, unit, 0};
+		Operand into = {a.outs[to] + g.rank * a.out_step, a.part_bytes, unit, 0};
 		if (from.at == into.at) continue; // in place
 		Part in(from), out(into);
 		uint4 v[FLYING];

@@ -18,10 +18,18 @@
 //	move_v                all-gather-v, all-to-all-v: counts of the host or of the GPU
 //	all_gather_progress   an all-gather that raises words as chunks land, nearest rank first
 //	reduce_scatter_ready  a reduce-scatter that reads chunks when words are raised
+//	move_lines            all-gather and all-to-all of any bytes, by lines that arrive whole
 //	barrier               words alone
 //	message               messages between pairs of ranks: one kernel for all of a call's
-//	direct_move           all-gather and all-to-all into outputs that lie in windows: nothing is staged
-//	direct_reduce         all-reduce and reduce-scatter of inputs that lie in windows
+//	helpers_broadcast     the root sends each of the others a share, which they send each other
+//	helpers_reduce        the others reduce a share each, and send the root the results
+//	direct_move           all-gather, all-to-all, broadcast, scatter into outputs in windows: nothing is staged
+//	direct_reduce         all-reduce, reduce-scatter, reduce of inputs in windows, which threads read
+//	bulk_reduce           the same by bulk copies, on few SMs: pull-push, pull
+//	bulk_move             all-gather, all-to-all, gather of inputs in windows, by bulk copies: few-sm, direct
+//	engine_copy           all-gather and all-to-all by copy engines, between two barriers
+//	push_push             all-reduce by pushes of pieces, through staging memory of its own: push-push, push-ring
+//	relaxed_ring          the same, rounded at every hop: its bits are its own, so it must be named
 //
 // An operation has a general form, for any operands and masks, and a plain one for a sum or a move of few
 // aligned vectors, which takes as long as its instructions (plain.cuh). Both store the same in the same
@@ -37,7 +45,11 @@
 //
 // Direct operations find the operands of peers in windows, at the places where this rank's lie: the caller
 // says that a call is symmetric. Their blocks meet by words of their own, a word a block and rank, before
-// they touch a peer's operand and after (direct.cuh).
+// they touch a peer's operand and after (direct.cuh). An operand of the root alone is never read or written
+// by others, who do not know its place.
+//
+// Pieces that are pushed have staging memory and counters of their own, a quarter of the slots' size: what is
+// left there is no mark of slots.
 //
 // Messages have rings of their own, for every pair of ranks in each direction: cells for short messages,
 // chunks for long ones. They are laid out with the window, whose size all ranks agree on, since a message
@@ -60,6 +72,8 @@
 //     follows them looks at that before it sends.
 //   - In move_v a sender waits for credit as well. All ranks go through rounds in the same order, sends before
 //     waits, and all blocks of a launch are resident, so no ranks wait in a circle.
+//   - In push_push a block has three places a rank for pieces. It goes on by turns, and waits in each for what all
+//     ranks did in the one before, so a place has been read when the third turn comes back to it.
 //   - A thread waits for data of its peers' threads of the same number only, and they sent it before they
 //     waited for anything that comes later. So grids need no more than one block at a time. In
 //     all_gather_progress the lower half of the blocks sends and waits for no data, and the upper half waits.
@@ -83,5 +97,6 @@
 //
 // A launch, one load, a store and its way to the peer, one poll, and the sum: about 0.5 + 0.6 + 0.8 us.
 // What an operation moves goes at the rate of stores to peers, 350 GB/s on a GPU of 2022, and not half
-// of that may be lost to the GPU's own memory: loopback measures how much is.
+// of that may be lost to the GPU's own memory: loopback measures how much is. A link carries S bytes of a
+// broadcast or a reduce with helpers, and (n-1) S of any other.
 package gpu

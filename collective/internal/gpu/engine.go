@@ -14,7 +14,8 @@ import (
 
 // Options configures an [Engine]. All ranks pass the same.
 type Options struct {
-	Staging int          // bytes of slots in each rank's window
+	// Staging is bytes of slots in each rank's window; a quarter as much is for pieces of large operands.
+	Staging int
 	SMs     int          // that kernels may fill; 0: see [enginegpu.Want]
 	Force   []string     // algorithms that are used wherever they fit the request
 	Model   *spec.Model  // what algorithms cost
@@ -39,6 +40,7 @@ type Engine struct {
 	blocks    int
 	turnBytes int
 	dependent bool // launches may begin while the one before ends
+	bulk      bool // this GPU has bulk copies
 	check     bool
 
 	algorithms []*algorithm
@@ -51,12 +53,20 @@ type Engine struct {
 	args   laneArgs // but for what is an operation's own
 	direct directArgs
 	group  device.Group
+	push   pushStaging
+	loop   loopback
+	able   spec.Abilities // of every rank's GPU
 
 	barrier    barrier
 	directMove directMove
+	bulkMove   bulkMove
 	moves      [encodings]move
 	movesV     [encodings]moveV
 	credits    uint64 // in the window
+
+	helpersBroadcasts [encodings]helpersBroadcast
+	moveLines         moveLines
+
 	messages   messages
 	reductions [dtypes]*reductions
 	norms      [dtypes]norms
@@ -70,6 +80,15 @@ type reductions struct {
 	reduceScatter  reduceScatter
 	reduceScatterV reduceScatterV
 	direct         directReduce
+	large          *largeReductions // nil: not loaded
+	relaxed        *push            // the same
+}
+
+// largeReductions are those for large operands, which are loaded when one of them first runs.
+type largeReductions struct {
+	bulk    bulkReduce
+	helpers helpersReduce
+	push    push
 }
 
 const dtypes = int(weft.Bool) + 1
@@ -91,8 +110,8 @@ const opNew = "new group"
 // New makes an engine. It is collective.
 func New(ctx context.Context, comm *weft.Comm, o Options) (*Engine, error) {
 	e := &Engine{
-		comm: comm, ranks: max(comm.Size(), o.Loopback), algorithms: algorithms[:len(algorithms):len(algorithms)],
-		check: o.Check, sms: o.SMs,
+		comm: comm, ranks: max(comm.Size(), o.Loopback), loop: loopback{ranks: o.Loopback},
+		algorithms: algorithms[:len(algorithms):len(algorithms)], check: o.Check, sms: o.SMs,
 	}
 	err := e.open(ctx, o)
 	for i := range o.Own {
@@ -104,7 +123,7 @@ func New(ctx context.Context, comm *weft.Comm, o Options) (*Engine, error) {
 	e.chooseBy(o.Force, o.Model)
 	for _, t := range o.DTypes {
 		if err == nil {
-			err = e.Prepare(ctx, opNew, t)
+			err = e.prepareLarge(ctx, opNew, t)
 		}
 	}
 	if err != nil {
@@ -128,8 +147,7 @@ func (e *Engine) open(ctx context.Context, o Options) (err error) {
 	if least := leastTurn(e.ranks); e.turnBytes < least {
 		return weft.Invalidf("%s: staging memory of %d bytes; %d ranks need %d", opNew, o.Staging, e.ranks, turns*least)
 	}
-	major, _, failed := e.comm.Device().Context().Device().ComputeCapability()
-	e.dependent = major >= 9
+	failed := e.learn(ctx)
 	e.room, err = enginegpu.Fit(ctx, e.comm, enginegpu.Want{
 		Op: opNew, Cost: blockCost(e.ranks), SMs: o.SMs, SerialGroup: o.SerialGroup, Least: 1,
 	})
@@ -154,8 +172,8 @@ func (e *Engine) open(ctx context.Context, o Options) (err error) {
 	e.credits = uint64(window.Zeros(creditsOf(e.turnBytes)))
 	e.layOutDirect(window)
 	landed := local.Zeros(4 * mostCallWords)
-	loop := loopback{ranks: o.Loopback}
-	loop.layOut(window, &e.args)
+	e.push.layOut(window, o.Staging, e.blocks, e.ranks)
+	e.loop.layOut(window, &e.args)
 	e.layOutMessages(o.Staging, window, local)
 	e.lane, err = enginegpu.NewLane(ctx, e.comm, enginegpu.LaneSpec{
 		Op: opNew, Owner: "group", Words: laneWords, Window: window, Local: local,
@@ -163,13 +181,13 @@ func (e *Engine) open(ctx context.Context, o Options) (err error) {
 			e.lane, e.group = l, l.Group(0)
 			e.args.state, e.args.own = uint64(l.Local(0)), e.group.Window[e.comm.Rank()]
 			e.words.landed = uint64(l.Local(landed))
-			loop.point(&e.group)
+			e.loop.point(&e.group)
 		},
 	})
 	if err != nil {
 		return err
 	}
-	return loop.fill(e)
+	return e.loop.fill(e)
 }
 
 func (e *Engine) config() cuda.LaunchConfig {
@@ -194,62 +212,101 @@ func (e *Engine) target() target { return targetOf(e.comm.Device().Arch(), e.ran
 
 func (e *Engine) loadMoves(ctx context.Context) error {
 	t := e.target()
-	sources := []enginegpu.Source{barrierSource(t)}
+	sources := []enginegpu.Source{barrierSource(t), directMoveSource(t), bulkMoveSource(t), moveLinesSource(t)}
 	for enc := words; enc < encodings; enc++ {
-		sources = append(sources, moveSource(enc, t), moveVSource(enc, t))
+		sources = append(sources, moveSource(enc, t), moveVSource(enc, t), helpersBroadcastSource(enc, t))
 	}
-	sources = append(sources, directMoveSource(t))
 	f, err := e.load(ctx, sources...)
 	if err != nil {
 		return err
 	}
-	e.barrier.Launch, err = enginegpu.NewLaunch(f[0], e.config(), barrierArgs{})
-	for enc := words; enc < encodings && err == nil; enc++ {
-		if e.moves[enc].Launch, err = enginegpu.NewLaunch(f[2*enc-1], e.config(), moveArgs{}); err == nil {
-			e.movesV[enc].Launch, err = enginegpu.NewLaunch(f[2*enc], e.config(), moveVArgs{})
-		}
+	errs := make([]error, len(f))
+	e.barrier.Launch, errs[0] = enginegpu.NewLaunch(f[0], e.config(), barrierArgs{})
+	e.directMove.Launch, errs[1] = enginegpu.NewLaunch(f[1], e.config(), directMoveArgs{})
+	e.bulkMove.Launch, errs[2] = newBulk(e, f[2], threads, bulkShared, bulkMoveArgs{chunk: moveChunk})
+	e.moveLines.Launch, errs[3] = enginegpu.NewLaunch(f[3], e.config(), moveLinesArgs{})
+	for enc := words; enc < encodings; enc++ {
+		i := 1 + 3*enc
+		e.moves[enc].Launch, errs[i] = enginegpu.NewLaunch(f[i], e.config(), moveArgs{})
+		e.movesV[enc].Launch, errs[i+1] = enginegpu.NewLaunch(f[i+1], e.config(), moveVArgs{})
+		e.helpersBroadcasts[enc].Launch, errs[i+2] = enginegpu.NewLaunch(f[i+2], e.config(), helpersBroadcastArgs{})
 	}
-	if err == nil {
-		e.directMove.Launch, err = enginegpu.NewLaunch(f[2*encodings-1], e.config(), directMoveArgs{})
-	}
-	return err
+	return errors.Join(errs...)
 }
 
 // Prepare loads the kernels that reduce elements of a type, unless they are loaded. It is collective.
-// A driver loads code only when no kernel runs that waits for a peer; every rank has enqueued all
-// that came before on all of them, so what runs ends. A capture cannot wait for it.
 func (e *Engine) Prepare(ctx context.Context, op string, t weft.DType) error {
 	if e.reductions[t] != nil {
 		return nil
 	}
-	if e.lane.Capture() != 0 {
-		return weft.Unsupportedf("%s: the kernels that reduce %v are not loaded, and a capture cannot wait for that; "+
-			"list the type in Options.DTypes, or reduce one element before", op, t)
-	}
 	to := e.target()
-	f, err := e.load(ctx, oneShotSource(t, to), twoShotSource(t, to), reduceScatterSource(t, to),
+	f, err := e.loadReductions(ctx, op, t, oneShotSource(t, to), twoShotSource(t, to), reduceScatterSource(t, to),
 		reduceScatterVSource(t, to), directReduceSource(t, to))
 	if err != nil {
 		return err
 	}
-	r := &reductions{}
-	if r.oneShot.Launch, err = enginegpu.NewLaunch(f[0], e.config(), allReduceArgs{}); err != nil {
-		return err
-	}
-	if r.twoShot.Launch, err = enginegpu.NewLaunch(f[1], e.config(), allReduceArgs{}); err != nil {
-		return err
-	}
-	if r.reduceScatter.Launch, err = enginegpu.NewLaunch(f[2], e.config(), reduceScatterArgs{}); err != nil {
-		return err
-	}
-	if r.reduceScatterV.Launch, err = enginegpu.NewLaunch(f[3], e.config(), reduceScatterVArgs{}); err != nil {
-		return err
-	}
-	if r.direct.Launch, err = enginegpu.NewLaunch(f[4], e.config(), directReduceArgs{}); err != nil {
+	r, errs := &reductions{}, make([]error, len(f))
+	r.oneShot.Launch, errs[0] = enginegpu.NewLaunch(f[0], e.config(), allReduceArgs{})
+	r.twoShot.Launch, errs[1] = enginegpu.NewLaunch(f[1], e.config(), allReduceArgs{})
+	r.reduceScatter.Launch, errs[2] = enginegpu.NewLaunch(f[2], e.config(), reduceScatterArgs{})
+	r.reduceScatterV.Launch, errs[3] = enginegpu.NewLaunch(f[3], e.config(), reduceScatterVArgs{})
+	r.direct.Launch, errs[4] = enginegpu.NewLaunch(f[4], e.config(), directReduceArgs{})
+	if err := errors.Join(errs...); err != nil {
 		return err
 	}
 	e.reductions[t] = r
 	return nil
+}
+
+// prepareLarge loads those for large operands as well.
+func (e *Engine) prepareLarge(ctx context.Context, op string, t weft.DType) error {
+	if err := e.Prepare(ctx, op, t); err != nil || e.reductions[t].large != nil {
+		return err
+	}
+	to := e.target()
+	f, err := e.loadReductions(ctx, op, t, bulkReduceSource(t, to), helpersReduceSource(t, to), pushSource(t, to))
+	if err != nil {
+		return err
+	}
+	l, errs := &largeReductions{}, make([]error, len(f))
+	l.bulk.Launch, errs[0] = e.newBulkReduce(f[0])
+	l.helpers.Launch, errs[1] = enginegpu.NewLaunch(f[1], e.config(), helpersReduceArgs{})
+	l.push.Launch, errs[2] = e.newPush(f[2])
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	e.reductions[t].large = l
+	return nil
+}
+
+// prepareFor loads those that an algorithm needs.
+func (e *Engine) prepareFor(ctx context.Context, op string, a *algorithm, t weft.DType) error {
+	if a.large() {
+		return e.prepareLarge(ctx, op, t)
+	}
+	err := e.Prepare(ctx, op, t)
+	if err != nil || a.Name != relaxedRing || e.reductions[t].relaxed != nil {
+		return err
+	}
+	f, err := e.loadReductions(ctx, op, t, relaxedSource(t, e.target()))
+	if err != nil {
+		return err
+	}
+	k, err := e.newPush(f[0])
+	e.reductions[t].relaxed = &push{k}
+	return err
+}
+
+// loadReductions loads kernels that reduce elements of a type.
+// A driver loads code only when no kernel runs that waits for a peer; every rank has enqueued all
+// that came before on all of them, so what runs ends. A capture cannot wait for it.
+func (e *Engine) loadReductions(ctx context.Context, op string, t weft.DType, sources ...enginegpu.Source,
+) ([]*cuda.Function, error) {
+	if e.lane.Capture() != 0 {
+		return nil, weft.Unsupportedf("%s: the kernels that reduce %v are not loaded, and a capture cannot wait for that; "+
+			"list the type in Options.DTypes, or make the call once before", op, t)
+	}
+	return e.load(ctx, sources...)
 }
 
 // Enter begins a call: see [enginegpu.Lane.Enter].
@@ -305,11 +362,13 @@ func (e *Engine) plain(in, out operand, n int) uint32 {
 	return 1
 }
 
-// grid is how many blocks serve so many vectors. The threads of a launch raise all counts: there are so
-// many of them that each raises one at most.
+// least is how many blocks a launch has at least. Its threads raise all counts: there are so many of them that
+// each raises one at most.
+func (e *Engine) least() int { return (e.blocks + threads - 1) / threads }
+
+// grid is how many blocks serve so many vectors.
 func (e *Engine) grid(vectors int) cuda.Dim {
-	least := (e.blocks + threads - 1) / threads
-	return cuda.Dim{X: uint32(max(least, min((vectors+threads-1)/threads, e.most)))}
+	return cuda.Dim{X: uint32(max(e.least(), min((vectors+threads-1)/threads, e.most)))}
 }
 
 // live is how many ranks take part.

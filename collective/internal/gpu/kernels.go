@@ -20,7 +20,8 @@ var files embed.FS
 func source(name, file string, t target, parameter uintptr, defines map[string]string) enginegpu.Source {
 	headers := device.Headers()
 	for _, h := range []string{
-		"slots.cuh", "fold.cuh", "all_reduce.cuh", "direct.cuh", "plain.cuh", "all_reduce_norm.cuh", "chunks.cuh",
+		"slots.cuh", "fold.cuh", "all_reduce.cuh", "direct.cuh", "direct_reduce.cuh", "helpers.cuh", "rows.cuh",
+		"push.cuh", "plain.cuh", "all_reduce_norm.cuh", "chunks.cuh",
 	} {
 		headers[h] = text(h)
 	}

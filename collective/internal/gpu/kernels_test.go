@@ -11,14 +11,18 @@ import (
 
 // allSpecs are the kernels of every encoding and type.
 func allSpecs(t target) (all []kernel.Spec) {
-	sources := []enginegpu.Source{barrierSource(t), directMoveSource(t), messageSource(t), messageListSource(t)}
+	sources := []enginegpu.Source{
+		barrierSource(t), directMoveSource(t), bulkMoveSource(t), moveLinesSource(t), messageSource(t), messageListSource(t),
+	}
 	for e := words; e < encodings; e++ {
-		sources = append(sources, moveSource(e, t), moveVSource(e, t), allGatherProgressSource(e, t))
+		sources = append(sources, moveSource(e, t), moveVSource(e, t), allGatherProgressSource(e, t),
+			helpersBroadcastSource(e, t))
 	}
 	for d := weft.DType(1); int(d) < dtypes; d++ {
 		if _, ok := arithmetic[d]; ok || d == weft.Bool {
 			sources = append(sources, oneShotSource(d, t), twoShotSource(d, t), reduceScatterSource(d, t),
-				reduceScatterVSource(d, t), directReduceSource(d, t))
+				reduceScatterVSource(d, t), directReduceSource(d, t), bulkReduceSource(d, t),
+				helpersReduceSource(d, t), pushSource(d, t), relaxedSource(d, t))
 		}
 	}
 	// One type for each kind of accumulator; the others differ in what all reductions have.

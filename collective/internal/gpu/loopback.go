@@ -1,6 +1,9 @@
 package gpu
 
 import (
+	"errors"
+
+	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/device"
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
@@ -40,12 +43,24 @@ func (l *loopback) fill(e *Engine) error {
 		return nil
 	}
 	base, s := e.lane.Window().Pointer(), e.comm.Device().Stream()
-	if err := s.Memset(base.Add(int(e.args.slots)), 0, turns*e.turnBytes); err != nil {
-		return err
-	}
+	fill := func(at uint64, value byte, bytes int) error { return s.Memset(base.Add(int(at)), value, bytes) }
 	const late = 0x3F // in each byte of a word: of an operation that never comes
-	if err := s.Memset(base.Add(int(e.args.heard)), late, 8*e.ranks); err != nil {
-		return err
+	errs := []error{fill(e.args.slots, 0, turns*e.turnBytes), fill(e.args.heard, late, 8*e.ranks)}
+	for _, words := range []uint64{e.direct.ready, e.direct.done, e.push.sent, e.push.got} {
+		errs = append(errs, fill(words, late, 8*e.ranks*e.blocks))
 	}
-	return s.Synchronize()
+	return errors.Join(append(errs, s.Synchronize())...)
+}
+
+// operands are those of all ranks: the others' lie in the window of the only one as well, in regions of the same
+// size, if there is room; else all have the same.
+func (l *loopback) operands(w *weft.Window, offset, bytes int) (at operands) {
+	region := w.Size() / l.ranks &^ 0xFF
+	if offset+bytes > region {
+		region = 0
+	}
+	for r := range l.ranks {
+		at[r] = uint64(w.Pointer().Add(offset + r*region))
+	}
+	return at
 }

@@ -56,7 +56,7 @@ func (e *Engine) Run(ctx context.Context, s *weft.Stream, c *spec.Call, refused 
 	case c.Words.Given():
 		err = e.prepareWords(ctx, c)
 	case c.Collective.Reduces():
-		err = e.Prepare(ctx, name, c.DType)
+		err = e.prepareFor(ctx, name, a, c.DType)
 	}
 	if err != nil {
 		return a.Name, err

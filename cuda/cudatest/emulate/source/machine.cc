@@ -36,7 +36,7 @@ struct Copy {
 	void *to;
 	const void *from;
 	u64 *barrier; // of a load; null for a store
-	u32 bytes, delay;
+	u32 bytes, delay, group;
 };
 
 // A Late store to a peer's memory. Fences order it against stores to other addresses, and the program's order holds for
@@ -318,8 +318,8 @@ void fence() {
 
 namespace {
 
-// copy performs bulk copies that are due: all those of a thread, if one is given.
-void copy(FullBlock *b, Thread *only);
+// copy performs bulk copies that are due: the stores of a thread, if one is given, in groups up to one.
+void copy(FullBlock *b, Thread *only, u32 group = 0);
 
 } // namespace
 
@@ -511,10 +511,10 @@ void move(FullBlock *b, Copy *c) {
 	static_cast<FullGrid *>(b->grid)->progress++;
 }
 
-void copy(FullBlock *b, Thread *only) {
+void copy(FullBlock *b, Thread *only, u32 group) {
 	for (Copy **at = &b->copies; *at != nullptr;) {
 		Copy *c = *at;
-		bool due = only != nullptr ? c->thread == only && c->barrier == nullptr : c->delay == 0;
+		bool due = only != nullptr ? c->thread == only && c->barrier == nullptr && c->group <= group : c->delay == 0;
 		if (!due) {
 			if (only == nullptr) c->delay--;
 			at = &c->next;
@@ -542,7 +542,7 @@ void bulk(void *to, const void *from, u32 bytes, u64 *barrier, const char *what)
 		FAIL(t, ILLEGAL_ADDRESS, "%s of %u bytes: %p is not the block's shared memory", what, bytes, shared);
 	if (bytes > 0) stray(global, bytes, what);
 	Copy *c = (Copy *)malloc(sizeof(Copy));
-	*c = {nullptr, t, to, from, barrier, bytes, 2 + (u32)(chance(grid_of(t)) & 3)};
+	*c = {nullptr, t, to, from, barrier, bytes, 2 + (u32)(chance(grid_of(t)) & 3), t->groups};
 	Copy **end = &b->copies;
 	while (*end != nullptr) end = &(*end)->next;
 	*end = c;
@@ -590,11 +590,20 @@ void bulk_load(void *shared, const void *global, u32 bytes, u64 *barrier) {
 
 void bulk_store(void *global, const void *shared, u32 bytes) { bulk(global, shared, bytes, nullptr, "bulk_store"); }
 
+void bulk_commit() { self()->groups++; }
+
 void bulk_wait() {
 	Thread *t = self();
 	if (t->bulk == 0) return;
 	yield();
-	copy(block_of(t), t);
+	copy(block_of(t), t, t->groups);
+}
+
+void bulk_wait_before() {
+	Thread *t = self();
+	if (t->bulk == 0 || t->groups < 2) return;
+	yield();
+	copy(block_of(t), t, t->groups - 2);
 }
 
 // ---- Launches.

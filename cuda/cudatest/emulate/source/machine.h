@@ -75,7 +75,8 @@ struct Thread {
 	Index index;
 	u32 number, lane, polls;
 	u32 state;
-	u32 bulk; // stores that bulk_wait has not seen
+	u32 bulk;	// stores that bulk_wait has not seen
+	u32 groups; // of bulk stores that were committed
 	u32 mask, operation, argument;
 	u64 value, result;
 	const char *file;
@@ -121,7 +122,9 @@ void barrier_expect(u64 *barrier, u32 bytes);
 bool barrier_done(u64 *barrier, u32 parity);
 void bulk_load(void *shared, const void *global, u32 bytes, u64 *barrier);
 void bulk_store(void *global, const void *shared, u32 bytes);
+void bulk_commit();
 void bulk_wait();
+void bulk_wait_before(); // for all groups but the last
 
 inline __attribute__((always_inline)) void poll() {
 	Thread *t = self();

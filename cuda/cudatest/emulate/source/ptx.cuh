@@ -164,6 +164,21 @@ __device__ __forceinline__ void store_relaxed_sys16(void *p, uint4 v) {
 	host::store16(p, v);
 }
 
+// The last lane of a line stores all of it, the flag last, and never late: a GPU's line arrives whole.
+__device__ __forceinline__ void store_line(void *p, uint4 v) {
+	emulate::reach(p, 16, __func__);
+	u32 lane = emulate::self()->lane, first = lane & ~7u;
+	u32 line[32];
+	for (u32 i = 0; i < 8; i++) {
+		line[4 * i] = __shfl_sync(0xFFFFFFFFu, v.x, first + i);
+		line[4 * i + 1] = __shfl_sync(0xFFFFFFFFu, v.y, first + i);
+		line[4 * i + 2] = __shfl_sync(0xFFFFFFFFu, v.z, first + i);
+		line[4 * i + 3] = __shfl_sync(0xFFFFFFFFu, v.w, first + i);
+	}
+	if (lane != first + 7) return;
+	for (u32 i = 0; i < 32; i++) __atomic_store_n((u32 *)((u8 *)p - 112) + i, line[i], __ATOMIC_RELEASE);
+}
+
 __device__ __forceinline__ void store_relaxed_sys8(void *p, uint2 v) {
 	emulate::reach(p, 8, __func__);
 	host::put(p, 1, v.y);
@@ -246,6 +261,7 @@ __device__ __forceinline__ u32 load_shared4(u64 at) { return *(const u32 *)at; }
 __device__ __forceinline__ uint2 load_shared8(u64 at) { return *(const uint2 *)at; }
 __device__ __forceinline__ uint4 load_shared16(u64 at) { return *(const uint4 *)at; }
 __device__ __forceinline__ void store_shared4(u64 at, u32 v) { *(u32 *)at = v; }
+__device__ __forceinline__ void store_shared16(u64 at, uint4 v) { *(uint4 *)at = v; }
 __device__ __forceinline__ void or_shared4(u64 at, u32 v, bool here) {
 	if (here) *(u32 *)at |= v;
 }
@@ -268,8 +284,9 @@ __device__ __forceinline__ void bulk_load(void *shared, const void *global, u32 
 __device__ __forceinline__ void bulk_store(void *global, const void *shared, u32 bytes) {
 	emulate::bulk_store(global, shared, bytes);
 }
-__device__ __forceinline__ void bulk_commit() {}
+__device__ __forceinline__ void bulk_commit() { emulate::bulk_commit(); }
 __device__ __forceinline__ void bulk_wait_read() { emulate::bulk_wait(); }
+__device__ __forceinline__ void bulk_wait_read_before() { emulate::bulk_wait_before(); }
 __device__ __forceinline__ void bulk_wait() { emulate::bulk_wait(); }
 __device__ __forceinline__ void fence_async() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 __device__ __forceinline__ void fence_async_shared() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }

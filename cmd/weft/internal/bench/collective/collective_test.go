@@ -314,6 +314,34 @@ func TestEveryKindOnEmulatedGPUs(t *testing.T) {
 	}
 }
 
+// everyAlgorithm measures each with operands in windows, on ranks of a loopback and on others.
+func (g GPUs) everyAlgorithm(t *testing.T, sorts ...sort) {
+	t.Helper()
+	for _, k := range kinds(true) {
+		for _, name := range k.Algorithms(true) {
+			s := sweepOf(k)
+			s.Algorithm, s.Heap = name, false
+			for _, o := range sorts {
+				g.check(t, s, o)
+			}
+		}
+	}
+}
+
+func TestEveryAlgorithmOnEmulatedGPUs(t *testing.T) {
+	sorts := []sort{{gpus: 1, ranks: 3, graph: true, loopback: true}}
+	if emulate.Everything() {
+		sorts = append(sorts, sort{gpus: 2, ranks: 2, graph: true, inPlace: false})
+	}
+	emulatedGPUs(t, 2).everyAlgorithm(t, sorts...)
+}
+
+func TestEveryAlgorithmOnGPUs(t *testing.T) {
+	contexts := ranktest.Real(t).Contexts
+	g := GPUs{GPUs: timing.GPUs{Contexts: contexts, Operations: 150, Samples: 20}}
+	g.everyAlgorithm(t, sort{gpus: 1, ranks: 4, graph: true, loopback: true})
+}
+
 func TestEveryKindOnGPUs(t *testing.T) {
 	contexts := ranktest.Real(t).Contexts
 	g := GPUs{GPUs: timing.GPUs{Contexts: contexts, Operations: 150, Samples: 20}}
@@ -347,7 +375,8 @@ func (g GPUs) check(t *testing.T, s Sweep, o sort) {
 			r.P50, r.Empty, r.Dependent)
 		if !r.Verified || r.Ranks != o.ranks || r.GPUs != min(o.gpus, o.ranks) || r.Loopback != o.loopback ||
 			r.Engine != "gpu" || r.P50 <= 0 || r.UsP99 != r.P99 || r.Empty <= 0 || (r.Issue > 0) == o.graph ||
-			!messages && !strings.HasPrefix(r.Algorithm, Named(s.Kind).Collective.String()+"/") {
+			!messages && !strings.HasPrefix(r.Algorithm, Named(s.Kind).Collective.String()+"/") ||
+			s.Algorithm != "" && r.Algorithm != s.Algorithm {
 			t.Errorf("%s: %+v %+v %+v", s.Kind, r, r.Collective, r.GPU)
 		}
 	}

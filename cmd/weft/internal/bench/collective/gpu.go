@@ -86,22 +86,11 @@ func (m *gpuRank) open(ctx context.Context, s *Sweep, c *closer.Stack) (err erro
 	}
 	least := int64(m.ranks * dtype.Size()) // sizes below are rounded up
 	most := int(max(least, slices.Max(s.sizes()), int64(s.Hidden*dtype.Size())))
-	for _, at := range []*cuda.Pointer{&m.in, &m.out} {
-		if m.windows = !s.Heap && !m.of.Loopback && s.Hidden == 0; m.windows {
-			w, err := m.Comm.Alloc(ctx, most)
-			if err != nil {
-				return err
-			}
-			c.Add(w.Close)
-			*at = w.Pointer()
-			continue
-		}
-		memory, err := m.Context.Alloc(most)
-		if err != nil {
+	m.windows = !s.Heap && s.Hidden == 0
+	for _, operand := range []*cuda.Pointer{&m.in, &m.out} {
+		if *operand, err = m.alloc(ctx, most, !m.windows, c); err != nil {
 			return err
 		}
-		c.Add(memory.Close)
-		*at = memory.Pointer()
 	}
 	m.piece = make([]byte, min(pieceBytes, most))
 	o := collective.Options{SMs: m.of.SMs, Staging: m.of.Staging}
@@ -128,6 +117,29 @@ func (m *gpuRank) open(ctx context.Context, s *Sweep, c *closer.Stack) (err erro
 	}
 	m.dependent, err = m.nothing(ctx, true)
 	return err
+}
+
+// alloc allocates memory for an operand, in a window unless it is to be outside of any. That of a loopback has
+// the peers' operands behind this rank's, which are zeros.
+func (m *gpuRank) alloc(ctx context.Context, size int, heap bool, c *closer.Stack) (cuda.Pointer, error) {
+	if heap {
+		memory, err := m.Context.Alloc(size)
+		if err != nil {
+			return 0, err
+		}
+		c.Add(memory.Close)
+		return memory.Pointer(), nil
+	}
+	if m.of.Loopback {
+		const aligned = 256
+		size = (size + aligned - 1) / aligned * aligned * m.ranks
+	}
+	w, err := m.Comm.Alloc(ctx, size)
+	if err != nil {
+		return 0, err
+	}
+	c.Add(w.Close)
+	return w.Pointer(), errors.Join(m.Stream.Memset(w.Pointer(), 0, size), m.Stream.Synchronize())
 }
 
 // nothing times a kernel that does nothing.
@@ -182,7 +194,10 @@ func (m *gpuRank) operation(ctx context.Context, x *exchange) timing.Operation {
 	o.Run = func(bool) error { return x.run(ctx, m.group, m.Work) }
 	o.Renew = func(bool) error {
 		if x.out != nil {
-			const poison = 0xa5
+			poison := byte(0xa5)
+			if m.of.Loopback && x.call.Symmetric {
+				poison = 0 // what others would store
+			}
 			if err := errors.Join(m.Stream.Memset(out, poison, x.out.bytes()), m.Stream.Synchronize()); err != nil {
 				return err
 			}

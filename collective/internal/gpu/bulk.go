@@ -1,0 +1,136 @@
+package gpu
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/collective/spec"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/device"
+	enginegpu "github.com/weftgo/weft/engine/gpu"
+)
+
+// bulkThreads are those of a block that reduces what bulk copies bring.
+const bulkThreads = 2 * threads
+
+// A block that bulk copies pass through takes bulkShared bytes of shared memory, so that an SM holds two beside
+// other kernels' blocks, and counts for bulkBlocks of others, of which an SM holds up to six. More than so many
+// gain nothing.
+const (
+	bulkShared = 48 << 10
+	bulkBlocks = 3
+
+	mostPushing = 16 // of blocks that store at peers as well
+	mostPulling = 12
+)
+
+// bulkGrid is how many blocks serve so many chunks.
+func (e *Engine) bulkGrid(chunks, most int) cuda.Dim {
+	return cuda.Dim{X: uint32(max(e.least(), min(chunks, e.blocks/bulkBlocks, most)))}
+}
+
+// bulkReduce reads inputs where they lie, by bulk copies.
+type bulkReduce struct {
+	enginegpu.Launch[directReduceArgs]
+}
+
+func bulkReduceSource(d weft.DType, t target) enginegpu.Source {
+	return source(fmt.Sprintf("bulk reduction of %v", d), "bulk_reduce.cu", t,
+		unsafe.Sizeof(directReduceArgs{}), reducing(d))
+}
+
+// stages is how many chunks of each row a block has: the STAGES of bulk_reduce.cu.
+const stages = 3
+
+// reduceChunk is how many bytes of a row a chunk has. Less would be slow.
+func reduceChunk(ranks int) int { return max(512, bulkShared/stages/ranks&^127) }
+
+func (e *Engine) newBulkReduce(f *cuda.Function) (enginegpu.Launch[directReduceArgs], error) {
+	chunk := reduceChunk(e.ranks)
+	return newBulk(e, f, bulkThreads, stages*e.ranks*chunk, directReduceArgs{chunk: uint32(chunk)})
+}
+
+// newBulk lays out the launch of a kernel that has so much shared memory where it has bulk copies.
+func newBulk[A any](e *Engine, f *cuda.Function, threads, shared int, args A) (l enginegpu.Launch[A], err error) {
+	config := e.config()
+	config.Block.X = uint32(threads)
+	if e.bulk {
+		config.Shared = shared
+		if err := f.SetMaxDynamicShared(shared); err != nil {
+			return l, err
+		}
+	}
+	return enginegpu.NewLaunch(f, config, args)
+}
+
+// startPullPush enqueues an all-reduce: every rank pulls its share of all inputs, and pushes the result to all.
+func (e *Engine) startPullPush(stream *cuda.Stream, c *spec.Call) error {
+	return e.bulkReduction(stream, c, mostPushing)
+}
+
+// startPull enqueues a reduce-scatter or a reduce.
+func (e *Engine) startPull(stream *cuda.Stream, c *spec.Call) error {
+	return e.bulkReduction(stream, c, mostPulling)
+}
+
+func (e *Engine) bulkReduction(stream *cuda.Stream, c *spec.Call, most int) error {
+	k, chunk := &e.reductions[c.DType].large.bulk, reduceChunk(e.ranks)
+	return e.reduceDirectly(stream, c, k.Launch, func(owned int) cuda.Dim {
+		return e.bulkGrid((owned+chunk-1)/chunk, most)
+	})
+}
+
+// bulkMoveArgs are the BulkMove of bulk_move.cu.
+type bulkMoveArgs struct {
+	lane              laneArgs
+	direct            directArgs
+	partBytes, inStep uint64
+	unit, chunk       uint32
+	receiver          int32
+	_                 uint32
+	out               uint64
+	ins               operands
+	group             device.Group
+}
+
+// bulkMove reads what it moves where it lies.
+type bulkMove struct {
+	enginegpu.Launch[bulkMoveArgs]
+}
+
+func bulkMoveSource(t target) enginegpu.Source {
+	return source("bulk move", "bulk_move.cu", t, unsafe.Sizeof(bulkMoveArgs{}), map[string]string{})
+}
+
+// moveChunk is how much a warp carries at a time.
+const moveChunk = bulkShared / (threads / 32)
+
+// startBulkMove enqueues an all-gather, an all-to-all or a gather whose inputs lie in windows.
+func (e *Engine) startBulkMove(stream *cuda.Stream, c *spec.Call) error {
+	if err := symmetric(c); err != nil || c.Bytes == 0 {
+		return err
+	}
+	in, out := e.addresses(c)
+	k := &e.bulkMove
+	a := k.Args
+	a.lane, a.group, a.direct = e.laneOf(opAllGather, 0), e.group, e.direct
+	a.partBytes, a.inStep, a.receiver = uint64(c.Bytes), 0, -1
+	switch c.Collective {
+	case spec.AllToAll:
+		a.lane.op, a.inStep = opAllToAll, uint64(c.Bytes)
+	case spec.Gather:
+		a.lane.op, a.receiver = opGather, int32(c.Root)
+	}
+	a.ins, _ = e.find(c.In)
+	if c.Collective == spec.AllGather && c.InPlace { // an input lies in the output, at its rank's place
+		a.ins, _ = e.find(c.Out)
+		for r := range e.ranks {
+			a.ins[r] += uint64(r * c.Bytes)
+		}
+	}
+	a.out, a.unit = out, uint32(unitOf(in|out|uint64(c.Bytes)))
+	chunks := (c.Bytes + moveChunk - 1) / moveChunk * e.ranks
+	k.SetGrid(e.bulkGrid((chunks+threads/32-1)/(threads/32), mostPulling))
+	return e.lane.Start(stream, k.Launch.Launch)
+}
