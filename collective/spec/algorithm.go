@@ -55,6 +55,12 @@ const (
 	WithWords
 )
 
+// optIn is the tag of algorithms that run only where they are named, whatever they cost.
+const optIn = "opt-in"
+
+// OptIn says whether the algorithm runs only where a call or a group names it: its results have other bits, say.
+func (a *Algorithm) OptIn() bool { return a.Tags[optIn] != "" }
+
 // Placement says whether an algorithm takes an output that is the input.
 type Placement uint8
 

@@ -1,7 +1,7 @@
 // Package choice chooses the algorithm of a call, for both engines.
 //
 // Invariant: a choice is a function of the request, of the group's algorithms, of what was forced when the
-// group was made, of a selector, and of the model. All ranks have the same of each, so all choose the same.
+// group was made, and of the model. All ranks have the same of each, so all choose the same.
 // Where operands lie in memory, whether a stream captures, and how busy a rank is are not among them.
 //
 // Of the algorithms that fit a request the one that costs least is chosen, by [spec.Algorithm.Estimate];
@@ -17,20 +17,13 @@ import (
 	"github.com/weftgo/weft/collective/spec"
 )
 
-// Selector names the algorithm for a request, of those that fit it; any other name is no choice. It is a
-// pure function, the same on every rank.
-type Selector func(q spec.Request, fit []spec.Algorithm) string
-
 // Chooser chooses algorithms for one group. It is for one goroutine at a time.
 type Chooser struct {
-	Select Selector // nil: none
-
 	all    []*spec.Algorithm
 	forced []int
 	model  *spec.Model
 	cache  [cached]ranking
-	costs  []float64        // of a ranking in the making
-	fit    []spec.Algorithm // for Select
+	costs  []float64 // of a ranking in the making
 
 	last       spec.Request // of AtOnce: the shortest operations count every nanosecond
 	lastAtOnce int
@@ -49,7 +42,7 @@ const (
 
 // New makes a chooser of these algorithms. Those that are forced are used wherever they fit, in their order.
 func New(all []*spec.Algorithm, forced []string, m *spec.Model) *Chooser {
-	c := &Chooser{all: all, model: m, fit: make([]spec.Algorithm, 0, len(all))}
+	c := &Chooser{all: all, model: m}
 	c.last.Collective = spec.Collectives // of no request
 	for _, name := range forced {
 		if i := c.Named(name); i >= 0 {
@@ -93,32 +86,12 @@ func (c *Chooser) choose(q *spec.Request, eager bool) int {
 			return i
 		}
 	}
-	if c.Select != nil {
-		if i := c.selected(q, eager); i >= 0 {
-			return i
-		}
-	}
 	for _, i := range c.ranked(q) {
 		if a := c.all[i]; (eager || !a.Eager) && a.Fits(*q) {
 			return i
 		}
 	}
 	return -1
-}
-
-// selected asks the selector.
-func (c *Chooser) selected(q *spec.Request, eager bool) int {
-	c.fit = c.fit[:0]
-	for _, a := range c.all {
-		if (eager || !a.Eager) && a.Fits(*q) {
-			c.fit = append(c.fit, *a)
-		}
-	}
-	name := c.Select(*q, c.fit)
-	if !slices.ContainsFunc(c.fit, func(a spec.Algorithm) bool { return a.Name == name }) {
-		return -1
-	}
-	return c.Named(name)
 }
 
 // ranked is the algorithms of the request's collective by cost, without those whose cost is not known.
@@ -134,7 +107,7 @@ func (c *Chooser) ranked(q *spec.Request) []int {
 	costs := c.costs[:0]
 	r.key, r.order = key, r.order[:0]
 	for i, a := range c.all {
-		if a.Collective != q.Collective {
+		if a.Collective != q.Collective || a.OptIn() {
 			continue
 		}
 		us, known := a.Estimate(&typical, c.model)

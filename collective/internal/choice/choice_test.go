@@ -116,38 +116,3 @@ func TestClasses(t *testing.T) {
 		}
 	})
 }
-
-// TestSelect: a selector is asked first, and what it does not know is chosen by cost.
-func TestSelect(t *testing.T) {
-	cost := func(us float64) func(spec.Request, *spec.Model) float64 {
-		return func(spec.Request, *spec.Model) float64 { return us }
-	}
-	all := []*spec.Algorithm{
-		{Name: "slow", Collective: spec.AllReduce, Cost: cost(3)},
-		{Name: "fast", Collective: spec.AllReduce, Cost: cost(1)},
-		{Name: "other", Collective: spec.Reduce, Cost: cost(1)},
-		{Name: "long", Collective: spec.AllReduce, MinBytes: 100},
-		{Name: "undefined", Collective: spec.AllReduce, Cost: cost(math.NaN())},
-	}
-	c := New(all, nil, &spec.Model{})
-	for name, want := range map[string]string{
-		"slow": "slow", "other": "fast", "": "fast", "long": "fast", "no such": "fast", "undefined": "undefined",
-	} {
-		c.Select = func(q spec.Request, fit []spec.Algorithm) string {
-			if len(fit) != 3 || q.Bytes != 8 {
-				t.Errorf("asked of %d algorithms, %+v", len(fit), q)
-			}
-			return name
-		}
-		q := spec.Request{Collective: spec.AllReduce, Bytes: 8, Sent: 8, Ranks: 2}
-		if got := all[c.Choose(&q)].Name; got != want {
-			t.Errorf("asked for %q, got %s, want %s", name, got, want)
-		}
-	}
-	if a := testing.AllocsPerRun(10, func() {
-		q := spec.Request{Collective: spec.AllReduce, Bytes: 8, Sent: 8, Ranks: 2}
-		c.Choose(&q)
-	}); a > 0 {
-		t.Errorf("%v allocations", a)
-	}
-}

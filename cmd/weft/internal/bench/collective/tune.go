@@ -55,7 +55,7 @@ func Trials(gpu bool, kind string, ranks int, loopback bool) (all []*Trial) {
 			if loopback {
 				q.Windows &= spec.InPlace
 			}
-			if a.Fits(q) {
+			if a.Fits(q) && !a.OptIn() {
 				all = append(all, &Trial{Kind: k, Algorithm: a, Ranks: ranks, InPlace: inPlace, best: map[int64]float64{}})
 			}
 		}
