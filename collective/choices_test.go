@@ -126,10 +126,10 @@ func TestCaps(t *testing.T) {
 		staging, ranks int
 		want           [3]int
 	}{
-		{weft.BFloat16, 0, 2, [3]int{11184800, 11184800, 11184800}},
-		{weft.BFloat16, 0, 4, [3]int{5592400, 11184768, 5592400}},
-		{weft.BFloat16, 0, 8, [3]int{2796192, 11184768, 2796192}},
-		{weft.Int32, 0, 8, [3]int{1398096, 5592320, 1398096}},
+		{weft.BFloat16, 0, 2, [3]int{11184768, 11184640, 11184768}},
+		{weft.BFloat16, 0, 4, [3]int{5592320, 11184640, 5592320}},
+		{weft.BFloat16, 0, 8, [3]int{2796160, 11184128, 2796160}},
+		{weft.Int32, 0, 8, [3]int{1398080, 5592064, 1398080}},
 		{weft.Float64, 3 << 20, 4, [3]int{262144, 524288, 262144}},
 	} {
 		one, two, part := GPUCaps(tc.dtype, Options{Staging: tc.staging}, tc.ranks)
