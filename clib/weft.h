@@ -753,8 +753,8 @@ typedef struct weft_transfer {
 } weft_transfer;
 
 /* What an all-reduce of sums goes on to do with each row: y = sum, rounded; r = y + residual, rounded; x = r /
- * sqrt(mean(r * r) + eps) * gamma, in fp32 and rounded once; and if out is e4m3, its numbers. The bits are those of each
- * step alone. A row has as many elements as gamma. */
+ * sqrt(mean(r * r) + eps) * gamma, in fp32 and rounded once; and if out is e4m3, its numbers. The bits are those of
+ * each step alone. A row has as many elements as gamma. */
 typedef struct weft_norm {
 	size_t size;
 	const weft_tensor *gamma;
@@ -909,13 +909,13 @@ weft_status weft_all_reduce_norm(weft_group group, weft_stream stream, const wef
 								 const weft_norm *norm);
 
 /* An all-gather that raises words as parts of out land: k 64-bit integers for each rank, in rank order, which cut its
- * part of B bytes into chunks of 16 * ceil(B / (16 * k)) bytes, of which the last ones may be shorter. Each is raised by
- * one a call, by a release. All ranks pass words. Collective. */
+ * part of B bytes into chunks of 16 * ceil(B / (16 * k)) bytes, of which the last ones may be shorter. Each is raised
+ * by one a call, by a release. All ranks pass words. Collective. */
 weft_status weft_all_gather_progress(weft_group group, weft_stream stream, const weft_tensor *out,
 									 const weft_tensor *in, const weft_tensor *words);
 
-/* A reduce-scatter that reads a chunk of in, of the part for a rank, when its word is not 0, by an acquire, and makes the
- * word 0 when it has. Words are as above. Collective. */
+/* A reduce-scatter that reads a chunk of in, of the part for a rank, when its word is not 0, by an acquire, and makes
+ * the word 0 when it has. Words are as above. Collective. */
 weft_status weft_reduce_scatter_ready(weft_group group, weft_stream stream, const weft_tensor *out,
 									  const weft_tensor *in, const weft_tensor *words, int op);
 
