@@ -12,8 +12,7 @@ constexpr u32 EMPTY = 0xFFFFFFFFu;
 __device__ __forceinline__ u32 clean(u32 w) { return w == EMPTY ? 0x7FFFFFFFu : w; }
 __device__ __forceinline__ uint4 clean(uint4 v) { return make_uint4(clean(v.x), clean(v.y), clean(v.z), clean(v.w)); }
 __device__ __forceinline__ bool full(uint2 v) { return v.x != EMPTY && v.y != EMPTY; }
-// A maximum of words is EMPTY if one of them is.
-__device__ __forceinline__ bool full(uint4 v) { return max(max(v.x, v.y), max(v.z, v.w)) != EMPTY; }
+__device__ __forceinline__ bool full(uint4 v) { return v.x != EMPTY && v.y != EMPTY && v.z != EMPTY && v.w != EMPTY; }
 __device__ __forceinline__ uint4 empty16() { return make_uint4(EMPTY, EMPTY, EMPTY, EMPTY); }
 
 // await4, await8 and await16 wait for a value of peer's.

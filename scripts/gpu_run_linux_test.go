@@ -72,7 +72,6 @@ func bundle(t *testing.T, state ...string) (dir, states string) {
 	must(os.WriteFile(filepath.Join(states, "python3"), []byte(fakePython), 0o755))
 	for name, text := range map[string]string{
 		"nccl-ep/run.gz": fakeNCCL, "nccl-ep/c.gz": fakeNCCL, "python.tar.gz": packages.String(), "weft.gz": fakeWeft,
-		"tests/plain/run.test.gz": fakePlain, "tests/ep/run.test.gz": fakeGPU,
 	} {
 		must(os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
 		f, err := os.Create(filepath.Join(dir, name))
@@ -81,6 +80,12 @@ func bundle(t *testing.T, state ...string) (dir, states string) {
 		_, err = z.Write([]byte(text))
 		must(errors.Join(err, z.Close(), f.Close()))
 	}
+	for name, text := range map[string]string{"tests/plain/run.test": fakePlain, "tests/ep/run.test": fakeGPU} {
+		must(os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
+		must(os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755))
+	}
+	must(exec.CommandContext(t.Context(), "tar", "-C", dir, "-cJf", filepath.Join(dir, "tests.tar.xz"), "tests").Run())
+	must(os.RemoveAll(filepath.Join(dir, "tests")))
 	for _, s := range state {
 		must(os.WriteFile(filepath.Join(states, s), nil, 0o644))
 	}

@@ -83,8 +83,11 @@ def test_words(threads):
                 g.all_gather_progress(x, words, out=out)
                 assert (words == times).all()
             assert (out == np.arange(RANKS * 1000).reshape(RANKS, 1000)).all()
-            made, result = np.zeros((RANKS, 1000), np.int32), np.zeros(1000, np.int32)
-            ready = np.zeros(RANKS, np.uint64)
+            made, ready, result = (
+                np.zeros((RANKS, 1000), np.int32),
+                np.zeros(RANKS, np.uint64),
+                np.zeros(1000, np.int32),
+            )
 
             def produce():
                 for r in range(RANKS):

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from . import _abi, streams
+from . import _abi
 from ._abi import Collective, Op
 from .dtypes import DType
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from .collectives import How
 
 
 class FusedCollectives:
@@ -28,8 +33,7 @@ class FusedCollectives:
         scale: Any = None,
         power_of_two_scales: bool = False,
         out: Any = None,
-        stream: streams.StreamLike = None,
-        timeout: float | None = None,
+        **how: Unpack[How],
     ) -> Any:
         """Sums [..., hidden] over ranks, adds ``residual``, divides each row by its root mean square, multiplies it
         by ``gamma``, [hidden], and returns ``out``. ``residual_out`` gets the rows before that, and may be
@@ -56,11 +60,9 @@ class FusedCollectives:
             args.words[_NORM] = ctypes.addressof(norm)
 
         dtype = DType.float8_e4m3 if quantised else None
-        return self._run(Collective.all_reduce, array, out, stream, timeout, dtype=dtype, more=more)
+        return self._run(Collective.all_reduce, array, out, dtype=dtype, more=more, **how)
 
-    def all_gather_progress(
-        self, array: Any, progress: Any, *, out: Any, stream: streams.StreamLike = None, timeout: float | None = None
-    ) -> Any:
+    def all_gather_progress(self, array: Any, progress: Any, *, out: Any, **how: Unpack[How]) -> Any:
         """Gathers as ``all_gather`` does, and raises words as parts of ``out`` land: ``progress`` is of int64 or
         uint64, [ranks] or [ranks, chunks]. The words of a rank cut its part of B bytes into chunks of
         16 * ceil(B / (16 * chunks)) bytes. Each is raised by one a call, by a release: a kernel of another stream that
@@ -71,7 +73,7 @@ class FusedCollectives:
         def more(args: Any) -> None:
             args.words[_WORDS] = _operand(args, "progress", progress, 0, written=True)
 
-        return self._run(Collective.all_gather, array, out, stream, timeout, more=more)
+        return self._run(Collective.all_gather, array, out, more=more, **how)
 
     def reduce_scatter_ready(
         self,
@@ -80,8 +82,7 @@ class FusedCollectives:
         op: Op | str = Op.sum,
         *,
         out: Any,
-        stream: streams.StreamLike = None,
-        timeout: float | None = None,
+        **how: Unpack[How],
     ) -> Any:
         """Reduces as ``reduce_scatter`` does, and reads a chunk of ``array`` when its word of ``ready`` is not 0: the
         kernel that makes the chunk raises it. It makes the word 0 when it has read the chunk. Words are those of
@@ -90,7 +91,7 @@ class FusedCollectives:
         def more(args: Any) -> None:
             args.words[_WORDS] = _operand(args, "ready", ready, 0, written=True)
 
-        return self._run(Collective.reduce_scatter, array, out, stream, timeout, op, more=more)
+        return self._run(Collective.reduce_scatter, array, out, op, more=more, **how)
 
 
 _NORM, _WORDS = (getattr(_abi.CollectiveArgs, name).offset // 8 for name in ("norm", "words"))
@@ -99,5 +100,5 @@ _NORM, _WORDS = (getattr(_abi.CollectiveArgs, name).offset // 8 for name in ("no
 def _operand(args: Any, name: str, array: Any, wants: int, *, written: bool) -> int:
     """An operand that few calls have, in C's form."""
     slot = args.slot(name, args.device, wants, written=written)
-    args.held.append(slot)
+    args.held.extend((slot, array))
     return slot.fill(array)

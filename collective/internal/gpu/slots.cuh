@@ -61,7 +61,8 @@ typedef uint4 Slot;
 
 __device__ __forceinline__ void send(char *slot, uint4 v) { store_relaxed_sys16(slot, clean(v)); }
 __device__ __forceinline__ Slot look(const char *slot) { return load_relaxed_sys16(slot); }
-__device__ __forceinline__ bool there(const Slot &s) { return full(s); }
+// A maximum of words is EMPTY if one of them is.
+__device__ __forceinline__ bool there(const Slot &s) { return max(max(s.x, s.y), max(s.z, s.w)) != EMPTY; }
 __device__ __forceinline__ uint4 value(const Slot &s) { return s; }
 
 #elif WEFT_ENCODING == 2
