@@ -147,7 +147,7 @@ struct Norm {
 				if (a.quant == QUANT_UE8M0) {
 					((u8 *)a.scales)[group] = (u8)scale.exponent();
 				} else {
-					((u32 *)a.scales)[group] = scale.size;
+					((u32 *)a.scales)[group] = scale.size();
 				}
 			}
 		}

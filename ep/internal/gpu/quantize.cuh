@@ -58,7 +58,7 @@ __device__ __forceinline__ uint4 quantize(u32 flags, const uint4 *raw, u32 unit,
 		for (int i = 0; i < 4; i++) word |= __shfl_sync(0xFFFFFFFFu, e, 8 * i) << 8 * i;
 		if (lane == 0 && here) scale = (int)unit;
 	} else {
-		word = size.size;
+		word = size.size();
 		if ((lane & 7) == 0 && here) scale = (int)(unit * 4 + lane / 8);
 	}
 	return make_uint4(q[0], q[1], q[2], q[3]);
