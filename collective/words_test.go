@@ -81,41 +81,44 @@ func (c *wordsCase) gatherOnHost(ctx context.Context, g *Group, me, ranks int, m
 	tensor := weft.TensorAt(words, weft.Uint64, ranks, c.chunks)
 	word := weft.SliceOf[uint64](tensor)
 	read := make(chan error, 1)
-	go func() {
-		begun := time.Now()
-		for k := range ranks {
-			r := (me + k) % ranks
-			for i := range c.chunks {
-				for atomic.LoadUint64(&word[r*c.chunks+i]) == 0 {
-					if time.Since(begun) > 10*time.Second {
-						read <- fmt.Errorf("chunk %d of rank %d has not landed", i, r)
-						return
-					}
-					time.Sleep(10 * time.Microsecond)
-				}
-				if from, to := c.chunk(i, c.chunks); !bytes.Equal(out[r*n+from:r*n+to], c.part(r, 0)[from:to]) {
-					read <- fmt.Errorf("chunk %d of rank %d differs", i, r)
-					return
-				}
-			}
-		}
-		read <- nil
-	}()
-	for range 2 {
+	for call := range uint64(2) {
+		go func() { read <- c.readsOnHost(out, word, call+1, me, ranks) }()
 		err := g.Do(ctx, nil, Call{
 			Collective: AllGather, In: weft.TensorAt(in, c.dtype, c.count), Out: weft.TensorAt(out, c.dtype, ranks*c.count),
 			Words: Words{Progress: tensor}, Algorithm: c.name,
 		})
-		if err != nil {
+		// The next call writes what the reader reads.
+		if err := errors.Join(err, <-read); err != nil {
 			return err
 		}
-	}
-	for i, w := range word {
-		if w != 2 {
-			return fmt.Errorf("word %d is %d after two calls", i, w)
+		for i, w := range word {
+			if w != call+1 {
+				return fmt.Errorf("word %d is %d after %d calls", i, w, call+1)
+			}
 		}
 	}
-	return <-read
+	return nil
+}
+
+// readsOnHost reads each chunk of an all-gather as soon as its word says that so many calls have written it.
+func (c *wordsCase) readsOnHost(out []byte, word []uint64, calls uint64, me, ranks int) error {
+	n := c.count * c.dtype.Size()
+	begun := time.Now()
+	for k := range ranks {
+		r := (me + k) % ranks
+		for i := range c.chunks {
+			for atomic.LoadUint64(&word[r*c.chunks+i]) < calls {
+				if time.Since(begun) > 10*time.Second {
+					return fmt.Errorf("chunk %d of rank %d has not landed", i, r)
+				}
+				time.Sleep(10 * time.Microsecond)
+			}
+			if from, to := c.chunk(i, c.chunks); !bytes.Equal(out[r*n+from:r*n+to], c.part(r, 0)[from:to]) {
+				return fmt.Errorf("chunk %d of rank %d differs", i, r)
+			}
+		}
+	}
+	return nil
 }
 
 // reduceOnHost reduces what another goroutine makes meanwhile.
