@@ -340,6 +340,7 @@ func TestOwnMismatchOnEmulatedGPUs(t *testing.T) {
 			"no source":               func(a *Algorithm) { a.Kernel.Source = "" },
 			"no function":             func(a *Algorithm) { a.Kernel.Name = "" },
 			"no collective":           func(a *Algorithm) { a.Collective = 99 },
+			"placement of a rooted":   func(a *Algorithm) { a.Collective, a.InPlace = Gather, OnlyApart },
 			"a range":                 func(a *Algorithm) { a.MinBytes = a.MaxBytes + 1 },
 			"many threads":            func(a *Algorithm) { a.Kernel.Threads = 1025 },
 			"many extras":             func(a *Algorithm) { a.Kernel.Extras = strings.Fields("a b c d e f g h i") },
@@ -421,6 +422,68 @@ func TestOwnRefusalsOnEmulatedGPUs(t *testing.T) {
 			kind: AllReduce, dtype: weft.Float32, count: 9, inPlace: true, marks: "halves", name: "test/reduce",
 		})
 	})
+}
+
+// TestRequestsOnEmulatedGPUs: where operands lie differs between ranks, and what they choose by does not.
+func TestRequestsOnEmulatedGPUs(t *testing.T) {
+	const ranks = 2
+	all := ownAlgorithms()[:1]
+	all[0].InPlace = OnlyApart // so ranks look
+	var requests [ranks][]Request
+	g := emulatedGPUs(t, ranks)
+	onGPUs(t, g, ranks, Options{Staging: gpuStaging, SMs: 4, Algorithms: all}, func(ctx context.Context, r *gpuRank,
+	) (err error) {
+		w, err := r.comm.Alloc(ctx, 4096)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, w.Close()) }()
+		me := r.comm.Rank()
+		outside := func(at, n int) weft.Tensor { return r.tensorOf(at, weft.Float32, n) }
+		inside := func(at, n int) weft.Tensor { return weft.DeviceTensor(w.Pointer().Add(4*at), weft.Float32, n) }
+		const n = 8
+		gather := Call{Collective: Gather, In: outside(0, n), Out: outside(100, n*ranks)}
+		scatter := Call{Collective: Scatter, In: outside(100, n*ranks), Out: outside(0, n)}
+		if me == 0 { // the root is in place
+			gather.In, scatter.Out = outside(100, n), outside(100, n)
+		}
+		rootWindows := gather
+		if rootWindows.Symmetric, rootWindows.In = true, inside(0, n); me == 0 {
+			rootWindows.Out = inside(100, n*ranks)
+		}
+		counts := Counts{Recv: []int{0, n}}
+		gatherV := Call{
+			Collective: AllGatherV, Counts: counts, Symmetric: true, In: outside(100, counts.Recv[me]), Out: inside(0, n),
+		}
+		inPlaceV := gatherV
+		inPlaceV.In = inside(0, counts.Recv[me])
+		scatterV := Call{
+			Collective: ReduceScatterV, Counts: Counts{Send: []int{n, 0}}, Symmetric: true, In: inside(0, n),
+			Out: outside(100, n-n*me),
+		}
+		toAllV := Call{Collective: AllToAllV, Symmetric: true, In: outside(0, 0), Out: inside(0, n)}
+		toAllV.Counts.Send, toAllV.Counts.Recv = []int{0, 0}, []int{0, n}
+		if me == 1 {
+			toAllV.In, toAllV.Out = inside(0, n), outside(0, 0)
+			toAllV.Counts.Send, toAllV.Counts.Recv = []int{n, 0}, []int{0, 0}
+		}
+		for _, c := range []Call{gather, scatter, rootWindows, gatherV, inPlaceV, scatterV, toAllV} {
+			if err := r.Group.check(&c); err != nil {
+				return err
+			}
+			q, err := r.engine.Request(&c)
+			if err != nil {
+				return fmt.Errorf("%v: %w", &c, err)
+			}
+			requests[me] = append(requests[me], q)
+		}
+		return nil
+	})
+	for i, q := range requests[0] {
+		if other := requests[1][i]; q != other {
+			t.Errorf("rank 0 chooses by %+v, rank 1 by %+v", q, other)
+		}
+	}
 }
 
 // TestOwnKeysOnEmulatedGPUs: each key has its context, there are so many at most, a capture makes none, and the group

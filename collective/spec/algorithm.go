@@ -14,7 +14,7 @@ type Algorithm struct {
 	// so every rank finds the same algorithms fit.
 	Needs              Windows   // operands that lie in windows; see [Request.Windows]
 	MinBytes, MaxBytes int       // of [Request.Bytes]; a MaxBytes of 0 is no bound
-	InPlace            Placement // on GPUs all ranks of a call are in place then, or none: they do not meet before
+	InPlace            Placement // on GPUs all ranks of a call are in place then, or none: see PlacedAlike
 	WorldSize          int       // ranks that take part
 	RanksPerHost       int       // of them on each host
 	Supports           func(Request) bool

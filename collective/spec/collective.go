@@ -65,6 +65,20 @@ func (c Collective) HasOutput(rank, root int) bool {
 	return c != Barrier && (c != Reduce && c != Gather || rank == root)
 }
 
+// OperandsAlike reports which operands every rank has, of a length that all ranks know. Only of these does a rank
+// know where they lie on others, if calls are symmetric: not of one that a root alone has, nor of one that may be
+// empty on some ranks.
+func (c Collective) OperandsAlike() (in, out bool) {
+	const notRoot, root = 0, 1
+	in = c.HasInput(notRoot, root) && c != AllGatherV && c != AllToAllV
+	out = c.HasOutput(notRoot, root) && c != ReduceScatterV && c != AllToAllV
+	return in, out
+}
+
+// PlacedAlike reports whether all ranks of a call are in place if one is. A root may be so alone, and a rank of which
+// the part is empty never is.
+func (c Collective) PlacedAlike() bool { return !c.Rooted() && !c.Varies() }
+
 // inParts and outParts report whether an operand has a part for each rank.
 func (c Collective) inParts() bool {
 	return c == ReduceScatter || c == ReduceScatterV || c == AllToAll || c == AllToAllV || c == Scatter

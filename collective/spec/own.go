@@ -91,6 +91,9 @@ func (a *Algorithm) CheckOwn() error {
 	case a.WorldSize < 0 || a.RanksPerHost < 0 || a.InPlace > OnlyApart:
 		return weft.Invalidf("algorithm %s: world of %d ranks, %d on a host, placement %d", a.Name, a.WorldSize,
 			a.RanksPerHost, a.InPlace)
+	case a.InPlace != AnyPlace && !a.Collective.PlacedAlike():
+		return weft.Invalidf("algorithm %s: it asks whether operands are in place, which ranks of one %v may be and others "+
+			"not; take any placement", a.Name, a.Collective)
 	case k.Blocks < 0 || k.Threads < 0 || k.Threads > MaxThreads || k.Shared < 0 || k.Scratch < 0 || k.Local < 0:
 		return weft.Invalidf("algorithm %s: %d blocks, %d threads (of up to %d), %d bytes shared, %d scratch, %d local",
 			a.Name, k.Blocks, k.Threads, MaxThreads, k.Shared, k.Scratch, k.Local)

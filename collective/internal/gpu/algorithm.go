@@ -160,7 +160,7 @@ func (e *Engine) Request(c *spec.Call) (q spec.Request, err error) {
 	q = c.Request(e.live(), e.turnBytes)
 	q.Able = e.able
 	q.Windows, err = e.windows(c)
-	if e.placed && c.InPlace {
+	if (e.placed || c.Symmetric) && c.InPlace && c.Collective.PlacedAlike() {
 		q.Windows |= spec.InPlace
 	}
 	return q, err

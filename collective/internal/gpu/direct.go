@@ -47,30 +47,29 @@ func (e *Engine) find(t weft.Tensor) (at operands, ok bool) {
 	return at, true
 }
 
-// windows says which operands of a symmetric call lie in windows. It is the same on every rank: an operand
-// that a root alone has does not count, for no other rank can know.
+// windows says which operands of a symmetric call lie in windows. It is the same on every rank: it looks at those
+// alone that all ranks have alike.
 func (e *Engine) windows(c *spec.Call) (w spec.Windows, err error) {
 	if !c.Symmetric {
 		return 0, nil
 	}
-	const notRoot = -1
-	if c.Collective.HasInput(notRoot, c.Root) {
-		if _, ok := e.find(c.In); ok || c.In.Elems() == 0 {
-			w |= spec.Inputs
-		}
+	in, out := c.Collective.OperandsAlike()
+	if in && e.inWindow(c, c.In) {
+		w |= spec.Inputs
 	}
-	if c.Collective.HasOutput(notRoot, c.Root) {
-		if _, ok := e.find(c.Out); ok || c.Out.Elems() == 0 {
-			w |= spec.Outputs
-		}
+	if out && e.inWindow(c, c.Out) {
+		w |= spec.Outputs
 	}
-	if w&(spec.Inputs|spec.Outputs) == 0 {
+	if w == 0 && (in || out) {
 		return 0, weft.Invalidf("%v: no operand of a symmetric call lies in a window", c.Collective)
 	}
-	if c.InPlace && !c.Collective.Rooted() {
-		w |= spec.InPlace
-	}
 	return w, nil
+}
+
+// inWindow says whether peers reach an operand of a call, of which every rank has as much.
+func (e *Engine) inWindow(c *spec.Call, t weft.Tensor) bool {
+	_, ok := e.find(t)
+	return ok || c.Bytes == 0
 }
 
 // directMoveArgs are the DirectMove of direct_move.cu.
