@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
@@ -124,6 +125,33 @@ func TestScalarsThatDiffer(t *testing.T) {
 	}
 }
 
+// checksRefusals makes calls that the engine refuses on rank 0: so does every rank, and none waits for another.
+func checksRefusals(ctx context.Context, g *Group, tensor func(at, n int) weft.Tensor) error {
+	x := tensor(0, 12)
+	reduce := Call{Collective: AllReduce, In: x, Out: x}
+	extra := reduce
+	extra.Extras = map[string]uintptr{"counter": 0}
+	odd := reduce
+	odd.In.Data = unsafe.Add(x.Data, 1)
+	odd.Out = odd.In
+	for _, c := range []Call{extra, odd} {
+		mine := reduce
+		if g.comm.Rank() == 0 {
+			mine = c
+		}
+		err := g.Do(ctx, nil, mine)
+		peer, ok := errors.AsType[*weft.PeerError](err)
+		if !errors.Is(err, weft.ErrInvalid) && !errors.Is(err, weft.ErrUnsupported) || ok != (g.comm.Rank() != 0) ||
+			ok && peer.Rank != 0 {
+			return fmt.Errorf("what rank 0 refuses: %w", err)
+		}
+		if err := g.Do(ctx, nil, reduce); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // testChecked is the same on GPUs, where a graph's calls are not compared.
 func testChecked(t *testing.T, g *ranktest.GPUs) {
 	t.Setenv(checkVariable, "1")
@@ -131,6 +159,9 @@ func testChecked(t *testing.T, g *ranktest.GPUs) {
 	onGPUs(t, g, 3, o, func(ctx context.Context, r *gpuRank) error {
 		tensor := func(at, n int) weft.Tensor { return r.tensorOf(at*1024, weft.Float32, n) }
 		if err := checks(ctx, r.Group, tensor); err != nil {
+			return err
+		}
+		if err := checksRefusals(ctx, r.Group, tensor); err != nil {
 			return err
 		}
 		return r.capture(func(s *weft.Stream) error {

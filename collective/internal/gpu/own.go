@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -193,36 +194,22 @@ var records = [spec.Collectives]uint32{
 	spec.Scatter: opScatter,
 }
 
-// of is the context of a call, which is made in the first of its key.
-func (o *own) of(ctx context.Context, s *weft.Stream, c *spec.Call) (*ownContext, error) {
-	key := ""
-	if o.Key != nil {
-		key = o.Key(c)
+// keyOf is the key of a call.
+func (o *own) keyOf(c *spec.Call) string {
+	if o.Key == nil {
+		return ""
 	}
-	if x := o.contexts[key]; x != nil {
-		return x, nil
-	}
-	if len(o.contexts) >= spec.MaxKeys {
-		return nil, weft.Unsupportedf("%v: %s has %d keys, and there may be no more; have Key give fewer",
-			c.Collective, o.Name, len(o.contexts))
-	}
-	if stream := s.CUDA(); stream != nil {
-		if capturing, err := enginegpu.Capturing(stream); err != nil || capturing {
-			return nil, errors.Join(err, weft.Unsupportedf("%v: the first call of %s with the key %q cannot be captured; "+
-				"make one before", c.Collective, o.Name, key))
-		}
-	}
-	return o.make(ctx, c.Collective.String(), key, c)
+	return o.Key(c)
 }
 
-// run enqueues a call.
-func (o *own) run(ctx context.Context, s *weft.Stream, c *spec.Call) error {
-	if err := o.refuses(c); err != nil {
-		return err
-	}
-	x, err := o.of(ctx, s, c)
-	if err != nil {
-		return err
+// run enqueues a call that was not refused. The first of a key makes its context.
+func (o *own) run(ctx context.Context, s *weft.Stream, c *spec.Call) (err error) {
+	key := o.keyOf(c)
+	x := o.contexts[key]
+	if x == nil {
+		if x, err = o.make(ctx, c.Collective.String(), key, c); err != nil {
+			return err
+		}
 	}
 	stream, err := x.lane.Enter(ctx, c.Collective.String(), s)
 	if err != nil {
@@ -269,7 +256,7 @@ func (o *own) run(ctx context.Context, s *weft.Stream, c *spec.Call) error {
 }
 
 // refuses says why a call cannot be one of the algorithm's.
-func (o *own) refuses(c *spec.Call) error {
+func (o *own) refuses(s *weft.Stream, c *spec.Call) error {
 	if c.Blocks > o.blocks || c.Threads > o.threads {
 		return weft.Unsupportedf("%v: %d blocks of %d threads; %s has up to %d of %d", c.Collective, c.Blocks, c.Threads,
 			o.Name, o.blocks, o.threads)
@@ -281,6 +268,18 @@ func (o *own) refuses(c *spec.Call) error {
 	}
 	if len(c.Extras) != len(o.Kernel.Extras) {
 		return weft.Invalidf("%v: %d extras; %s takes %q", c.Collective, len(c.Extras), o.Name, o.Kernel.Extras)
+	}
+	key := o.keyOf(c)
+	if o.contexts[key] != nil {
+		return nil
+	}
+	if len(o.contexts) >= spec.MaxKeys {
+		return weft.Unsupportedf("%v: %s has %d keys, and there may be no more; have Key give fewer", c.Collective, o.Name,
+			len(o.contexts))
+	}
+	if capturing, err := enginegpu.Capturing(o.e.lane.Stream(s)); err != nil || capturing {
+		return cmp.Or(err, weft.Unsupportedf("%v: the first call of %s with the key %q cannot be captured; make one before",
+			c.Collective, o.Name, key))
 	}
 	return nil
 }

@@ -25,22 +25,15 @@ func (e *Engine) Algorithms() []spec.Algorithm {
 // Run implements [spec.Engine]. Ranks do not meet before they enqueue, so what is wrong with the
 // arguments of one rank is returned there alone, unless calls are checked.
 func (e *Engine) Run(ctx context.Context, s *weft.Stream, c *spec.Call, refused error) (string, error) {
-	if refused == nil {
-		refused = cmp.Or(e.aligned(c), e.checkNorm(c), e.checkWords(c))
-	}
 	var a *algorithm
 	if refused == nil {
-		a, refused = e.choose(c)
+		a, refused = e.accept(s, c)
 	}
 	if err := e.agree(ctx, s, c, refused); err != nil {
 		return "", err
 	}
 	if o := e.ownOf(a); o != nil {
 		return a.Name, o.run(ctx, s, c)
-	}
-	if c.Threads != 0 || len(c.Extras) > 0 {
-		return "", weft.Unsupportedf("%v: %s takes neither threads nor extras, as users' algorithms do; name one of those",
-			c.Collective, a.Name)
 	}
 	if e.most = e.blocks; c.Blocks > 0 {
 		e.most = min(e.most, c.Blocks)
@@ -65,6 +58,33 @@ func (e *Engine) Run(ctx context.Context, s *weft.Stream, c *spec.Call, refused 
 		return a.Name, err
 	}
 	return a.Name, e.Finish(ctx, s)
+}
+
+// accept chooses the algorithm of a call, or says why this rank cannot make the call.
+func (e *Engine) accept(s *weft.Stream, c *spec.Call) (*algorithm, error) {
+	if err := cmp.Or(e.aligned(c), e.checkNorm(c), e.checkWords(c)); err != nil {
+		return nil, err
+	}
+	a, err := e.choose(c)
+	if err != nil {
+		return nil, err
+	}
+	return a, e.refuses(s, c, a)
+}
+
+// refuses says why a call that an algorithm fits cannot be one of it.
+func (e *Engine) refuses(s *weft.Stream, c *spec.Call, a *algorithm) error {
+	if o := e.ownOf(a); o != nil {
+		return o.refuses(s, c)
+	}
+	if c.Threads != 0 || len(c.Extras) > 0 {
+		return weft.Unsupportedf("%v: %s takes neither threads nor extras, as users' algorithms do; name one of those",
+			c.Collective, a.Name)
+	}
+	if a.Needs != 0 {
+		return symmetric(c)
+	}
+	return nil
 }
 
 // agree has ranks compare their calls, if they are checked. A capture is not: other ranks may be replaying a
