@@ -41,7 +41,7 @@ func checks(ctx context.Context, g *Group, tensor func(at, n int) weft.Tensor) e
 		first, rest Call
 		words       []string
 	}{
-		{Call{Collective: Barrier}, reduce(weft.Max, 0, ""), []string{`rank 0 says "barrier"`, "all-reduce max of 12 fp32"}},
+		{Call{Collective: Barrier}, reduce(weft.Max, 0, ""), []string{`rank 0 says "barrier`, "all-reduce max of 12 fp32"}},
 		{reduce(weft.Sum, 0, ""), reduce(weft.Max, 0, ""), []string{"all-reduce sum of 12 fp32", "all-reduce max of"}},
 		{reduce(weft.PreMulSum, 1.5, ""), reduce(weft.PreMulSum, 2, ""), []string{"by 1.5", "by 2"}},
 		{reduce(weft.Sum, 0, algorithm), reduce(weft.Sum, 0, ""), []string{"by " + algorithm, "all-reduce sum of 12 fp32"}},
@@ -152,6 +152,85 @@ func checksRefusals(ctx context.Context, g *Group, tensor func(at, n int) weft.T
 	return nil
 }
 
+// checksSymmetric makes symmetric calls, which are refused if an operand lies elsewhere on rank 0 and others would
+// store there, and are not if it is each rank's own part of the other operand, or the root's, or empty.
+func checksSymmetric(ctx context.Context, r *gpuRank) (err error) {
+	const n = 8
+	me, ranks := r.comm.Rank(), r.ranks
+	w, err := r.comm.Alloc(ctx, 4*n*(3*ranks+2))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, w.Close()) }()
+	at := func(at, n int) weft.Tensor { return weft.DeviceTensor(w.Pointer().Add(4*at), weft.Float32, n) }
+	x, all, other, others := at(0, n), at(n, n*ranks), at(n*(ranks+1), n), at(n*(ranks+2), n*ranks)
+	mine := at(n+n*me, n) // of all
+	late := func(c Call) Call {
+		c.Out.Data = unsafe.Add(c.Out.Data, 4)
+		return c
+	}
+	whole, short := Counts{Recv: []int{0}}, Counts{Send: []int{0}}
+	for range ranks - 1 {
+		whole.Recv, short.Send = append(whole.Recv, n), append(short.Send, n)
+	}
+	some := at(0, whole.Recv[me])
+	reduce := Call{Collective: AllReduce, In: x, Out: other}
+	for _, c := range []Call{
+		reduce,
+		{Collective: AllReduce, In: x, Out: x, Algorithm: "all-reduce/direct"},
+		{Collective: AllGather, In: mine, Out: all, Algorithm: "all-gather/direct"},
+		{Collective: AllGather, In: mine, Out: all, Algorithm: "all-gather/few-sm"},
+		{Collective: ReduceScatter, In: all, Out: mine, Algorithm: "reduce-scatter/direct"},
+		{Collective: AllToAll, In: all, Out: others, Algorithm: "all-to-all/direct"},
+		{Collective: Broadcast, In: at(me, n), Out: other, Algorithm: "broadcast/direct"},
+		{Collective: Scatter, In: at(n+me, n*ranks), Out: x, Algorithm: "scatter/direct"},
+		{Collective: Gather, In: x, Out: at(n+me, n*ranks), Algorithm: "gather/direct"},
+		{Collective: Reduce, In: x, Out: at(n+me, n), Algorithm: "reduce/direct"},
+		{Collective: AllGatherV, In: some, Out: all, Counts: whole},
+		{Collective: ReduceScatterV, In: all, Out: at(n*(ranks+1), short.Send[me]), Counts: short},
+		{Collective: AllGather, In: at(me, 0), Out: at(2*me, 0)},
+	} {
+		c.Symmetric = true
+		if err := r.Do(ctx, nil, c); err != nil {
+			return fmt.Errorf("%v: %w", &c, err)
+		}
+	}
+	reduce.Symmetric = true
+	gather := Call{Collective: AllGather, In: mine, Out: all, Symmetric: true}
+	apart := gather
+	apart.In = x
+	blocks, threads := reduce, Call{Collective: Barrier, Threads: 32}
+	blocks.Blocks = 2
+	eps := Call{Collective: AllReduce, In: x, Out: x, Norm: &Norm{Gamma: other, Eps: 1e-5}}
+	eps2 := eps
+	eps2.Norm = &Norm{Gamma: other, Eps: 1e-6}
+	for _, c := range []struct {
+		first, rest Call
+		words       []string
+	}{
+		{late(reduce), reduce, []string{"output in window", fmt.Sprintf("at %d", 4*n*(ranks+1)+4)}},
+		{apart, gather, []string{"input in place", "input in window"}},
+		{blocks, reduce, []string{", 2 blocks"}},
+		{threads, Call{Collective: Barrier}, []string{"threads"}},
+		{eps, eps2, []string{"eps 1e-05", "eps 1e-06"}},
+	} {
+		mine := c.rest
+		if me == 0 {
+			mine = c.first
+		}
+		err := r.Do(ctx, nil, mine)
+		if !errors.Is(err, weft.ErrMismatch) && !errors.Is(err, weft.ErrUnsupported) {
+			return fmt.Errorf("%v: %w", c.words, err)
+		}
+		for _, w := range c.words {
+			if !strings.Contains(err.Error(), w) {
+				return fmt.Errorf("%w does not say %q", err, w)
+			}
+		}
+	}
+	return nil
+}
+
 // testChecked is the same on GPUs, where a graph's calls are not compared.
 func testChecked(t *testing.T, g *ranktest.GPUs) {
 	t.Setenv(checkVariable, "1")
@@ -162,6 +241,9 @@ func testChecked(t *testing.T, g *ranktest.GPUs) {
 			return err
 		}
 		if err := checksRefusals(ctx, r.Group, tensor); err != nil {
+			return err
+		}
+		if err := checksSymmetric(ctx, r); err != nil {
 			return err
 		}
 		return r.capture(func(s *weft.Stream) error {

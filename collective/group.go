@@ -120,12 +120,12 @@ type (
 // one, also if it is one of messages.
 //
 // With WEFT_CHECK=1 in the environment when a group is made, on all ranks, they meet on the host before
-// each call and compare all of it: the algorithm that it names, scalars, counts that all ranks pass, windows of
-// symmetric operands. Then on GPUs too every rank returns [weft.ErrMismatch], with both calls, or another
-// rank's refusal, and nothing is enqueued. Ranks that are masked take no part. A call in a capture is not
-// compared, so then all ranks capture a call or none. Messages never are: their pairs compare them. Groups of
-// one communicator are then called in the same order on all ranks, and while a started call runs nothing else
-// of the communicator is.
+// each call and compare all of it: the algorithm that it names, or on GPUs the one that each has chosen, scalars,
+// counts that all ranks pass, places of symmetric operands. Then on GPUs too every rank returns
+// [weft.ErrMismatch], with both calls, or another rank's refusal, and nothing is enqueued. Ranks that are masked
+// take no part. A call in a capture is not compared, so then all ranks capture a call or none. Messages never
+// are: their pairs compare them. Groups of one communicator are then called in the same order on all ranks, and
+// while a started call runs nothing else of the communicator is.
 //
 // A group of which calls were started is closed before its communicator.
 //

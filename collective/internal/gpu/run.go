@@ -29,7 +29,7 @@ func (e *Engine) Run(ctx context.Context, s *weft.Stream, c *spec.Call, refused 
 	if refused == nil {
 		a, refused = e.accept(s, c)
 	}
-	if err := e.agree(ctx, s, c, refused); err != nil {
+	if err := e.agree(ctx, s, c, a, refused); err != nil {
 		return "", err
 	}
 	if o := e.ownOf(a); o != nil {
@@ -87,9 +87,9 @@ func (e *Engine) refuses(s *weft.Stream, c *spec.Call, a *algorithm) error {
 	return nil
 }
 
-// agree has ranks compare their calls, if they are checked. A capture is not: other ranks may be replaying a
-// graph of the same operation.
-func (e *Engine) agree(ctx context.Context, s *weft.Stream, c *spec.Call, refused error) error {
+// agree has ranks compare their calls and the algorithms that they have chosen, if they are checked. A capture is
+// not: other ranks may be replaying a graph of the same operation.
+func (e *Engine) agree(ctx context.Context, s *weft.Stream, c *spec.Call, a *algorithm, refused error) error {
 	if !e.check {
 		return refused
 	}
@@ -97,7 +97,11 @@ func (e *Engine) agree(ctx context.Context, s *weft.Stream, c *spec.Call, refuse
 	if capturing && err == nil {
 		return refused
 	}
-	return spec.Agree(ctx, e.comm, c, cmp.Or(refused, err))
+	chosen := ""
+	if a != nil {
+		chosen = a.Name
+	}
+	return spec.Agree(ctx, e.comm, c, chosen, cmp.Or(refused, err))
 }
 
 // aligned refuses operands whose elements are not aligned, as C demands of memory that has them.

@@ -84,7 +84,7 @@ func (e *Engine) Run(ctx context.Context, s *weft.Stream, given *spec.Call, refu
 		named, refused = e.named(given.Algorithm)
 	}
 	if e.check {
-		if err := spec.Agree(ctx, c.Comm, given, refused); err != nil {
+		if err := spec.Agree(ctx, c.Comm, given, "", refused); err != nil {
 			return "", err
 		}
 	}
