@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/collective/spec"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/cudatest/layout"
@@ -318,6 +319,7 @@ func TestOwnMismatchOnEmulatedGPUs(t *testing.T) {
 			"Extras":    func(a *Algorithm) { a.Kernel.Extras = []string{"other"} },
 			"Key":       func(a *Algorithm) { a.Key = nil },
 			"Scratch":   func(a *Algorithm) { a.Kernel.Scratch *= 2 },
+			"opt-in":    func(a *Algorithm) { a.Tags = map[string]string{"opt-in": "rounds often"} },
 		} {
 			all := ownAlgorithms()
 			if comm.Rank() == 1 {
@@ -340,6 +342,8 @@ func TestOwnMismatchOnEmulatedGPUs(t *testing.T) {
 			"no source":               func(a *Algorithm) { a.Kernel.Source = "" },
 			"no function":             func(a *Algorithm) { a.Kernel.Name = "" },
 			"no collective":           func(a *Algorithm) { a.Collective = 99 },
+			"an eager one":            func(a *Algorithm) { a.Eager = true },
+			"a variant":               func(a *Algorithm) { a.Variant = spec.WithWords },
 			"placement of a rooted":   func(a *Algorithm) { a.Collective, a.InPlace = Gather, OnlyApart },
 			"a range":                 func(a *Algorithm) { a.MinBytes = a.MaxBytes + 1 },
 			"many threads":            func(a *Algorithm) { a.Kernel.Threads = 1025 },

@@ -24,7 +24,8 @@ type Algorithm struct {
 	// chooses it.
 	Cost func(Request, *Model) float64
 
-	// Tags are for selectors and reports.
+	// Tags are for selectors and reports. One has a meaning here: an algorithm with "opt-in", which says why, runs only
+	// where a call or a group names it, or a selector chooses it, whatever it costs.
 	Tags map[string]string
 
 	// Kernel makes it a user's algorithm, on GPUs.
@@ -55,10 +56,9 @@ const (
 	WithWords
 )
 
-// optIn is the tag of algorithms that run only where they are named, whatever they cost.
 const optIn = "opt-in"
 
-// OptIn says whether the algorithm runs only where a call or a group names it: its results have other bits, say.
+// OptIn says whether the algorithm has the tag "opt-in": its results have other bits, say.
 func (a *Algorithm) OptIn() bool { return a.Tags[optIn] != "" }
 
 // Placement says whether an algorithm takes an output that is the input.

@@ -86,6 +86,9 @@ func (a *Algorithm) CheckOwn() error {
 		return weft.Invalidf("algorithm %s: a kernel is a source or a cubin", a.Name)
 	case k.Name == "":
 		return weft.Invalidf("algorithm %s: its kernel has no name", a.Name)
+	case a.Variant != Plain || a.Eager:
+		return weft.Invalidf("algorithm %s: it is eager, or for calls with a norm or words, as the library's alone may be; "+
+			"leave Variant and Eager out", a.Name)
 	case a.MinBytes < 0 || a.MaxBytes < 0 || a.MaxBytes > 0 && a.MaxBytes < a.MinBytes:
 		return weft.Invalidf("algorithm %s: %d to %d bytes", a.Name, a.MinBytes, a.MaxBytes)
 	case a.WorldSize < 0 || a.RanksPerHost < 0 || a.InPlace > OnlyApart:
@@ -111,8 +114,8 @@ func (a *Algorithm) CheckOwn() error {
 	return nil
 }
 
-// OwnText is what the ranks of a group compare of a user's algorithm: all but its name. Of code it is a hash, and
-// of hooks that there are any.
+// OwnText is what the ranks of a group compare of a user's algorithm: all but its name, and of its tags "opt-in"
+// alone. Of code it is a hash, and of hooks that there are any.
 func (a *Algorithm) OwnText() string {
 	k := a.Kernel
 	if k == nil {
@@ -129,8 +132,8 @@ func (a *Algorithm) OwnText() string {
 	code := kernel.Spec{
 		Source: k.Source + string(k.Cubin), Headers: k.Headers, Defines: k.Defines, Kernels: []string{k.Name},
 	}.Key()
-	return fmt.Sprintf("%v, needs %v, %d to %d bytes, placement %d, world %d of %d a host, extras [%s], "+
+	return fmt.Sprintf("%v, needs %v, %d to %d bytes, placement %d, world %d of %d a host, opt-in %t, extras [%s], "+
 		"%d x %d threads, shared %d, scratch %d, local %d, kernel %s, source %s, hooks [%s]", a.Collective, a.Needs,
-		a.MinBytes, a.MaxBytes, a.InPlace, a.WorldSize, a.RanksPerHost, strings.Join(k.Extras, " "), k.Blocks, k.Threads,
-		k.Shared, k.Scratch, k.Local, k.Name, code.String()[:16], strings.TrimSpace(hooks))
+		a.MinBytes, a.MaxBytes, a.InPlace, a.WorldSize, a.RanksPerHost, a.OptIn(), strings.Join(k.Extras, " "), k.Blocks,
+		k.Threads, k.Shared, k.Scratch, k.Local, k.Name, code.String()[:16], strings.TrimSpace(hooks))
 }
