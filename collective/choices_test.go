@@ -1,7 +1,9 @@
 package collective
 
 import (
+	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -136,5 +138,63 @@ func TestCaps(t *testing.T) {
 		if got := [3]int{one, two, part}; got != tc.want {
 			t.Errorf("%v, %d bytes, %d ranks: %v, want %v", tc.dtype, tc.staging, tc.ranks, got, tc.want)
 		}
+	}
+}
+
+// TestSelectorsOfTheHost: a selector chooses among all algorithms that fit, for calls with a norm and words as well,
+// and knows how much ranks send.
+func TestSelectorsOfTheHost(t *testing.T) {
+	const ranks, n = 3, 8
+	j := newJob(t, ranks)
+	var asked atomic.Pointer[Request]
+	groups := j.group(t, Options{Select: func(q Request, fit []Algorithm) string {
+		asked.Store(&q)
+		if len(fit) == 0 {
+			return "nothing fits"
+		}
+		return fit[len(fit)-1].Name
+	}})
+	counts := Counts{Send: []int{0, 1, n}}
+	for _, tc := range []struct {
+		call func(me int) Call
+		sent int
+	}{
+		{func(int) Call {
+			x := make([]float32, 2*n)
+			return Call{
+				Collective: AllReduce, In: weft.TensorOf(x), Out: weft.TensorOf(x),
+				Norm: &Norm{Gamma: weft.TensorOf(make([]float32, n))},
+			}
+		}, 4 * 2 * n},
+		{func(me int) Call {
+			x := make([]float32, ranks*n)
+			return Call{
+				Collective: AllGather, In: weft.TensorOf(x[me*n:][:n]), Out: weft.TensorOf(x),
+				Words: Words{Progress: weft.TensorOf(make([]uint64, ranks))},
+			}
+		}, 4 * n},
+		{func(me int) Call {
+			return Call{
+				Collective: ReduceScatterV, Counts: counts, In: weft.TensorOf(make([]float32, n+1)),
+				Out: weft.TensorOf(make([]float32, counts.Send[me])),
+			}
+		}, 4 * (n + 1)},
+	} {
+		var requests [ranks]Request
+		for r := range ranks { // one after the other: what a selector is asked needs no other rank
+			c := tc.call(r)
+			if err := groups[r].check(&c); err != nil {
+				t.Fatal(err)
+			}
+			name, err := groups[r].selected(&c)
+			if err != nil || name != c.Collective.String()+"/pipeline" && name != "all-reduce/two-shot" {
+				t.Errorf("%v: rank %d selects %q, %v", &c, r, name, err)
+			}
+			requests[r] = *asked.Load()
+		}
+		if requests[0] != requests[1] || requests[0] != requests[2] || requests[0].Sent != tc.sent {
+			t.Errorf("ranks choose by %+v, want %d bytes", requests, tc.sent)
+		}
+		j.must(t, func(ctx context.Context, r int) error { return groups[r].Do(ctx, nil, tc.call(r)) })
 	}
 }

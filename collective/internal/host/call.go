@@ -44,8 +44,7 @@ func newCall(rounds *enginehost.Rounds) call {
 
 // begin takes what a rank asks for.
 func (c *call) begin(given *spec.Call) {
-	c.Request = given.Request(len(c.Live), c.Room())
-	c.Variant = spec.Plain
+	c.Request = c.request(given)
 	self := c.Comm.Rank()
 	c.in, c.out = nil, nil
 	if given.Collective.HasInput(self, c.Root) {
@@ -55,12 +54,20 @@ func (c *call) begin(given *spec.Call) {
 		c.out = given.Out.Raw()
 	}
 	c.stream = len(c.out) >= tuning.Stream
-	if c.Collective == spec.ReduceScatterV {
-		c.Sent = 0
+}
+
+// request is what the choice of a call's algorithm depends on, as far as it is known before ranks meet. Every form
+// serves calls with a norm or words, which are plain ones here.
+func (c *call) request(given *spec.Call) spec.Request {
+	q := given.Request(len(c.Live), c.Room())
+	q.Variant = spec.Plain
+	if q.Collective == spec.ReduceScatterV { // all ranks have all counts
+		q.Sent = 0
 		for _, r := range c.Live {
-			c.Sent += given.Counts.Send[r] * c.DType.Size()
+			q.Sent += given.Counts.Send[r] * q.DType.Size()
 		}
 	}
+	return q
 }
 
 // open publishes the round that opens the operation and waits for the others'. It fails on every rank

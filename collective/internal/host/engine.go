@@ -66,9 +66,7 @@ func (e *Engine) Close() (released bool, err error) { return true, e.call.Window
 func (e *Engine) Begin(op string) error { return e.call.Begin(op) }
 
 // Request implements [spec.Engine]. Where operands lie is not known.
-func (e *Engine) Request(c *spec.Call) (spec.Request, error) {
-	return c.Request(len(e.call.Live), e.call.Room()), nil
-}
+func (e *Engine) Request(c *spec.Call) (spec.Request, error) { return e.call.request(c), nil }
 
 // Run implements [spec.Engine].
 func (e *Engine) Run(ctx context.Context, s *weft.Stream, given *spec.Call, refused error) (string, error) {
