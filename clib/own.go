@@ -21,8 +21,12 @@ type launch struct {
 	extras          map[string]uintptr
 }
 
-// apply puts it into a call.
+// apply puts it into a call. Messages are launched in one way.
 func (l *launch) apply(c *collective.Call) {
+	if c.Collective == collective.PointToPoint {
+		c.Blocks, c.Threads, c.Extras = 0, 0, nil
+		return
+	}
 	if c.Algorithm == "" {
 		c.Algorithm = l.algorithm
 	}

@@ -300,6 +300,22 @@ func TestMessagesRefused(t *testing.T) {
 			}
 		}
 	}
+	for name, wrong := range map[string]func(*Call){
+		"algorithm": func(c *Call) { c.Algorithm = "all-reduce/eager" },
+		"norm":      func(c *Call) { c.Norm = &Norm{Gamma: x} },
+		"words":     func(c *Call) { c.Words.Progress = weft.TensorOf(make([]uint64, 1)) },
+		"blocks":    func(c *Call) { c.Blocks = 1 },
+		"threads":   func(c *Call) { c.Threads = 1 },
+		"extras":    func(c *Call) { c.Extras = map[string]uintptr{"x": 0} },
+		"symmetric": func(c *Call) { c.Symmetric = true },
+	} {
+		c := Call{Collective: PointToPoint, Transfers: []Transfer{{Tensor: x, Peer: 1}}}
+		wrong(&c)
+		if err := c.Check(0, ranks); !errors.Is(err, weft.ErrInvalid) || !strings.HasPrefix(err.Error(), "invalid") ||
+			!strings.Contains(err.Error(), "send: ") || !strings.Contains(err.Error(), name) {
+			t.Errorf("messages with %s: %v", name, err)
+		}
+	}
 	j.must(t, func(ctx context.Context, r int) error { return groups[r].Barrier(ctx, nil) })
 	wrong := errors.New("wrong")
 	if err := groups[0].Batch(t.Context(), nil, func(b *Batch) error { b.Send(x, 1); return wrong }); err != wrong {

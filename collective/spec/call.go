@@ -139,7 +139,7 @@ func checkTensor(name, what string, t *weft.Tensor) (n int, err error) {
 // Name is the operation in errors: the collective's, or "send", "receive" or "batch".
 func (c *Call) Name() string {
 	switch {
-	case c.Norm != nil:
+	case c.Collective != PointToPoint && c.Norm != nil:
 		return "all-reduce-norm"
 	case c.Collective != PointToPoint:
 		return c.Collective.String()

@@ -46,8 +46,15 @@ func MessagesDiffer(receive bool, count int, t weft.DType, own int, ownType weft
 
 // checkTransfers says what is wrong with the messages of a call.
 func (c *Call) checkTransfers(rank, ranks int) error {
-	if c.Algorithm != "" {
+	switch {
+	case c.Algorithm != "":
 		return weft.Invalidf("%s: messages have no algorithm %q", c.Name(), c.Algorithm)
+	case c.Norm != nil || c.Words.Given():
+		return weft.Invalidf("%s: messages have neither a norm nor words; leave them out", c.Name())
+	case c.Blocks != 0 || c.Threads != 0 || len(c.Extras) > 0:
+		return weft.Invalidf("%s: messages have neither blocks nor threads nor extras; leave them out", c.Name())
+	case c.Symmetric:
+		return weft.Invalidf("%s: messages are not symmetric; leave that out", c.Name())
 	}
 	own := false
 	for i := range c.Transfers {

@@ -187,7 +187,8 @@ func (m *gpuRank) operation(ctx context.Context, x *exchange) timing.Operation {
 		to = weft.DeviceTensor(out, d, x.out.bytes()/d.Size())
 	}
 	x.operands(from, to)
-	if x.call.Symmetric = m.windows && x.Collective != collective.Barrier; x.call.Symmetric {
+	hasWindows := x.Collective != collective.Barrier && x.Collective != collective.PointToPoint
+	if x.call.Symmetric = m.windows && hasWindows; x.call.Symmetric {
 		x.Kind.run = do
 	}
 	o := timing.Operation{Name: x.Name, Bytes: x.bytes()}
