@@ -334,6 +334,12 @@ func TestRefusedArguments(t *testing.T) {
 			return g.AllToAllV(ctx, nil, weft.TensorOf(make([]float32, 8)), weft.TensorOf(f),
 				Counts{Send: []int{1, 2, 3}, Recv: []int{1, 3, 3}})
 		}, weft.ErrInvalid, "rank 1 sends itself 2 elements and receives 3"},
+		{"words of a barrier", func(ctx context.Context, g *Group) error {
+			return g.Do(ctx, nil, Call{Collective: Barrier, Words: Words{Progress: weft.TensorOf(make([]uint64, 3))}})
+		}, weft.ErrInvalid, "an all-gather has progress words"},
+		{"norm of a barrier", func(ctx context.Context, g *Group) error {
+			return g.Do(ctx, nil, Call{Collective: Barrier, Norm: &Norm{Gamma: weft.TensorOf(f)}})
+		}, weft.ErrInvalid, "a norm goes with an all-reduce sum"},
 		{"bool average", func(ctx context.Context, g *Group) error {
 			x := weft.TensorAt(make([]byte, 4), weft.Bool, 4)
 			return g.Reduce(ctx, nil, x, x, weft.Avg, 0)

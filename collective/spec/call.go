@@ -58,11 +58,13 @@ func (c *Call) Check(rank, ranks int) error {
 		return weft.Invalidf("%v: %d blocks, %d threads", k, c.Blocks, c.Threads)
 	}
 	c.DType, c.Count, c.Bytes, c.InPlace = weft.InvalidDType, 0, 0, false
-	if k == Barrier {
-		return nil
-	}
-	if c.Norm != nil {
+	switch {
+	case c.Norm != nil:
 		return c.checkNorm()
+	case k == Barrier && c.Words.Given():
+		return c.checkWords(ranks)
+	case k == Barrier:
+		return nil
 	}
 	if k.Rooted() && (c.Root < 0 || c.Root >= ranks) {
 		return weft.Invalidf("%v: root %d of %d ranks", k, c.Root, ranks)
