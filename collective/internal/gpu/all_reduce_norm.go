@@ -116,7 +116,7 @@ func (e *Engine) normArgs(a *allReduceNormArgs, c *spec.Call, token, tokens int)
 
 // normGrid is how many blocks serve so many rows.
 func (e *Engine) normGrid(tokens int) cuda.Dim {
-	return cuda.Dim{X: uint32(min(tokens, max(1, e.blocks/e.room.PerSM)))}
+	return cuda.Dim{X: uint32(min(tokens, max(1, e.blocks/e.room.PerSM), e.most))}
 }
 
 func (e *Engine) startNormOneShot(stream *cuda.Stream, c *spec.Call) error {

@@ -27,7 +27,7 @@ const (
 
 // bulkGrid is how many blocks serve so many chunks.
 func (e *Engine) bulkGrid(chunks, most int) cuda.Dim {
-	return cuda.Dim{X: uint32(max(e.least(), min(chunks, e.blocks/bulkBlocks, most)))}
+	return e.launched(min(chunks, e.blocks/bulkBlocks, most))
 }
 
 // bulkReduce reads inputs where they lie, by bulk copies.

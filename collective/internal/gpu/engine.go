@@ -362,14 +362,17 @@ func (e *Engine) plain(in, out operand, n int) uint32 {
 	return 1
 }
 
-// least is how many blocks a launch has at least. Its threads raise all counts: there are so many of them that
-// each raises one at most.
+// least is how many blocks a launch has at least, if the call allows: so many that no thread raises more than one of
+// all counts.
 func (e *Engine) least() int { return (e.blocks + threads - 1) / threads }
 
-// grid is how many blocks serve so many vectors.
-func (e *Engine) grid(vectors int) cuda.Dim {
-	return cuda.Dim{X: uint32(max(e.least(), min((vectors+threads-1)/threads, e.most)))}
+// launched is a launch's grid, of which so many blocks have something to do.
+func (e *Engine) launched(blocks int) cuda.Dim {
+	return cuda.Dim{X: uint32(min(max(e.least(), blocks), e.most))}
 }
+
+// grid is how many blocks serve so many vectors.
+func (e *Engine) grid(vectors int) cuda.Dim { return e.launched((vectors + threads - 1) / threads) }
 
 // live is how many ranks take part.
 func (e *Engine) live() int { return e.ranks - e.comm.Mask().Len() }

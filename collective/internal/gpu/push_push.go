@@ -108,7 +108,7 @@ func (e *Engine) pushReduction(stream *cuda.Stream, c *spec.Call, k push, ring u
 		a.results += uint64(room &^ (vectorBytes - 1))
 	}
 	room /= pushDepth * e.ranks
-	blocks := min(max(1, e.blocks/bulkBlocks), mostPushers, room/leastPiece)
+	blocks := min(max(1, e.blocks/bulkBlocks), mostPushers, room/leastPiece, e.most)
 	if blocks == 0 {
 		return weft.Unsupportedf("%v: staging memory of %d bytes is too little for pieces of %d ranks", c.Collective,
 			4*e.push.bytes, e.ranks)
@@ -119,6 +119,8 @@ func (e *Engine) pushReduction(stream *cuda.Stream, c *spec.Call, k push, ring u
 	a.in, a.out = operandAt(r.In, c.Bytes, 0), operandAt(r.Out, c.Bytes, 0)
 	a.sent, a.got = e.push.sent, e.push.got
 	a.piece, a.ring = uint32(piece), ring
-	k.SetGrid(cuda.Dim{X: uint32(max(e.least(), min(blocks, (share+piece-1)/piece)))})
+	grid := e.launched((share + piece - 1) / piece)
+	grid.X = min(grid.X, uint32(blocks)) // for which there are places
+	k.SetGrid(grid)
 	return e.lane.Start(stream, k.Launch.Launch)
 }

@@ -122,7 +122,7 @@ func (e *Engine) startAllGatherProgress(stream *cuda.Stream, c *spec.Call) error
 		a.in, a.out = operandAt(in+k.at, n, 0), operandAt(out+k.at, n, c.Bytes)
 		a.chunks, a.slotBytes, a.outStep = k, uint64(slot), uint64(c.Bytes)
 		grid := e.grid(vectors(n))
-		grid.X = min(2*grid.X, uint32(e.blocks))
+		grid.X = min(2*grid.X, uint32(e.most))
 		l.SetGrid(grid)
 		return e.lane.Start(stream, l.Launch)
 	})
