@@ -120,8 +120,11 @@ var algorithms = []*algorithm{
 func largeOf(name string, k spec.Collective, w spec.Windows, able spec.Abilities,
 	start func(e *Engine, stream *cuda.Stream, c *spec.Call) error,
 ) *algorithm {
-	supports := func(q spec.Request) bool { return q.Windows&w == w && q.Able&able == able }
-	return &algorithm{spec.Algorithm{Name: name, Collective: k, Needs: w, Supports: supports}, start}
+	a := &algorithm{spec.Algorithm{Name: name, Collective: k, Needs: w}, start}
+	if able != 0 {
+		a.Supports = func(q spec.Request) bool { return q.Able&able == able }
+	}
+	return a
 }
 
 // large reports whether an algorithm has kernels that are loaded when one of them first runs.
@@ -137,8 +140,7 @@ func (a *algorithm) large() bool {
 
 // apart keeps an algorithm from outputs that are the input.
 func apart(a *algorithm) *algorithm {
-	supports := a.Supports
-	a.InPlace, a.Supports = spec.OnlyApart, func(q spec.Request) bool { return q.Windows&spec.InPlace == 0 && supports(q) }
+	a.InPlace = spec.OnlyApart
 	return a
 }
 
