@@ -143,7 +143,7 @@ type Group struct {
 	batch    Batch     // the same messages
 
 	selector func(Request, []Algorithm) string
-	own      []Algorithm // all of the engine's, for the selector
+	all      []Algorithm // the engine's, for the selector
 	fit      []Algorithm // those of them that fit a call
 
 	profile   string // of the machine
@@ -160,7 +160,8 @@ var (
 	_ spec.Engine = (*gpu.Engine)(nil)
 )
 
-// New makes a group. It is collective, and the only place where the group allocates memory.
+// New makes a group. It is collective, and allocates all memory that peers reach, but for that of users' algorithms
+// with keys. Later calls allocate what they use again and again: a [Work] of [Group.Start], kernels of a type.
 func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 	const op = "new group"
 	var err error
@@ -228,7 +229,7 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 		return nil, err
 	}
 	if g.selector != nil {
-		g.own = g.engine.Algorithms()
+		g.all = g.engine.Algorithms()
 	}
 	return g, nil
 }

@@ -60,9 +60,9 @@ func (g *Group) selected(c *Call) (string, error) {
 		return "", err
 	}
 	g.fit = g.fit[:0]
-	for i := range g.own {
-		if g.own[i].Fits(q) {
-			g.fit = append(g.fit, g.own[i])
+	for i := range g.all {
+		if g.all[i].Fits(q) {
+			g.fit = append(g.fit, g.all[i])
 		}
 	}
 	return g.selector(q, g.fit), nil

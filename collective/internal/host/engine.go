@@ -28,7 +28,7 @@ type Options struct {
 	Check   bool        // ranks first compare all of their calls
 }
 
-// New makes an engine. It is collective, and the only place where the engine allocates memory.
+// New makes an engine. It is collective, and allocates all memory that peers reach.
 func New(ctx context.Context, comm *weft.Comm, o Options) (*Engine, error) {
 	e := &Engine{algorithms: algorithms, check: o.Check}
 	list := make([]*spec.Algorithm, len(e.algorithms))
