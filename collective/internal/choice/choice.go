@@ -96,8 +96,8 @@ func (c *Chooser) choose(q *spec.Request, eager bool) int {
 
 // ranked is the algorithms of the request's collective by cost, without those whose cost is not known.
 func (c *Chooser) ranked(q *spec.Request) []int {
-	key := uint64(1)<<63 | uint64(q.Collective)<<40 | uint64(q.Op)<<36 | uint64(q.DType)<<28 | uint64(q.Windows)<<24 |
-		uint64(q.Class())<<16 | uint64(q.Ranks)
+	key := uint64(1)<<63 | uint64(q.Variant)<<44 | uint64(q.Collective)<<40 | uint64(q.Op)<<36 | uint64(q.DType)<<28 |
+		uint64(q.Windows)<<24 | uint64(q.Class())<<16 | uint64(q.Ranks)
 	const golden = 0x9E3779B97F4A7C15
 	r := &c.cache[key*golden>>(64-cacheBits)]
 	if r.key == key {

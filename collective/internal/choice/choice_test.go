@@ -116,3 +116,28 @@ func TestClasses(t *testing.T) {
 		}
 	})
 }
+
+// TestVariants: plain calls and others of one collective have rankings of their own.
+func TestVariants(t *testing.T) {
+	cost := func(plain, other float64) func(spec.Request, *spec.Model) float64 {
+		return func(q spec.Request, _ *spec.Model) float64 {
+			if q.Variant == spec.Plain {
+				return plain
+			}
+			return other
+		}
+	}
+	q := spec.Request{Collective: spec.AllReduce, DType: weft.Float32, Ranks: 2}
+	q.SetSent(64)
+	normed := q
+	normed.Variant = spec.WithNorm
+	c := New([]*spec.Algorithm{
+		{Name: "a", Collective: spec.AllReduce, Cost: cost(1, 9)}, {Name: "b", Collective: spec.AllReduce, Cost: cost(2, 3)},
+	}, nil, &spec.Model{})
+	if order := c.ranked(&q); fmt.Sprint(order) != "[0 1]" {
+		t.Errorf("plain calls: %v", order)
+	}
+	if order := c.ranked(&normed); fmt.Sprint(order) != "[1 0]" {
+		t.Errorf("calls with a norm: %v", order)
+	}
+}
