@@ -14,7 +14,7 @@ import (
 // operands that are written overlap none. The bits are those of an AllReduce and of each step after it
 // alone, on every rank, by every algorithm and engine.
 //
-// On GPUs a row has 16384 numbers at most. The first call for a type loads kernels, which a capture cannot
+// On GPUs a row has [MaxHidden] numbers at most. The first call for a type loads kernels, which a capture cannot
 // wait for: call it once before.
 func (g *Group) AllReduceNorm(ctx context.Context, s *weft.Stream, out, in weft.Tensor, n Norm) error {
 	c := g.begin(spec.AllReduce)

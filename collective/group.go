@@ -18,6 +18,9 @@ import (
 	"github.com/weftgo/weft/device"
 )
 
+// MaxHidden is the longest row of a [Norm] on GPUs.
+const MaxHidden = gpu.MaxHidden
+
 // DefaultScratch is the staging memory of a rank on the host unless [Options] say otherwise, and
 // MaxScratch the most they may ask for. DefaultStaging is that of a rank on a GPU.
 const (

@@ -15,8 +15,8 @@ import (
 // normThreads are those of a block, which has a row. It has an SM's registers to itself.
 const normThreads = 512
 
-// normHidden is the longest row: a block keeps one in shared memory.
-const normHidden = 16384
+// MaxHidden is the longest row: a block keeps one in shared memory.
+const MaxHidden = 16384
 
 // allReduceNormArgs are the AllReduceNorm of all_reduce_norm.cuh.
 type allReduceNormArgs struct {
@@ -61,7 +61,7 @@ func (e *Engine) prepareNorm(ctx context.Context, t weft.DType) (err error) {
 	}
 	config := e.config()
 	config.Block = cuda.Dim{X: normThreads}
-	config.Shared = normHidden * t.Size()
+	config.Shared = MaxHidden * t.Size()
 	for _, k := range f {
 		if err := k.SetMaxDynamicShared(config.Shared); err != nil {
 			return err
@@ -87,8 +87,8 @@ func (e *Engine) checkNorm(c *spec.Call) error {
 	switch n := c.Norm; {
 	case n == nil:
 		return nil
-	case n.Hidden > normHidden:
-		return weft.Unsupportedf("%s: rows of %d numbers; they may have %d on GPUs", c.Name(), n.Hidden, normHidden)
+	case n.Hidden > MaxHidden:
+		return weft.Unsupportedf("%s: rows of %d numbers; they may have %d on GPUs", c.Name(), n.Hidden, MaxHidden)
 	case e.normRows(n, c.DType, 2*e.ranks) == 0:
 		return weft.Unsupportedf("%s: rows of %d %v do not fit the slots; raise Options.Staging to %d", c.Name(), n.Hidden,
 			c.DType, turns*2*e.ranks*words.slotSize(n.Hidden*c.DType.Size()))

@@ -18,9 +18,6 @@ import (
 	"github.com/weftgo/weft/internal/simd"
 )
 
-// MostHidden is the longest row of a norm on GPUs.
-const MostHidden = 16384
-
 const normEps = 1e-6
 
 //go:embed rms_norm.cu
@@ -65,8 +62,9 @@ func (s *Sweep) validateNorm(gpu bool) error {
 		return errors.New("a norm is measured on GPUs")
 	case s.InPlace:
 		return errors.New("a norm is measured out of place")
-	case s.Hidden > MostHidden || s.Hidden%vector != 0:
-		return fmt.Errorf("rows of %d numbers: want whole vectors of %d, and %d at most", s.Hidden, vector, MostHidden)
+	case s.Hidden > collective.MaxHidden || s.Hidden%vector != 0:
+		return fmt.Errorf("rows of %d numbers: want whole vectors of %d, and %d at most", s.Hidden, vector,
+			collective.MaxHidden)
 	}
 	return nil
 }
