@@ -109,9 +109,18 @@ func (t *Table) Put(m spec.Measured) {
 	t.Measured = append(t.Measured, m)
 }
 
-// Over is a table with all that this one says, and what another says beside that.
+// Drop takes the row of an algorithm, on so many ranks in such a placement, out of the table, if it has one.
+func (t *Table) Drop(m spec.Measured) (had bool) {
+	n := len(t.Measured)
+	t.Measured = slices.DeleteFunc(t.Measured, func(o spec.Measured) bool { return same(&o, &m) })
+	return len(t.Measured) < n
+}
+
+// Over is a table with all that this one says, and what another says beside that. Who measured and when, and the note,
+// are this one's.
 func (t *Table) Over(base *Table) *Table {
 	both := *base
+	both.Weft, both.Date, both.Note = t.Weft, t.Date, t.Note
 	both.Measured = slices.Clone(base.Measured)
 	for _, m := range t.Measured {
 		both.Put(m)

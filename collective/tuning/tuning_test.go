@@ -47,7 +47,8 @@ func TestFile(t *testing.T) {
 		t.Errorf("%v: %s", err, b)
 	}
 	found, ok, err := Find(path, SharedMemory)
-	if err != nil || !ok || len(found.Measured) <= 2 || found.Constants.Launch != 2 {
+	if err != nil || !ok || len(found.Measured) <= 2 || found.Constants.Launch != 2 || found.Weft != "v1" ||
+		found.Date != "2026-11-24" || found.Note == Builtin(SharedMemory).Note {
 		t.Errorf("%+v, %t, %v", found, ok, err)
 	}
 	if found.Digest() == Builtin(SharedMemory).Digest() {
@@ -130,6 +131,14 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+func TestDrop(t *testing.T) {
+	table := example()
+	row := spec.Measured{Algorithm: "all-reduce/eager", Ranks: 2, InPlace: true}
+	if !table.Drop(row) || table.Drop(row) || len(table.Measured) != 1 || table.Measured[0].InPlace {
+		t.Errorf("%+v", table.Measured)
+	}
 }
 
 func TestProfiles(t *testing.T) {
