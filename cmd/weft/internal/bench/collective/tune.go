@@ -35,6 +35,10 @@ func Tunable(gpu bool) (names []string) {
 	return names
 }
 
+// anything is what GPUs may be able to do. An algorithm that those of the machine cannot run gets no times, for
+// another one runs in its place, and without times it is not chosen.
+const anything = spec.BulkCopies | spec.Lines
+
 // Trials are all algorithms of a kind on so many ranks. All-reduces are tried in place, too: there peers read
 // what a rank overwrites. A loopback has no peers' windows.
 func Trials(gpu bool, kind string, ranks int, loopback bool) (all []*Trial) {
@@ -48,7 +52,7 @@ func Trials(gpu bool, kind string, ranks int, loopback bool) (all []*Trial) {
 			continue
 		}
 		for _, a := range list {
-			q := spec.Request{Collective: k.Collective, Ranks: ranks, Windows: spec.Inputs | spec.Outputs}
+			q := spec.Request{Collective: k.Collective, Ranks: ranks, Windows: spec.Inputs | spec.Outputs, Able: anything}
 			if inPlace {
 				q.Windows |= spec.InPlace
 			}
@@ -177,7 +181,7 @@ func Choices(gpu bool, o collective.Options, t *tuning.Table, kinds []string, ra
 		k := Named(kind)
 		for _, p := range places {
 			ranges := collective.Choices(gpu, o, t, collective.Request{
-				Collective: k.Collective, DType: d, Ranks: ranks, Windows: p.windows,
+				Collective: k.Collective, DType: d, Ranks: ranks, Windows: p.windows, Able: anything,
 			})
 			for i := range ranges {
 				ranges[i].Most *= k.sent(ranks)

@@ -10,6 +10,7 @@ import (
 	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
 	"github.com/weftgo/weft/collective"
+	"github.com/weftgo/weft/collective/spec"
 	"github.com/weftgo/weft/collective/tuning"
 	"github.com/weftgo/weft/internal/ranktest"
 )
@@ -34,14 +35,21 @@ func testTune(t *testing.T, g GPUs, ranks int, kinds []string, loopback bool) {
 		}
 		for _, one := range trials {
 			m, ok := one.Measured()
+			if !ok && len(g.Contexts) > 1 && strings.HasSuffix(one.Algorithm.Name, "/lines") {
+				continue // lines were not seen to arrive whole at other GPUs
+			}
 			if !ok || len(m.Points) != len(sweep.Bytes) || m.Ranks != ranks ||
 				m.Points[0].Bytes != 64/Named(kind).sent(ranks) {
 				t.Errorf("%s: %+v", one.Name(), m)
 			}
 		}
 	}
+	table.Put(spec.Measured{Algorithm: "all-gather/few-sm", Ranks: 2, Points: []spec.Point{{Bytes: 64}}})
 	full := table.Over(tuning.Builtin("x-shared"))
 	for _, c := range Choices(true, collective.Options{}, full, kinds, ranks, weft.Float32) {
+		if c.Kind == "allgather" && c.Operands == "in windows" && c.String() != "few-sm" {
+			t.Errorf("%v: not what takes no time", &c)
+		}
 		if c.Ranks != ranks || len(c.Ranges) == 0 || strings.Contains(c.String(), "/") {
 			t.Errorf("%+v: %v", c, &c)
 		}
@@ -63,6 +71,17 @@ func TestTuneOnGPUs(t *testing.T) {
 
 // TestTrials: an algorithm that was wrong has no times, nor has a size that another one ran.
 func TestTrials(t *testing.T) {
+	for kind, names := range map[string][]string{
+		"allreduce": {"pull-push", "push-push", "push-ring"}, "allgather": {"few-sm", "lines", "engine"}, "reduce": {"pull"},
+	} {
+		for _, name := range names {
+			if !slices.ContainsFunc(Trials(true, kind, 4, false), func(t *Trial) bool {
+				return strings.HasSuffix(t.Algorithm.Name, "/"+name)
+			}) {
+				t.Errorf("%s: %s is not tried", kind, name)
+			}
+		}
+	}
 	trials := Trials(false, "allgather", 4, false)
 	if len(trials) != 3 || len(Trials(false, "allreduce", 4, false)) != 5+4 {
 		t.Fatalf("%d trials", len(trials))
