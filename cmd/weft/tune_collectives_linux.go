@@ -256,7 +256,7 @@ func (t *tuneCollectives) tune(progress *terminal.Progress, profile func(ranks i
 		fmt.Printf("\n%s: written\n", path)
 	}
 	if len(wrong) > 0 {
-		return fmt.Errorf("%d outputs were wrong, which no choice may cause: those algorithms got no times", len(wrong))
+		return fmt.Errorf("%d outputs were wrong, which no choice may cause: those algorithms have no times", len(wrong))
 	}
 	return nil
 }

@@ -128,8 +128,18 @@ func (k *Kind) sent(ranks int) int {
 	return 1
 }
 
+// rows are those of a table that the trial is about, whether or not they have times.
+func (t *Trial) rows() []spec.Measured {
+	m, _ := t.Measured()
+	rows := []spec.Measured{m}
+	if m.Algorithm = t.varying(); m.Algorithm != "" {
+		rows = append(rows, m)
+	}
+	return rows
+}
+
 // Search measures trials in turn, as often as asked, and puts what it finds into a table. Of outputs that were
-// wrong it says so, and the table gets no times of the algorithm.
+// wrong it says so, and the table has no times of the algorithm then, not even former ones.
 func Search(trials []*Trial, repeats int, try func(*Trial) error, table *tuning.Table) (wrong []string, err error) {
 	for range repeats {
 		for _, t := range trials {
@@ -139,13 +149,15 @@ func Search(trials []*Trial, repeats int, try func(*Trial) error, table *tuning.
 		}
 	}
 	for _, t := range trials {
-		if m, ok := t.Measured(); ok {
-			table.Put(m)
-			if m.Algorithm = t.varying(); m.Algorithm != "" {
+		_, ok := t.Measured()
+		wrong = append(wrong, t.Wrong...)
+		for _, m := range t.rows() {
+			if ok {
 				table.Put(m)
+			} else if len(t.Wrong) > 0 && table.Drop(m) {
+				wrong[len(wrong)-1] += fmt.Sprintf("; the times of %s in the table are dropped", m.Algorithm)
 			}
 		}
-		wrong = append(wrong, t.Wrong...)
 	}
 	return wrong, nil
 }

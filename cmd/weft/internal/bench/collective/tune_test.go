@@ -98,8 +98,13 @@ func TestTrials(t *testing.T) {
 		return nil
 	}
 	table := &tuning.Table{}
+	for _, name := range []string{"all-gather/pull", "all-gather-v/pull"} {
+		table.Put(spec.Measured{Algorithm: name, Ranks: 4, Points: []spec.Point{{Bytes: 1}}})
+	}
 	wrong, err := Search(trials, 2, try, table)
-	if err != nil || len(wrong) != 2 || !strings.Contains(wrong[0], "all-gather/pull") {
+	if err != nil || len(wrong) != 2 || !strings.Contains(wrong[0], "all-gather/pull") ||
+		!strings.Contains(wrong[1], "the times of all-gather/pull in the table are dropped") ||
+		!strings.Contains(wrong[1], "the times of all-gather-v/pull in the table are dropped") {
 		t.Errorf("%q, %v", wrong, err)
 	}
 	want := "["
