@@ -344,6 +344,7 @@ func TestOwnMismatchOnEmulatedGPUs(t *testing.T) {
 			"no collective":           func(a *Algorithm) { a.Collective = 99 },
 			"an eager one":            func(a *Algorithm) { a.Eager = true },
 			"a variant":               func(a *Algorithm) { a.Variant = spec.WithWords },
+			"windows of a root":       func(a *Algorithm) { a.Collective, a.Needs = Gather, Outputs },
 			"placement of a rooted":   func(a *Algorithm) { a.Collective, a.InPlace = Gather, OnlyApart },
 			"a range":                 func(a *Algorithm) { a.MinBytes = a.MaxBytes + 1 },
 			"many threads":            func(a *Algorithm) { a.Kernel.Threads = 1025 },
@@ -737,7 +738,7 @@ extern "C" __global__ void pull(const __grid_constant__ AlgorithmArgs a) {
 }
 `
 
-// testOwnPull: a kernel that needs inputs in windows finds every rank's.
+// testOwnPull: a kernel that needs inputs in windows finds every rank's, also those that lie in outputs.
 func testOwnPull(t *testing.T, g *ranktest.GPUs, ranks int) {
 	const words = 500
 	o := Options{Staging: gpuStaging, SMs: 4, Algorithms: []Algorithm{{
@@ -745,7 +746,7 @@ func testOwnPull(t *testing.T, g *ranktest.GPUs, ranks int) {
 		Kernel: &Kernel{Source: ownPull, Name: "pull", Blocks: 3, Threads: 64},
 	}}}
 	onGPUs(t, g, ranks, o, func(ctx context.Context, r *gpuRank) (err error) {
-		w, err := r.comm.Alloc(ctx, 4*words)
+		w, err := r.comm.Alloc(ctx, 4*(1+ranks)*words)
 		if err != nil {
 			return err
 		}
@@ -760,12 +761,17 @@ func testOwnPull(t *testing.T, g *ranktest.GPUs, ranks int) {
 		c.Symmetric = true
 		raw := make([]byte, 4*ranks*words)
 		for round := range 5 {
+			if round == 3 { // in place
+				whole := w.Pointer().Add(4 * words)
+				c.Out = weft.DeviceTensor(whole, weft.Uint32, ranks*words)
+				c.In = weft.DeviceTensor(whole.Add(4*words*r.comm.Rank()), weft.Uint32, words)
+			}
 			for i := range words {
 				binary.LittleEndian.PutUint32(raw[4*i:], uint32(round<<20|r.comm.Rank()<<16|i))
 			}
 			device := r.comm.Device().Context()
-			if err := errors.Join(device.Upload(w.Pointer(), raw[:4*words]), r.Do(ctx, nil, c),
-				device.Download(raw, r.memory.Pointer())); err != nil {
+			if err := errors.Join(device.Upload(c.In.Pointer(), raw[:4*words]), r.Do(ctx, nil, c),
+				device.Download(raw, c.Out.Pointer())); err != nil {
 				return err
 			}
 			for i := range ranks * words {

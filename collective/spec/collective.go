@@ -75,6 +75,18 @@ func (c Collective) OperandsAlike() (in, out bool) {
 	return in, out
 }
 
+// windowsAlike are the same operands as what an algorithm may need.
+func (c Collective) windowsAlike() (w Windows) {
+	in, out := c.OperandsAlike()
+	if in {
+		w |= Inputs
+	}
+	if out {
+		w |= Outputs
+	}
+	return w
+}
+
 // PlacedAlike reports whether all ranks of a call are in place if one is. A root may be so alone, and a rank of which
 // the part is empty never is.
 func (c Collective) PlacedAlike() bool { return !c.Rooted() && !c.Varies() }

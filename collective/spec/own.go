@@ -94,6 +94,9 @@ func (a *Algorithm) CheckOwn() error {
 	case a.WorldSize < 0 || a.RanksPerHost < 0 || a.InPlace > OnlyApart:
 		return weft.Invalidf("algorithm %s: world of %d ranks, %d on a host, placement %d", a.Name, a.WorldSize,
 			a.RanksPerHost, a.InPlace)
+	case a.Needs&^a.Collective.windowsAlike() != 0:
+		return weft.Invalidf("algorithm %s: it needs %v in windows, and of some operand ranks of one %v do not know whether "+
+			"all have it there; need others or none", a.Name, a.Needs, a.Collective)
 	case a.InPlace != AnyPlace && !a.Collective.PlacedAlike():
 		return weft.Invalidf("algorithm %s: it asks whether operands are in place, which ranks of one %v may be and others "+
 			"not; take any placement", a.Name, a.Collective)

@@ -122,13 +122,7 @@ func (e *Engine) startBulkMove(stream *cuda.Stream, c *spec.Call) error {
 	case spec.Gather:
 		a.lane.op, a.receiver = opGather, int32(c.Root)
 	}
-	a.ins, _ = e.find(c.In)
-	if c.Collective == spec.AllGather && c.InPlace { // an input lies in the output, at its rank's place
-		a.ins, _ = e.find(c.Out)
-		for r := range e.ranks {
-			a.ins[r] += uint64(r * c.Bytes)
-		}
-	}
+	a.ins = e.inputs(c)
 	a.out, a.unit = out, uint32(unitOf(in|out|uint64(c.Bytes)))
 	chunks := (c.Bytes + moveChunk - 1) / moveChunk * e.ranks
 	k.SetGrid(e.bulkGrid((chunks+threads/32-1)/(threads/32), mostPulling))

@@ -47,6 +47,36 @@ func (e *Engine) find(t weft.Tensor) (at operands, ok bool) {
 	return at, true
 }
 
+// inputs are the addresses of a symmetric call's inputs, on all ranks. Those that are in place lie in outputs, each at
+// its rank's part.
+func (e *Engine) inputs(c *spec.Call) operands {
+	if c.InPlace && c.Collective == spec.AllGather {
+		return e.partsOf(c.Out, c.Bytes)
+	}
+	at, _ := e.find(c.In)
+	return at
+}
+
+// outputs are those of its outputs.
+func (e *Engine) outputs(c *spec.Call) operands {
+	if c.InPlace && c.Collective == spec.ReduceScatter {
+		return e.partsOf(c.In, c.Bytes)
+	}
+	at, _ := e.find(c.Out)
+	return at
+}
+
+// partsOf are the addresses of every rank's part of an operand.
+func (e *Engine) partsOf(t weft.Tensor, bytes int) operands {
+	at, _ := e.find(t)
+	for r := range e.ranks {
+		if at[r] != 0 {
+			at[r] += uint64(r * bytes)
+		}
+	}
+	return at
+}
+
 // windows says which operands of a symmetric call lie in windows. It is the same on every rank: it looks at those
 // alone that all ranks have alike.
 func (e *Engine) windows(c *spec.Call) (w spec.Windows, err error) {

@@ -225,12 +225,7 @@ func (o *own) run(ctx context.Context, s *weft.Stream, c *spec.Call) (err error)
 	}
 	a.Ins, a.Outs = device.Operands{}, device.Operands{}
 	if c.Symmetric {
-		if at, ok := o.e.find(c.In); ok {
-			a.Ins = device.Operands(at)
-		}
-		if at, ok := o.e.find(c.Out); ok {
-			a.Outs = device.Operands(at)
-		}
+		a.Ins, a.Outs = device.Operands(o.e.inputs(c)), device.Operands(o.e.outputs(c))
 	}
 	for i, name := range o.Kernel.Extras {
 		a.Extras[i] = uint64(c.Extras[name])
