@@ -94,6 +94,20 @@ func TestAlgorithmsAgree(t *testing.T) {
 	}
 }
 
+// TestBroadcastOfOneTensor: all ranks may give the tensor of a broadcast as its input alone.
+func TestBroadcastOfOneTensor(t *testing.T) {
+	j := newJob(t, 3)
+	groups := j.group(t, Options{})
+	j.must(t, func(ctx context.Context, r int) error {
+		x := []int32{int32(r), 7}
+		err := groups[r].Do(ctx, nil, Call{Collective: Broadcast, In: weft.TensorOf(x), Root: 1})
+		if err == nil && x[0] != 1 {
+			err = fmt.Errorf("rank %d has %v", r, x)
+		}
+		return err
+	})
+}
+
 // TestMixedOperations runs long random sequences of operations, all of whose results are checked,
 // over two groups at once.
 func TestMixedOperations(t *testing.T) {

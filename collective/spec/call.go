@@ -9,7 +9,7 @@ import (
 // Call is what one rank asks for. The caller sets the first part; Check derives the second.
 type Call struct {
 	Collective Collective
-	Out, In    weft.Tensor // rows of elements; shapes play no part
+	Out, In    weft.Tensor // rows of elements; shapes play no part; a broadcast of one tensor may have it as In alone
 	Op         weft.Op     // of a reduction
 	Scalar     weft.Tensor // of a pre-multiplied sum: one number of [ScalarType], the same on all ranks
 	Root       int
@@ -70,7 +70,7 @@ func (c *Call) Check(rank, ranks int) error {
 		return weft.Invalidf("%v: root %d of %d ranks", k, c.Root, ranks)
 	}
 	in, out := k.HasInput(rank, c.Root), k.HasOutput(rank, c.Root)
-	if k == Broadcast && out && !in && c.Out.IsZero() {
+	if k == Broadcast && c.Out.IsZero() { // of one tensor
 		c.Out = c.In
 	}
 	ins, outs, err := c.checkTensors(in, out)
