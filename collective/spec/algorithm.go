@@ -1,6 +1,11 @@
 package spec
 
-import "context"
+import (
+	"context"
+	"fmt"
+
+	"github.com/weftgo/weft"
+)
 
 // Algorithm is one way to run a collective: an engine's own, which stands in a file of its own and is
 // listed there, or a user's, which a group is made with. All ranks give a group the same ones.
@@ -72,19 +77,42 @@ const (
 )
 
 // Fits says whether the algorithm can do what is asked.
-func (a *Algorithm) Fits(q Request) bool {
+func (a *Algorithm) Fits(q Request) bool { return a.misfit(&q) == "" }
+
+// Misfit is the error of a call that names the algorithm, which does not fit.
+func (a *Algorithm) Misfit(q Request) error {
+	where := ""
+	if q.Windows != 0 {
+		where = fmt.Sprintf(", windows: %v", q.Windows)
+	}
+	return weft.Unsupportedf("%v: %s %s, and the call has %d bytes of %v on %d ranks%s; name another algorithm or none",
+		q.Collective, a.Name, a.misfit(&q), q.Bytes, q.DType, q.Ranks, where)
+}
+
+// misfit says why the algorithm cannot do what is asked, or nothing.
+func (a *Algorithm) misfit(q *Request) string {
 	inPlace := q.Windows&InPlace != 0
 	switch {
-	case a.Collective != q.Collective, a.Variant != q.Variant, q.Windows&a.Needs != a.Needs:
-		return false
-	case q.Bytes < a.MinBytes, a.MaxBytes > 0 && q.Bytes > a.MaxBytes:
-		return false
-	case a.InPlace == OnlyInPlace && !inPlace, a.InPlace == OnlyApart && inPlace:
-		return false
+	case a.Collective != q.Collective:
+		return "is for another collective"
+	case a.Variant != q.Variant:
+		return "is not for calls with a norm or words, or for those alone"
+	case q.Windows&a.Needs != a.Needs:
+		return "needs operands in windows, on GPUs those of a symmetric call"
+	case q.Bytes < a.MinBytes:
+		return "is for more bytes"
+	case a.MaxBytes > 0 && q.Bytes > a.MaxBytes:
+		return "is for fewer bytes"
+	case a.InPlace == OnlyInPlace && !inPlace:
+		return "takes outputs that are inputs alone"
+	case a.InPlace == OnlyApart && inPlace:
+		return "takes no outputs that are inputs"
 	case a.WorldSize > 0 && a.WorldSize != q.Ranks, a.RanksPerHost > 0 && a.RanksPerHost != q.Ranks:
-		return false
+		return "is for another number of ranks"
+	case a.Supports != nil && !a.Supports(*q):
+		return "does not support that"
 	}
-	return a.Supports == nil || a.Supports(q)
+	return ""
 }
 
 // Estimate is the time that a request is expected to take: what was measured on the machine, or else the

@@ -80,3 +80,41 @@ func TestTransfersDiffer(t *testing.T) {
 		}
 	})
 }
+
+// TestMisfits: what does not fit says why, and what fits says nothing.
+func TestMisfits(t *testing.T) {
+	q := Request{Collective: AllGather, DType: weft.Float32, Bytes: 64, Ranks: 4, Windows: Inputs}
+	for _, tc := range []struct {
+		a    Algorithm
+		want string
+	}{
+		{Algorithm{}, ""},
+		{Algorithm{Collective: Gather}, "another collective"},
+		{Algorithm{Variant: WithWords}, "norm or words"},
+		{Algorithm{Needs: Inputs | Outputs}, "needs operands in windows"},
+		{Algorithm{MinBytes: 65}, "more bytes"},
+		{Algorithm{MaxBytes: 63}, "fewer bytes"},
+		{Algorithm{InPlace: OnlyInPlace}, "outputs that are inputs alone"},
+		{Algorithm{WorldSize: 5}, "number of ranks"},
+		{Algorithm{Supports: func(Request) bool { return false }}, "does not support"},
+		{Algorithm{Needs: Inputs, MinBytes: 64, MaxBytes: 64, InPlace: OnlyApart, WorldSize: 4}, ""},
+	} {
+		a := tc.a
+		if a.Name = "mine"; a.Collective == Barrier {
+			a.Collective = AllGather
+		}
+		got := a.misfit(&q)
+		if !strings.Contains(got, tc.want) || (got == "") != (tc.want == "") || a.Fits(q) != (got == "") {
+			t.Errorf("%+v: %q, want %q", a, got, tc.want)
+		}
+		if err := a.Misfit(q); tc.want != "" && (!strings.Contains(err.Error(), "mine "+got) ||
+			!strings.Contains(err.Error(), "64 bytes of fp32 on 4 ranks, windows: inputs; name another")) {
+			t.Error(err)
+		}
+	}
+	q.Windows |= InPlace
+	a := Algorithm{Collective: AllGather, InPlace: OnlyApart}
+	if a.Fits(q) || !strings.Contains(a.misfit(&q), "no outputs") {
+		t.Errorf("in place: %q", a.misfit(&q))
+	}
+}

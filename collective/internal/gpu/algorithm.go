@@ -192,8 +192,7 @@ func (e *Engine) named(name string, q *spec.Request) (*algorithm, error) {
 	case i < 0 || e.algorithms[i].Collective != q.Collective:
 		return nil, weft.Invalidf("%v: there is no algorithm %q on GPUs", q.Collective, name)
 	case !e.algorithms[i].Fits(*q):
-		return nil, weft.Unsupportedf("%v: %s does not support %d bytes of %v on %d ranks; name another algorithm or none",
-			q.Collective, name, q.Bytes, q.DType, q.Ranks)
+		return nil, e.algorithms[i].Misfit(*q)
 	}
 	return e.algorithms[i], nil
 }

@@ -145,7 +145,7 @@ func (e *Engine) choose(ctx context.Context, named int) (*algorithm, error) {
 	case i < 0:
 		return nil, weft.Unsupportedf("%v: no algorithm has a known cost; name one", c.Collective)
 	case named >= 0 && !e.algorithms[i].Fits(c.Request):
-		return nil, unsupports(e.algorithms[i], &c.Request)
+		return nil, e.algorithms[i].Misfit(c.Request)
 	}
 	return e.algorithms[i], nil
 }
@@ -178,19 +178,10 @@ func (e *Engine) named(name string) (int, error) {
 	}
 	a := e.algorithms[i]
 	if a.Eager && a.Collective != spec.AllToAllV && !a.Fits(c.Request) {
-		return -1, unsupports(a, &c.Request)
+		return -1, a.Misfit(c.Request)
 	}
 	c.Choice |= uint32(1 + i)
 	return i, nil
-}
-
-func unsupports(a *algorithm, q *spec.Request) error {
-	where := ""
-	if q.Windows != 0 {
-		where = fmt.Sprintf(", windows: %v", q.Windows)
-	}
-	return weft.Unsupportedf("%v: %s does not support %d bytes of %v on %d ranks%s; name another algorithm or none",
-		q.Collective, a.Name, q.Bytes, q.DType, q.Ranks, where)
 }
 
 // chooses says how calls differ that are alike otherwise.
