@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/collective/spec"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/internal/ranktest"
 )
@@ -49,6 +50,26 @@ func (r *gpuRank) putCounts(c Counts) (d DeviceCounts, err error) {
 		at += len(raw)
 	}
 	return d, err
+}
+
+// TestUntypedOnEmulatedGPUs: operands of no elements need no type.
+func TestUntypedOnEmulatedGPUs(t *testing.T) {
+	onGPUs(t, emulatedGPUs(t, 2), 2, Options{Staging: gpuStaging, SMs: 4}, func(ctx context.Context, r *gpuRank) error {
+		none, zeros := weft.Tensor{Shape: []int{0}}, []int{0, 0}
+		var errs []error
+		for kind := range spec.Collectives {
+			c := Call{Collective: kind, In: none, Out: none, Counts: Counts{Send: zeros, Recv: zeros}}
+			if !kind.Reduces() {
+				errs = append(errs, r.Do(ctx, nil, c))
+			}
+		}
+		errs = append(errs, r.Batch(ctx, nil, func(b *Batch) error {
+			b.Send(none, 1-r.comm.Rank())
+			b.Recv(none, 1-r.comm.Rank())
+			return nil
+		}))
+		return errors.Join(errs...)
+	})
 }
 
 // Elements are int32: where they come from and go to.

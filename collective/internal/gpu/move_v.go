@@ -61,7 +61,7 @@ func (e *Engine) startMoveV(stream *cuda.Stream, c *spec.Call) error {
 		op = opAllToAllV
 	}
 	in, out := e.addresses(c)
-	enc, size := encodingOf(c.DType), c.DType.Size()
+	enc, size := encodingOf(c.DType), max(c.DType.Size(), 1) // empty operands may have no type
 	k := &e.movesV[enc]
 	a, stage := k.Args, e.stageOf(enc)
 	a.lane, a.group = e.laneOf(op, 0), e.group
