@@ -317,6 +317,9 @@ func TestRefusedArguments(t *testing.T) {
 		{"negative", func(ctx context.Context, g *Group) error {
 			return g.Broadcast(ctx, nil, weft.Tensor{DType: weft.Float32, Shape: []int{-4}}, 0)
 		}, weft.ErrInvalid, "-4 elements"},
+		{"no such type", func(ctx context.Context, g *Group) error {
+			return g.Broadcast(ctx, nil, weft.Tensor{DType: 40, Shape: []int{0}}, 0)
+		}, weft.ErrInvalid, "of type dtype(40)"},
 		{"root", func(ctx context.Context, g *Group) error {
 			return g.Broadcast(ctx, nil, weft.TensorOf(f), 7)
 		}, weft.ErrInvalid, "root 7 of 3"},

@@ -134,6 +134,8 @@ func checkTensor(name, what string, t *weft.Tensor) (n int, err error) {
 		return 0, weft.Invalidf("%s: %s of %d elements", name, what, n)
 	case n > 0 && (t.Data == nil || t.DType.Size() == 0):
 		return 0, weft.Invalidf("%s: %s of %d elements of type %v without memory", name, what, n, t.DType)
+	case t.DType != weft.InvalidDType && t.DType.Size() == 0: // an empty tensor may have none
+		return 0, weft.Invalidf("%s: %s of type %v, which there is not", name, what, t.DType)
 	}
 	return n, nil
 }
