@@ -13,7 +13,8 @@ import (
 type Range = choice.Range
 
 // Choices says which algorithms a group chooses that is made with such options, on GPUs or on the host, where
-// the machine is as a table says: for requests like one, of every size. Sizes are [Request.Sent].
+// the machine is as a table says: for requests like one, of every size. Sizes are [Request.Sent]. What GPUs can do
+// is what the request says.
 func Choices(onGPUs bool, o Options, t *tuning.Table, q Request) []Range {
 	all := Algorithms()
 	q.Slot = host.Room(defaulted(o.Scratch, DefaultScratch), q.Ranks)
