@@ -1,6 +1,7 @@
 package collective
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -266,6 +267,58 @@ func TestLargeMaskOnEmulatedGPUs(t *testing.T) { testLargeMask(t, emulatedGPUs(t
 
 // TestLargeMaskOnGPUs is the same on real ones.
 func TestLargeMaskOnGPUs(t *testing.T) { testLargeMask(t, ranktest.Real(t)) }
+
+// TestMaskedLastRankOnEmulatedGPUs: where the last rank is masked, no rank reads behind its input. The GPU's memory
+// ends there.
+func TestMaskedLastRankOnEmulatedGPUs(t *testing.T) {
+	const ranks, out, count = 4, 3, 600
+	survived := make(chan struct{}, ranks)
+	onLargeRanks(t, emulatedGPUs(t, ranks), ranks, 20*time.Second, func(ctx context.Context, r *largeRank) (err error) {
+		device := r.comm.Device().Context()
+		memory, err := device.Alloc(2 * count)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, memory.Close()) }()
+		one, three := []byte{0x80, 0x3F}, []byte{0x40, 0x40} // as bf16
+		if err := device.Upload(memory.Pointer(), bytes.Repeat(one, count)); err != nil {
+			return err
+		}
+		in := weft.DeviceTensor(memory.Pointer(), weft.BFloat16, count)
+		call := func(c Call, want []byte) error {
+			c.In, c.Out = in, weft.DeviceTensor(r.base(), weft.BFloat16, count)
+			got := make([]byte, 2*count)
+			if err := r.Do(ctx, nil, c); err != nil {
+				return fmt.Errorf("%s: %w", c.Algorithm, err)
+			}
+			if err := r.read(got, r.base()); err != nil {
+				return err
+			}
+			if c.Collective.HasOutput(r.comm.Rank(), c.Root) && !bytes.Equal(got, bytes.Repeat(want, count)) {
+				return fmt.Errorf("%s: %x, want %x", c.Algorithm, got[:8], want)
+			}
+			return nil
+		}
+		if r.comm.Rank() == out {
+			for range ranks - 1 {
+				<-survived
+			}
+		} else {
+			err := errors.Join(r.comm.SetMask(ctx, out), r.beside.SetMask(ctx, out))
+			if err == nil {
+				err = errors.Join(
+					call(Call{Collective: AllReduce, Algorithm: "all-reduce/two-shot"}, three),
+					call(Call{Collective: Broadcast, Algorithm: "broadcast/helpers"}, one),
+					call(Call{Collective: Reduce, Algorithm: "reduce/helpers"}, three))
+			}
+			survived <- struct{}{}
+			if err != nil {
+				return err
+			}
+		}
+		return errors.Join(r.comm.SetMask(ctx), r.beside.SetMask(ctx))
+	})
+}
 
 // testLargeAbsent lets a rank not call: the others' errors name it, and all go on after SetMask.
 func testLargeAbsent(t *testing.T, g *ranktest.GPUs) {

@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) all_reduce_two_shot(const _
 	u32 lane = threadIdx.x & 31, next = c.at & ~31u; // the warp's next vectors of a share to send
 	auto send_next = [&](bool loaded) {
 		u32 i = next + lane;
-		auto has = [&](u32 r) { return i < shares.size(live.number(r)); };
+		auto has = [&](u32 r) { return holds(live.others, r) && i < shares.size(live.number(r)); };
 		auto load = [&](u32 r) {
 			return has(r) ? in.load(shares.first(live.number(r)) + i) : make_uint4(0, 0, 0, 0);
 		};

@@ -22,7 +22,7 @@ struct Helpers {
 	}
 	__device__ __forceinline__ u32 size(u32 rank) const { return each + (number(rank) < more ? 1 : 0); }
 	__device__ __forceinline__ u32 longest() const { return each + (more != 0 ? 1 : 0); }
-	__device__ __forceinline__ bool has(u32 rank, u32 i) const { return rank != root && i < size(rank); }
+	__device__ __forceinline__ bool has(u32 rank, u32 i) const { return holds(set, rank) && i < size(rank); }
 };
 
 } // namespace weft
