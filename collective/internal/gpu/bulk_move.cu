@@ -64,10 +64,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) bulk_move(const __grid_cons
 	if (!c.begin(g, a.lane)) return;
 	Live live(g, c.o.mask);
 	Meeting meeting(g, a.lane, live, a.direct, c.o.epoch);
-	meeting.say_ready();
-	c.clear(a.lane);
-	c.note(a.lane, 0, true);
-	if (!meeting.await(meeting.ready)) return;
+	if (!meeting.begin(c)) return;
 	bool receives = a.receiver < 0 || (u32)a.receiver == g.rank;
 #if __CUDA_ARCH__ >= 900
 	extern __shared__ __align__(128) char buffers[];

@@ -104,10 +104,7 @@ __global__ void __launch_bounds__(BULK_THREADS, RESIDENT / 2) bulk_reduce(const 
 	if (!c.begin(g, a.lane)) return;
 	Live live(g, c.o.mask);
 	Meeting meeting(g, a.lane, live, a.direct, c.o.epoch);
-	meeting.say_ready();
-	c.clear(a.lane);
-	c.note(a.lane, 0, true);
-	if (!meeting.await(meeting.ready)) return;
+	if (!meeting.begin(c)) return;
 	Owned of(a, live);
 #if __CUDA_ARCH__ >= 900
 	const char *from = a.ins[g.rank] + g.rank * a.part_step + of.from;

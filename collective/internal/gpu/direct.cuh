@@ -42,9 +42,14 @@ struct Meeting {
 		return __syncthreads_and(there);
 	}
 
-	// say_ready says so. What a rank's kernels stored before is there: they have ended.
-	__device__ __forceinline__ void say_ready() const {
+	// begin says that this rank's operands are there, and waits for the others. What a rank's kernels stored before
+	// is there: they have ended. Meanwhile the operation, which uses no slots, does what it owes the lane. It is false
+	// in all threads of the block if the wait is over.
+	__device__ __forceinline__ bool begin(const Collective &c) const {
 		if (meets()) store_relaxed_sys_u64(theirs(ready), epoch);
+		c.clear(lane);
+		c.note(lane, 0, true);
+		return await(ready);
 	}
 
 	// end says that this block has stored and read what it had to, and waits for the others. A block that has

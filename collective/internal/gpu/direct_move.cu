@@ -33,10 +33,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) direct_move(const __grid_co
 	if (!c.begin(g, a.lane)) return;
 	Live live(g, c.o.mask);
 	Meeting meeting(g, a.lane, live, a.direct, c.o.epoch);
-	meeting.say_ready();
-	c.clear(a.lane);
-	c.note(a.lane, 0, true);
-	if (!meeting.await(meeting.ready)) return;
+	if (!meeting.begin(c)) return;
 	u32 vectors = (u32)((a.part_bytes + 15) / 16), lane = threadIdx.x & 31;
 	u32 pieces = (vectors + 32 * FLYING - 1) / (32 * FLYING);
 	u32 unit = min(a.in.unit, (u32)a.out_unit);

@@ -11,10 +11,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) direct_reduce(const __grid_
 	if (!c.begin(g, a.lane)) return;
 	Live live(g, c.o.mask);
 	Meeting meeting(g, a.lane, live, a.direct, c.o.epoch);
-	meeting.say_ready();
-	c.clear(a.lane);
-	c.note(a.lane, 0, true);
-	if (!meeting.await(meeting.ready)) return;
+	if (!meeting.begin(c)) return;
 	reduce_by_threads(a, c, live, Owned(a, live), a.unit);
 	meeting.end();
 	let_next_start();

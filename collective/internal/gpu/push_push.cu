@@ -37,10 +37,7 @@ __global__ void __launch_bounds__(BULK_THREADS, RESIDENT / 2) push_push(const __
 	if (!c.begin(g, a.lane)) return;
 	Live live(g, c.o.mask);
 	Meeting meeting(g, a.lane, live, a.direct, c.o.epoch);
-	meeting.say_ready();
-	c.clear(a.lane);
-	c.note(a.lane, 0, true);
-	if (!meeting.await(meeting.ready)) return;
+	if (!meeting.begin(c)) return;
 	Pusher p(a, live, c.o.epoch);
 	__shared__ u32 order[MAX_RANKS]; // the live ranks
 	u32 r = threadIdx.x;
