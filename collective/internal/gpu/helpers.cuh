@@ -5,24 +5,40 @@
 
 namespace weft {
 
-// Helpers are the live ranks but the root, and the vectors that they have: their numbers differ by one at most.
+// Helpers are the live ranks but the root, and the vectors that they have.
 struct Helpers {
 	const Live &live;
-	u32 root, each, more; // the first `more` have one more
-	RankSet set;
+	u32 root;
+	Shares shares;
+	RankSet others; // helpers but this rank
 
 	__device__ __forceinline__ Helpers(u32 vectors, const Live &live, int root)
-		: live(live), root((u32)root), each(vectors / (live.count - 1)), more(vectors - each * (live.count - 1)),
-		  set(live.set & ~RankSet::one((u32)root)) {}
+		: live(live), root((u32)root), shares(vectors, live.count - 1), others(live.others & ~RankSet::one((u32)root)) {}
 
 	__device__ __forceinline__ u32 number(u32 rank) const { return live.number(rank) - (rank > root ? 1 : 0); }
-	__device__ __forceinline__ u32 first(u32 rank) const {
-		u32 n = number(rank);
-		return n * each + min(n, more);
+	__device__ __forceinline__ u32 first(u32 rank) const { return shares.first(number(rank)); }
+	__device__ __forceinline__ u32 size(u32 rank) const { return shares.size(number(rank)); }
+
+	// send sends the others their shares of an operand, to slots of this rank's in their windows.
+	__device__ __forceinline__ void send(const Collective &c, const Peers &peers, const Part &in, u64 slot_bytes) const {
+		for (u32 base = c.at & ~31u; base < shares.longest(); base += c.step) {
+			u32 i = base + (threadIdx.x & 31);
+			auto has = [&](u32 r) { return holds(others, r) && i < size(r); };
+			auto load = [&](u32 r) { return has(r) ? in.load(first(r) + i) : make_uint4(0, 0, 0, 0); };
+			Parts parts;
+			parts.fetch(load);
+			parts.send(peers, others, slot_of(c.turn, peers.g.rank, slot_bytes, i), has, load);
+		}
 	}
-	__device__ __forceinline__ u32 size(u32 rank) const { return each + (number(rank) < more ? 1 : 0); }
-	__device__ __forceinline__ u32 longest() const { return each + (more != 0 ? 1 : 0); }
-	__device__ __forceinline__ bool has(u32 rank, u32 i) const { return holds(set, rank) && i < size(rank); }
+
+	// take stores the others' shares, as they arrive, where they belong in an operand.
+	__device__ __forceinline__ void take(const Collective &c, Arrivals &arrivals, const Part &out) const {
+		for (u32 i = c.at; i < shares.longest(); i += c.step) {
+			auto has = [&](u32 r) { return i < size(r); };
+			arrivals.look(i, others, has);
+			arrivals.each(i, others, has, [&](u32 r, uint4 v) { out.store(first(r) + i, v); });
+		}
+	}
 };
 
 } // namespace weft

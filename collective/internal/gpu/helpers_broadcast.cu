@@ -31,25 +31,14 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) helpers_broadcast(const __g
 	Wait wait(g, a.lane.state, a.lane.op, c.o.epoch);
 	Helpers helpers(vectors, live, a.root);
 	bool is_root = g.rank == helpers.root;
-	RankSet others = helpers.set & ~RankSet::one(g.rank);
 	say_begun(g, a.lane, c.o);
-	await_begun(g, a.lane, c, wait, others);
+	await_begun(g, a.lane, c, wait, helpers.others);
 	Arrivals arrivals(wait, a.lane, live, c.o.own + c.turn, a.slot_bytes);
 	RankSet from_root = RankSet::one(helpers.root);
 	auto all = [](u32) { return true; };
 	u32 own = is_root ? 0 : helpers.size(g.rank);
 	if (is_root) {
-		for (u32 base = c.at & ~31u; base < helpers.longest(); base += c.step) {
-			u32 i = base + (threadIdx.x & 31);
-			auto load = [&](u32 r) {
-				return helpers.has(r, i) ? in.load(helpers.first(r) + i) : make_uint4(0, 0, 0, 0);
-			};
-			Parts parts;
-			parts.fetch(load);
-			parts.send(
-				peers, others, slot_of(c.turn, g.rank, a.slot_bytes, i), [&](u32 r) { return helpers.has(r, i); },
-				load);
-		}
+		helpers.send(c, peers, in, a.slot_bytes);
 	} else if (c.at < own) {
 		arrivals.look(c.at, from_root, all);
 	}
@@ -63,15 +52,11 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) helpers_broadcast(const __g
 			arrivals.each(i, from_root, all, [&](u32, uint4 data) { v = data; });
 			if (!wait.over) out.store(helpers.first(g.rank) + i, v);
 		}
-		peers.each(others, [&](u32, char *there) {
+		peers.each(helpers.others, [&](u32, char *there) {
 			if (i < own && !wait.over) send(there + slot_of(c.turn, g.rank, a.slot_bytes, i), v);
 		});
 	}
-	for (u32 i = c.at; !is_root && i < helpers.longest(); i += c.step) {
-		auto has = [&](u32 r) { return helpers.has(r, i); };
-		arrivals.look(i, others, has);
-		arrivals.each(i, others, has, [&](u32 r, uint4 v) { out.store(helpers.first(r) + i, v); });
-	}
+	if (!is_root) helpers.take(c, arrivals, out);
 	for (u32 i = c.at; is_root && in.at != out.at && i < vectors; i += c.step) out.store(i, in.load(i));
 	let_next_start();
 }

@@ -34,17 +34,10 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) helpers_reduce(const __grid
 	Wait wait(g, a.lane.state, a.lane.op, c.o.epoch);
 	Helpers helpers(vectors, live, a.root);
 	bool is_root = g.rank == helpers.root, full = vectors >= live.count - 1; // every helper has something
-	RankSet others = helpers.set & ~RankSet::one(g.rank), root = RankSet::one(helpers.root);
+	RankSet root = RankSet::one(helpers.root);
 	if (!full) say_begun(g, a.lane, c.o);
 	await_begun(g, a.lane, c, wait, live.others);
-	for (u32 base = c.at & ~31u; base < helpers.longest(); base += c.step) {
-		u32 i = base + (threadIdx.x & 31);
-		auto load = [&](u32 r) { return helpers.has(r, i) ? in.load(helpers.first(r) + i) : make_uint4(0, 0, 0, 0); };
-		Parts parts;
-		parts.fetch(load);
-		parts.send(
-			peers, others, slot_of(c.turn, g.rank, a.slot_bytes, i), [&](u32 r) { return helpers.has(r, i); }, load);
-	}
+	helpers.send(c, peers, in, a.slot_bytes);
 	u64 results = c.turn + g.ranks * a.slot_bytes; // the second half
 	u32 from = is_root ? 0 : helpers.first(g.rank), own = is_root ? 0 : helpers.size(g.rank);
 	Arrivals inputs(wait, a.lane, live, c.o.own + c.turn, a.slot_bytes);
@@ -65,11 +58,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) helpers_reduce(const __grid
 		});
 	}
 	Arrivals sums(wait, a.lane, live, c.o.own + results, a.slot_bytes);
-	for (u32 i = c.at; is_root && i < helpers.longest(); i += c.step) {
-		auto has = [&](u32 r) { return helpers.has(r, i); };
-		sums.look(i, others, has);
-		sums.each(i, others, has, [&](u32 r, uint4 v) { out.store(helpers.first(r) + i, v); });
-	}
+	if (is_root) helpers.take(c, sums, out);
 	let_next_start();
 }
 

@@ -314,7 +314,8 @@ struct Parts {
 #endif
 };
 
-// Shares cuts vectors into one share for each live rank, by its number: they differ by one at most.
+// Shares cuts vectors into one share for each live rank, or for so many of them, by its number: they differ by one at
+// most.
 struct Shares {
 	u32 each, more; // the first `more` have one more
 
@@ -322,6 +323,7 @@ struct Shares {
 		each = RANKS != 0 && live.all ? vectors / (RANKS != 0 ? RANKS : 1) : vectors / live.count;
 		more = vectors - each * live.count;
 	}
+	__device__ __forceinline__ Shares(u32 vectors, u32 count) : each(vectors / count), more(vectors - each * count) {}
 	__device__ __forceinline__ u32 first(u32 number) const { return number * each + min(number, more); }
 	__device__ __forceinline__ u32 size(u32 number) const { return each + (number < more ? 1 : 0); }
 	__device__ __forceinline__ u32 longest() const { return each + (more != 0 ? 1 : 0); }
