@@ -40,16 +40,10 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) all_gather_progress(const _
 		if (!holds(live.others, to)) continue;
 		char *slots = g.window[to] + slot_of(c.turn, g.rank, a.slot_bytes, 0);
 		u32 step = senders * blockDim.x;
-		batches(0, vectors, blockIdx.x * blockDim.x + threadIdx.x, step, [&](u32 i) {
-			uint4 v[BATCH];
-#pragma unroll
-			for (u32 j = 0; j < BATCH; j++) {
-				if (i + (u64)j * step < vectors) v[j] = whole.load(i + j * step);
-			}
-#pragma unroll
-			for (u32 j = 0; j < BATCH; j++) {
-				if (i + (u64)j * step < vectors) send(slots + (u64)(i + j * step) * SLOT_BYTES, v[j]);
-			}
+		batches(0, vectors, blockIdx.x * blockDim.x + threadIdx.x, step, [&](u32 base) {
+			fly<BATCH>(
+				base, step, vectors, [&](u32 i) { return whole.load(i); },
+				[&](u32 i, uint4 v) { send(slots + (u64)i * SLOT_BYTES, v); });
 		});
 	}
 	c.clear(a.lane);

@@ -38,22 +38,12 @@ struct Pulled {
 		  moves(holds(live.set, rank) && from != to) {}
 };
 
-constexpr u32 FLYING = 4; // vectors that a thread loads before it stores the first
-
 __device__ __forceinline__ void move_by_threads(const Collective &c, char *from, char *to, u64 bytes, u32 unit) {
 	Part in(Operand{from, bytes, unit, 0}), out(Operand{to, bytes, unit, 0});
 	u32 vectors = in.vectors();
-	for (u32 i = c.at; i < vectors; i += FLYING * c.step) {
-		uint4 v[FLYING];
-#pragma unroll
-		for (u32 j = 0; j < FLYING; j++) {
-			if (i + j * c.step < vectors) v[j] = in.load(i + j * c.step);
-		}
-#pragma unroll
-		for (u32 j = 0; j < FLYING; j++) {
-			if (i + j * c.step < vectors) out.store(i + j * c.step, v[j]);
-		}
-	}
+	for (u32 base = c.at; base < vectors; base += FLYING * c.step)
+		fly<FLYING>(
+			base, c.step, vectors, [&](u32 i) { return in.load(i); }, [&](u32 i, uint4 v) { out.store(i, v); });
 }
 
 namespace collective {

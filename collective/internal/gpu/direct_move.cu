@@ -25,8 +25,6 @@ static_assert(sizeof(DirectMove) == WEFT_PARAMETER_BYTES + WIDER, "not the size 
 
 namespace collective {
 
-constexpr u32 FLYING = 4; // vectors that a thread loads before it stores the first
-
 __global__ void __launch_bounds__(THREADS, RESIDENT) direct_move(const __grid_constant__ DirectMove a) {
 	const Group &g = a.group;
 	Collective c(a.lane);
@@ -46,15 +44,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) direct_move(const __grid_co
 		Operand into = {a.outs[to] + g.rank * a.out_step, a.part_bytes, unit, 0};
 		if (from.at == into.at) continue; // in place
 		Part in(from), out(into);
-		uint4 v[FLYING];
-#pragma unroll
-		for (u32 i = 0; i < FLYING; i++) {
-			if (base + 32 * i < vectors) v[i] = in.load(base + 32 * i);
-		}
-#pragma unroll
-		for (u32 i = 0; i < FLYING; i++) {
-			if (base + 32 * i < vectors) out.store(base + 32 * i, v[i]);
-		}
+		fly<FLYING>(base, 32, vectors, [&](u32 i) { return in.load(i); }, [&](u32 i, uint4 v) { out.store(i, v); });
 	}
 	meeting.end();
 	let_next_start();

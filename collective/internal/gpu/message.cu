@@ -233,17 +233,7 @@ struct Worker {
 
 	// pass moves the whole vectors of a chunk, many at a time.
 	template <class L, class S> __device__ __forceinline__ void pass(u32 whole, L load, S store) const {
-		for (u32 base = lane; base < whole; base += 32 * IN_FLIGHT) {
-			uint4 v[IN_FLIGHT];
-#pragma unroll
-			for (u32 j = 0; j < IN_FLIGHT; j++) {
-				if (base + 32 * j < whole) v[j] = load(base + 32 * j);
-			}
-#pragma unroll
-			for (u32 j = 0; j < IN_FLIGHT; j++) {
-				if (base + 32 * j < whole) store(base + 32 * j, v[j]);
-			}
-		}
+		for (u32 base = lane; base < whole; base += 32 * IN_FLIGHT) fly<IN_FLIGHT>(base, 32, whole, load, store);
 	}
 
 	// Piece is the bytes of a message that are in a chunk.

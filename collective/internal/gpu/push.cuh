@@ -22,7 +22,7 @@ struct Push {
 
 static_assert(sizeof(Push) == WEFT_PARAMETER_BYTES + WIDER, "not the size of the host's struct");
 
-constexpr u32 DEPTH = 3, FLYING = 4; // FLYING: vectors that a thread loads before it stores the first
+constexpr u32 DEPTH = 3;
 
 // poll_counter is poll_begun whose caller sees what was stored before the counter was.
 __device__ __noinline__ bool poll_counter(const Group &g, State *state, u32 op, u64 epoch, u32 peer, const char *word,
@@ -95,16 +95,8 @@ struct Pusher {
 		for (u32 k = threadIdx.x / 32; k < parts * ranks; k += blockDim.x / 32) {
 			u32 r = (g.rank + 1 + k % ranks) % ranks, i = k / ranks * 32 * FLYING + lane;
 			if (!holds(of, r)) continue;
-			u32 n = size(r, j);
-			uint4 v[FLYING];
-#pragma unroll
-			for (u32 f = 0; f < FLYING; f++) {
-				if (i + 32 * f < n) v[f] = load(r, i + 32 * f);
-			}
-#pragma unroll
-			for (u32 f = 0; f < FLYING; f++) {
-				if (i + 32 * f < n) store(r, i + 32 * f, v[f]);
-			}
+			fly<FLYING>(
+				i, 32, size(r, j), [&](u32 n) { return load(r, n); }, [&](u32 n, uint4 v) { store(r, n, v); });
 		}
 	}
 

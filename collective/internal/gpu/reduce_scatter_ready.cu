@@ -64,16 +64,10 @@ __global__ void __launch_bounds__(THREADS, RESIDENT)
 		Part in(a.in, to * a.in_step, a.chunks.bytes);
 		char *slots = g.window[to] + slot_of(c.turn, g.rank, a.slot_bytes, 0);
 		ready.each(to, [&](u32 from, u32 end) {
-			batches(from, end, c.at, c.step, [&](u32 i) {
-				uint4 v[BATCH];
-#pragma unroll
-				for (u32 j = 0; j < BATCH; j++) {
-					if (i + (u64)j * c.step < end) v[j] = in.load(i + j * c.step);
-				}
-#pragma unroll
-				for (u32 j = 0; j < BATCH; j++) {
-					if (i + (u64)j * c.step < end) send(slots + (u64)(i + j * c.step) * SLOT_BYTES, v[j]);
-				}
+			batches(from, end, c.at, c.step, [&](u32 base) {
+				fly<BATCH>(
+					base, c.step, end, [&](u32 i) { return in.load(i); },
+					[&](u32 i, uint4 v) { send(slots + (u64)i * SLOT_BYTES, v); });
 			});
 		});
 	}

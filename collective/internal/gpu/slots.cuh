@@ -223,6 +223,23 @@ struct Part {
 	}
 };
 
+// fly moves up to N vectors of a thread: vector i, and every step-th after it that comes before end. It loads all of
+// them before it stores the first. L and S are the halves: load(vector) and store(vector, data).
+template <u32 N, class L, class S>
+__device__ __forceinline__ void fly(u32 i, u32 step, u32 end, L load, S store) {
+	uint4 v[N];
+#pragma unroll
+	for (u32 j = 0; j < N; j++) {
+		if (i + j * step < end) v[j] = load(i + j * step);
+	}
+#pragma unroll
+	for (u32 j = 0; j < N; j++) {
+		if (i + j * step < end) store(i + j * step, v[j]);
+	}
+}
+
+constexpr u32 FLYING = 4; // vectors of a thread, where nothing is encoded
+
 // ---- The live ranks of an operation, numbered from 0 in rank order.
 struct Live {
 	RankSet set, others;
