@@ -140,11 +140,14 @@ struct Pusher {
 			[&](u32 r, u32 i, uint4 v) { out.store(first(r, j) + i, v); });
 	}
 
+	// forward sends a piece of one rank on, so all threads take of it in turn.
 	__device__ __forceinline__ void forward(u32 j, u32 owner, u32 next) const {
 		Part to = at(next);
-		each(
-			RankSet::one(owner), j, [&](u32 r, u32 i) { return out.load(first(r, j) + i); },
-			[&](u32 r, u32 i, uint4 v) { to.store(first(r, j) + i, v); });
+		u32 from = first(owner, j), n = size(owner, j);
+		for (u32 base = threadIdx.x; base < n; base += FLYING * blockDim.x)
+			fly<FLYING>(
+				base, blockDim.x, n, [&](u32 i) { return out.load(from + i); },
+				[&](u32 i, uint4 v) { to.store(from + i, v); });
 	}
 };
 
