@@ -94,7 +94,9 @@ __device__ __forceinline__ void store_relaxed_sys16(void *p, uint4 v) {
 				 : "memory");
 }
 
-// store_line is store_relaxed_sys16 of all lanes of a warp, to lines of 128 bytes, a line for each eight lanes.
+// store_line is the store of store_relaxed_sys16, called by all lanes of a warp, of which each eight store a line of
+// 128 bytes. It has a name of its own because its caller relies on more than PTX says: the line arrives whole. So
+// emulated GPUs, whose other stores arrive torn, store such a line at once.
 __device__ __forceinline__ void store_line(void *p, uint4 v) {
 	asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
 				 : "memory");

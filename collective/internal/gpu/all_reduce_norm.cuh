@@ -170,7 +170,7 @@ struct Norm {
 	}
 };
 
-// SUM_OF_ROWS is how rows are reduced.
+// sum_of_rows begins the sum of a vector of so many ranks.
 __device__ __forceinline__ Fold sum_of_rows(u32 ranks) { return Fold(How{SUM, 0, 0, nullptr}, ranks); }
 
 } // namespace weft

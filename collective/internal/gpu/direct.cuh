@@ -17,9 +17,6 @@ struct Direct {
 	u64 ready, done; // in the window: [blocks][ranks] words of 64 bits
 };
 
-// MOST_RANKS is how many operands a parameter has room for. Go: device.MaxRanks.
-constexpr u32 MOST_RANKS = 72;
-
 // Meeting is how a block meets its likes on the other ranks.
 struct Meeting {
 	const Group &g;

@@ -21,7 +21,7 @@ struct MoveV {
 	// they are below.
 	const u64 *counts[4];
 	u32 element, groups;
-	Span sends[MOST_SPANS], receives[MOST_SPANS];
+	Span sends[MOST_RANKS], receives[MOST_RANKS];
 	Group group;
 };
 
@@ -66,7 +66,7 @@ __device__ __forceinline__ u64 credit_of(const Collective &c, u64 round) { retur
 
 __global__ void __launch_bounds__(THREADS, RESIDENT) move_v(const __grid_constant__ MoveV a) {
 	const Group &g = a.group;
-	__shared__ Span tables[2][MOST_SPANS];
+	__shared__ Span tables[2][MOST_RANKS];
 	Collective c(a.lane);
 	u32 mine = threadIdx.x; // a rank, if it is one: the thread's own in what is done once a rank
 	bool valid = true;

@@ -21,7 +21,7 @@ struct ReduceScatter {
 	int root; // the only rank that has a result, or -1
 	u32 full; // every rank has something of every other
 #if WEFT_VARIES
-	Span parts[MOST_SPANS]; // in bytes; part_bytes is the length of the longest
+	Span parts[MOST_RANKS]; // in bytes; part_bytes is the length of the longest
 #endif
 	Group group;
 };

@@ -6,9 +6,10 @@
 // owner has added its own and the result goes round from output to output, as in push-ring. In turn t a rank serves
 // piece t-s of the share that has made s hops.
 //
-// Invariant: a place of staging memory has been read when a rank writes into it. In turn t a rank has awaited that
-// the next one ended turn t-2, which read piece t-3 there. `sent` of the rank before the receiver counts those turns:
-// no share of that rank's comes to the receiver, which begins it.
+// Invariant: a place of staging memory has been read when a rank writes into it. What stood there is the piece three
+// before, of the same share. The rank wrote that in turn t-3, and the next rank read it in turn t-2, whose end the rank
+// awaits before it writes in turn t. The next rank counts the turns that it has ended in a counter that has no other
+// use: `sent` of the rank before this one. No piece of that rank's share comes to this rank, which begins that share.
 #include "push.cuh"
 
 namespace weft::collective {

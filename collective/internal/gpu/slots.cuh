@@ -143,7 +143,9 @@ struct Span {
 	u64 from, count;
 };
 
-constexpr u32 MOST_SPANS = 72; // Go: device.MaxRanks
+// MOST_RANKS is how many ranks a parameter has room for, whatever domain the kernel is compiled for. Go:
+// device.MaxRanks.
+constexpr u32 MOST_RANKS = 72;
 
 template <class T> __device__ __forceinline__ void load_units(const char *p, u32 bytes, u32 *w) {
 #pragma unroll
