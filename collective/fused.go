@@ -30,7 +30,7 @@ func (g *Group) AllReduceNorm(ctx context.Context, s *weft.Stream, out, in weft.
 // first, then that of the next rank, and so on. All ranks pass words; each has as many as it likes.
 //
 // On GPUs kernels that wait for words run beside the operation, in another stream: leave them room
-// (Options.SMs). The device header progress.cuh has what they call. The words of masked ranks are not raised.
+// (Options.SMs). The device header progress.cuh has what they call. The words of masked ranks stay as they are.
 func (g *Group) AllGatherProgress(ctx context.Context, s *weft.Stream, out, in, progress weft.Tensor) error {
 	c := g.begin(spec.AllGather)
 	c.Out, c.In, c.Words.Progress = out, in, progress
@@ -44,7 +44,8 @@ func (g *Group) AllGatherProgress(ctx context.Context, s *weft.Stream, out, in, 
 // the next rank first, then to the one behind it, and reads its own part last. All ranks pass words.
 //
 // On GPUs the kernel that makes the input runs beside the operation, as above. On the host the operation waits
-// for all chunks before it opens. A word that is not raised in time fails the communicator.
+// for all chunks before it opens. A word that is not raised in time fails the communicator. The words of masked ranks
+// are not awaited and stay as they are: make them 0 before such a rank is taken in again.
 func (g *Group) ReduceScatterReady(ctx context.Context, s *weft.Stream, out, in, ready weft.Tensor, op weft.Op,
 ) error {
 	c := g.begin(spec.ReduceScatter)

@@ -9,6 +9,9 @@ import "github.com/weftgo/weft"
 // Progress, of an all-gather: a word is raised by one when its chunk has landed in the output. Ready, of a
 // reduce-scatter: a chunk of the input is read when its word is not 0, and the word is made 0 when it has
 // been read.
+//
+// Words of masked ranks stay as they are: nothing lands for them, and nothing is read. A ready word that is not 0
+// when its rank is taken in again is one that the next call need not wait for.
 type Words struct{ Progress, Ready weft.Tensor }
 
 // Given says whether there are any.

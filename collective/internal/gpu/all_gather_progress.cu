@@ -6,6 +6,8 @@
 //
 // Blocks that send wait for no data, and are the first to be scheduled. So those that wait are sent what they
 // wait for, on any number of SMs.
+//
+// Words of masked ranks stay as they are.
 #include "chunks.cuh"
 
 namespace weft {

@@ -2,7 +2,7 @@
 //
 // A rank sends its parts for the others, that of the next rank first, each chunk when it is ready, and waits for
 // data only when it has sent all. So it waits in the end for the kernels that make inputs, and for nothing
-// that waits for it.
+// that waits for it. Words of masked ranks are not looked at and stay as they are.
 #include "chunks.cuh"
 #include "fold.cuh"
 
