@@ -118,7 +118,7 @@ func (e *Engine) pushReduction(stream *cuda.Stream, c *spec.Call, k push, ring u
 	a.sent, a.got = e.push.sent, e.push.got
 	a.piece, a.ring = uint32(piece), ring
 	grid := e.launched((share + piece - 1) / piece)
-	grid.X = min(grid.X, uint32(blocks)) // for which there are places
+	grid.X = min(grid.X, uint32(blocks)) // staging memory has places for no more
 	k.SetGrid(grid)
 	return e.lane.Start(stream, k.Launch.Launch)
 }
