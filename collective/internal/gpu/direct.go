@@ -25,11 +25,11 @@ func (e *Engine) layOutDirect(window *enginegpu.Workspace) {
 // ranks; those of masked ranks are not used.
 type operands [device.MaxRanks]uint64
 
-// find gives the addresses of an operand on all ranks.
+// find gives the addresses of an operand on all ranks, or none.
 func (e *Engine) find(t weft.Tensor) (at operands, ok bool) {
 	w, offset, ok := e.comm.Operations().Find(t.Data, t.Bytes())
 	if !ok {
-		return at, false
+		return operands{}, false
 	}
 	if e.loop.ranks > 0 {
 		return e.loop.operands(w, offset, t.Bytes()), true
@@ -40,7 +40,7 @@ func (e *Engine) find(t weft.Tensor) (at operands, ok bool) {
 		}
 		p := w.PeerPointer(r)
 		if p == 0 {
-			return at, false // the rank was masked when the window was made
+			return operands{}, false // the rank was masked when the window was made
 		}
 		at[r] = uint64(p.Add(offset))
 	}

@@ -67,3 +67,35 @@ func TestPushedPiecesHavePlacesOnEmulatedGPUs(t *testing.T) {
 		return nil
 	})
 }
+
+// TestOperandsOfAllRanksOnEmulatedGPUs: where a rank was masked when a window was made, there is no operand at all.
+func TestOperandsOfAllRanksOnEmulatedGPUs(t *testing.T) {
+	const ranks, out = 3, 2
+	survived := make(chan struct{}, ranks)
+	emulated(t, ranks, func(ctx context.Context, r *rank) error {
+		var w *weft.Window
+		if r.comm.Rank() == out {
+			for range ranks - 1 {
+				<-survived
+			}
+		} else {
+			err := r.comm.SetMask(ctx, out)
+			if err == nil {
+				w, err = r.comm.Alloc(ctx, 4096)
+			}
+			survived <- struct{}{}
+			if err != nil {
+				return err
+			}
+		}
+		if err := r.comm.SetMask(ctx); err != nil || w == nil {
+			return err
+		}
+		at, ok := r.find(weft.DeviceTensor(w.Pointer(), weft.Float32, 16))
+		err := w.Close()
+		if ok || at != (operands{}) {
+			return fmt.Errorf("rank %d has none of it, and operands are %v", out, at)
+		}
+		return err
+	})
+}
