@@ -54,24 +54,11 @@ func (e *Engine) prepareNorm(ctx context.Context, t weft.DType) (err error) {
 		return weft.Unsupportedf("all-reduce-norm: the kernels for %v are not loaded, and a capture cannot wait for "+
 			"that; call it once before", t)
 	}
-	to := e.target()
-	f, err := e.load(ctx, normOneShotSource(t, to), normTwoShotSource(t, to))
-	if err != nil {
-		return err
-	}
-	config := e.config()
-	config.Block = cuda.Dim{X: normThreads}
-	config.Shared = MaxHidden * t.Size()
-	for _, k := range f {
-		if err := k.SetMaxDynamicShared(config.Shared); err != nil {
-			return err
-		}
-	}
-	n := norms{}
-	if n.twoShot, err = enginegpu.NewLaunch(f[1], config, allReduceNormArgs{}); err != nil {
-		return err
-	}
-	if n.oneShot, err = enginegpu.NewLaunch(f[0], config, allReduceNormArgs{}); err == nil {
+	n, to, shape := norms{}, e.target(), e.shape(normThreads, MaxHidden*t.Size())
+	err = e.load(ctx,
+		into(&n.oneShot, normOneShotSource(t, to), shape, allReduceNormArgs{}),
+		into(&n.twoShot, normTwoShotSource(t, to), shape, allReduceNormArgs{}))
+	if err == nil {
 		e.norms[t] = n
 	}
 	return err

@@ -46,22 +46,19 @@ const stages = 3
 // reduceChunk is how many bytes of a row a chunk has. Less would be slow.
 func reduceChunk(ranks int) int { return max(512, bulkShared/stages/ranks&^127) }
 
-func (e *Engine) newBulkReduce(f *cuda.Function) (enginegpu.Launch[directReduceArgs], error) {
+// bulkReduce loads the kernel.
+func (e *Engine) bulkReduce(k *bulkReduce, s enginegpu.Source) loading {
 	chunk := reduceChunk(e.ranks)
-	return newBulk(e, f, bulkThreads, stages*e.ranks*chunk, directReduceArgs{chunk: uint32(chunk)})
+	shape := e.bulkShape(bulkThreads, stages*e.ranks*chunk)
+	return into(&k.Launch, s, shape, directReduceArgs{chunk: uint32(chunk)})
 }
 
-// newBulk lays out the launch of a kernel that has so much shared memory where it has bulk copies.
-func newBulk[A any](e *Engine, f *cuda.Function, threads, shared int, args A) (l enginegpu.Launch[A], err error) {
-	config := e.config()
-	config.Block.X = uint32(threads)
-	if e.bulk {
-		config.Shared = shared
-		if err := f.SetMaxDynamicShared(shared); err != nil {
-			return l, err
-		}
+// bulkShape is the shape of launches that have so much shared memory where the GPU has bulk copies.
+func (e *Engine) bulkShape(threads, shared int) cuda.LaunchConfig {
+	if !e.bulk {
+		shared = 0
 	}
-	return enginegpu.NewLaunch(f, config, args)
+	return e.shape(threads, shared)
 }
 
 // startPullPush enqueues an all-reduce: every rank pulls its share of all inputs, and pushes the result to all.

@@ -190,48 +190,24 @@ func (e *Engine) open(ctx context.Context, o Options) (err error) {
 	return e.loop.fill(e)
 }
 
-func (e *Engine) config() cuda.LaunchConfig {
-	return cuda.LaunchConfig{Block: cuda.Dim{X: threads}, Dependent: e.dependent}
-}
-
-// load loads kernels, a function a source, on all ranks.
-func (e *Engine) load(ctx context.Context, sources ...enginegpu.Source) ([]*cuda.Function, error) {
-	p, err := enginegpu.Load(ctx, e.comm, opNew, sources...)
-	if err != nil {
-		return nil, err
-	}
-	e.programs = append(e.programs, p)
-	all := make([]*cuda.Function, len(sources))
-	for i := range sources {
-		all[i] = p.Functions(i)[0]
-	}
-	return all, nil
-}
-
 func (e *Engine) target() target { return targetOf(e.comm.Device().Arch(), e.ranks) }
 
+// loadMoves loads the kernels that move data.
 func (e *Engine) loadMoves(ctx context.Context) error {
-	t := e.target()
-	sources := []enginegpu.Source{barrierSource(t), directMoveSource(t), bulkMoveSource(t), moveLinesSource(t)}
+	t, shape := e.target(), e.config()
+	kernels := []loading{
+		into(&e.barrier.Launch, barrierSource(t), shape, barrierArgs{}),
+		into(&e.directMove.Launch, directMoveSource(t), shape, directMoveArgs{}),
+		into(&e.bulkMove.Launch, bulkMoveSource(t), e.bulkShape(threads, bulkShared), bulkMoveArgs{chunk: moveChunk}),
+		into(&e.moveLines.Launch, moveLinesSource(t), shape, moveLinesArgs{}),
+	}
 	for enc := words; enc < encodings; enc++ {
-		sources = append(sources, moveSource(enc, t), moveVSource(enc, t), helpersBroadcastSource(enc, t))
+		kernels = append(kernels,
+			into(&e.moves[enc].Launch, moveSource(enc, t), shape, moveArgs{}),
+			into(&e.movesV[enc].Launch, moveVSource(enc, t), shape, moveVArgs{}),
+			into(&e.helpersBroadcasts[enc].Launch, helpersBroadcastSource(enc, t), shape, helpersBroadcastArgs{}))
 	}
-	f, err := e.load(ctx, sources...)
-	if err != nil {
-		return err
-	}
-	errs := make([]error, len(f))
-	e.barrier.Launch, errs[0] = enginegpu.NewLaunch(f[0], e.config(), barrierArgs{})
-	e.directMove.Launch, errs[1] = enginegpu.NewLaunch(f[1], e.config(), directMoveArgs{})
-	e.bulkMove.Launch, errs[2] = newBulk(e, f[2], threads, bulkShared, bulkMoveArgs{chunk: moveChunk})
-	e.moveLines.Launch, errs[3] = enginegpu.NewLaunch(f[3], e.config(), moveLinesArgs{})
-	for enc := words; enc < encodings; enc++ {
-		i := 1 + 3*enc
-		e.moves[enc].Launch, errs[i] = enginegpu.NewLaunch(f[i], e.config(), moveArgs{})
-		e.movesV[enc].Launch, errs[i+1] = enginegpu.NewLaunch(f[i+1], e.config(), moveVArgs{})
-		e.helpersBroadcasts[enc].Launch, errs[i+2] = enginegpu.NewLaunch(f[i+2], e.config(), helpersBroadcastArgs{})
-	}
-	return errors.Join(errs...)
+	return e.load(ctx, kernels...)
 }
 
 // Prepare loads the kernels that reduce elements of a type, unless they are loaded. It is collective.
@@ -239,19 +215,14 @@ func (e *Engine) Prepare(ctx context.Context, op string, t weft.DType) error {
 	if e.reductions[t] != nil {
 		return nil
 	}
-	to := e.target()
-	f, err := e.loadReductions(ctx, op, t, oneShotSource(t, to), twoShotSource(t, to), reduceScatterSource(t, to),
-		reduceScatterVSource(t, to), directReduceSource(t, to))
+	r, to, shape := &reductions{}, e.target(), e.config()
+	err := e.loadReductions(ctx, op, t,
+		into(&r.oneShot.Launch, oneShotSource(t, to), shape, allReduceArgs{}),
+		into(&r.twoShot.Launch, twoShotSource(t, to), shape, allReduceArgs{}),
+		into(&r.reduceScatter.Launch, reduceScatterSource(t, to), shape, reduceScatterArgs{}),
+		into(&r.reduceScatterV.Launch, reduceScatterVSource(t, to), shape, reduceScatterVArgs{}),
+		into(&r.direct.Launch, directReduceSource(t, to), shape, directReduceArgs{}))
 	if err != nil {
-		return err
-	}
-	r, errs := &reductions{}, make([]error, len(f))
-	r.oneShot.Launch, errs[0] = enginegpu.NewLaunch(f[0], e.config(), allReduceArgs{})
-	r.twoShot.Launch, errs[1] = enginegpu.NewLaunch(f[1], e.config(), allReduceArgs{})
-	r.reduceScatter.Launch, errs[2] = enginegpu.NewLaunch(f[2], e.config(), reduceScatterArgs{})
-	r.reduceScatterV.Launch, errs[3] = enginegpu.NewLaunch(f[3], e.config(), reduceScatterVArgs{})
-	r.direct.Launch, errs[4] = enginegpu.NewLaunch(f[4], e.config(), directReduceArgs{})
-	if err := errors.Join(errs...); err != nil {
 		return err
 	}
 	e.reductions[t] = r
@@ -263,16 +234,12 @@ func (e *Engine) prepareLarge(ctx context.Context, op string, t weft.DType) erro
 	if err := e.Prepare(ctx, op, t); err != nil || e.reductions[t].large != nil {
 		return err
 	}
-	to := e.target()
-	f, err := e.loadReductions(ctx, op, t, bulkReduceSource(t, to), helpersReduceSource(t, to), pushSource(t, to))
+	l, to := &largeReductions{}, e.target()
+	err := e.loadReductions(ctx, op, t,
+		e.bulkReduce(&l.bulk, bulkReduceSource(t, to)),
+		into(&l.helpers.Launch, helpersReduceSource(t, to), e.config(), helpersReduceArgs{}),
+		into(&l.push.Launch, pushSource(t, to), e.shape(bulkThreads, 0), pushArgs{}))
 	if err != nil {
-		return err
-	}
-	l, errs := &largeReductions{}, make([]error, len(f))
-	l.bulk.Launch, errs[0] = e.newBulkReduce(f[0])
-	l.helpers.Launch, errs[1] = enginegpu.NewLaunch(f[1], e.config(), helpersReduceArgs{})
-	l.push.Launch, errs[2] = e.newPush(f[2])
-	if err := errors.Join(errs...); err != nil {
 		return err
 	}
 	e.reductions[t].large = l
@@ -288,25 +255,24 @@ func (e *Engine) prepareFor(ctx context.Context, op string, a *algorithm, t weft
 	if err != nil || a.Name != relaxedRing || e.reductions[t].relaxed != nil {
 		return err
 	}
-	f, err := e.loadReductions(ctx, op, t, relaxedSource(t, e.target()))
-	if err != nil {
-		return err
+	k := &push{}
+	err = e.loadReductions(ctx, op, t,
+		into(&k.Launch, relaxedSource(t, e.target()), e.shape(bulkThreads, 0), pushArgs{}))
+	if err == nil {
+		e.reductions[t].relaxed = k
 	}
-	k, err := e.newPush(f[0])
-	e.reductions[t].relaxed = &push{k}
 	return err
 }
 
 // loadReductions loads kernels that reduce elements of a type.
 // A driver loads code only when no kernel runs that waits for a peer; every rank has enqueued all
 // that came before on all of them, so what runs ends. A capture cannot wait for it.
-func (e *Engine) loadReductions(ctx context.Context, op string, t weft.DType, sources ...enginegpu.Source,
-) ([]*cuda.Function, error) {
+func (e *Engine) loadReductions(ctx context.Context, op string, t weft.DType, kernels ...loading) error {
 	if e.lane.Capture() != 0 {
-		return nil, weft.Unsupportedf("%s: the kernels that reduce %v are not loaded, and a capture cannot wait for that; "+
+		return weft.Unsupportedf("%s: the kernels that reduce %v are not loaded, and a capture cannot wait for that; "+
 			"list the type in Options.DTypes, or make the call once before", op, t)
 	}
-	return e.load(ctx, sources...)
+	return e.load(ctx, kernels...)
 }
 
 // Enter begins a call: see [enginegpu.Lane.Enter].

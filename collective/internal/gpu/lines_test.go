@@ -62,24 +62,21 @@ type hammerArgs struct {
 // hammer stores lines at the next rank, and fails if one of those that come is torn.
 func hammer(rounds int) func(ctx context.Context, r *rank) error {
 	return func(ctx context.Context, r *rank) error {
-		f, err := r.load(ctx, enginegpu.Source{Extern: []string{"hammer"}, Spec: kernel.Spec{
-			Name: "hammer", Source: hammerSource, Headers: device.Headers(), Arch: r.comm.Device().Arch(),
-		}})
-		if err != nil {
-			return err
-		}
 		gpu, ranks, me := r.comm.Device().Context(), r.comm.Size(), r.comm.Rank()
 		counts := r.memory.Pointer()
-		if err := errors.Join(gpu.Upload(r.window.Pointer(), make([]byte, memoryBytes)),
-			gpu.Upload(counts, make([]byte, 16)), r.comm.Operations().VerifySame(ctx, "test", "zeros", nil)); err != nil {
-			return err
-		}
-		l, err := enginegpu.NewLaunch(f[0], cuda.LaunchConfig{Block: cuda.Dim{X: 128}}, hammerArgs{
+		source := enginegpu.Source{Extern: []string{"hammer"}, Spec: kernel.Spec{
+			Name: "hammer", Source: hammerSource, Headers: device.Headers(), Arch: r.comm.Device().Arch(),
+		}}
+		l := enginegpu.Launch[hammerArgs]{}
+		if err := r.load(ctx, into(&l, source, cuda.LaunchConfig{Block: cuda.Dim{X: 128}}, hammerArgs{
 			state: r.lane.Local(0), here: uint64(r.window.Pointer()), torn: counts, early: counts.Add(8),
 			there: uint64(r.window.PeerPointer((me + 1) % ranks)), before: uint32((me + ranks - 1) % ranks),
 			rounds: uint32(rounds), group: r.group,
-		})
-		if err != nil {
+		})); err != nil {
+			return err
+		}
+		if err := errors.Join(gpu.Upload(r.window.Pointer(), make([]byte, memoryBytes)),
+			gpu.Upload(counts, make([]byte, 16)), r.comm.Operations().VerifySame(ctx, "test", "zeros", nil)); err != nil {
 			return err
 		}
 		l.SetGrid(cuda.Dim{X: uint32(r.blocks)})

@@ -178,14 +178,10 @@ func (e *Engine) layOutMessages(staging int, window, local *enginegpu.Workspace)
 
 // loadMessages loads the kernels.
 func (e *Engine) loadMessages(ctx context.Context) error {
-	f, err := e.load(ctx, messageSource(e.target()), messageListSource(e.target()))
-	if err != nil {
-		return err
-	}
-	if e.messages.Launch, err = enginegpu.NewLaunch(f[0], e.config(), messageArgs{}); err == nil {
-		e.messages.list, err = enginegpu.NewLaunch(f[1], e.config(), messageListArgs{})
-	}
-	return err
+	m, t := &e.messages, e.target()
+	return e.load(ctx,
+		into(&m.Launch, messageSource(t), e.config(), messageArgs{}),
+		into(&m.list, messageListSource(t), e.config(), messageListArgs{}))
 }
 
 // Exchange implements [spec.Engine]. What is wrong with the arguments of one rank is returned there alone.

@@ -57,12 +57,6 @@ const (
 	mostPushers = 64
 )
 
-func (e *Engine) newPush(f *cuda.Function) (enginegpu.Launch[pushArgs], error) {
-	config := e.config()
-	config.Block.X = bulkThreads
-	return enginegpu.NewLaunch(f, config, pushArgs{})
-}
-
 // startPushPush enqueues an all-reduce whose results go to all outputs, by way of staging memory where those are not
 // in windows.
 func (e *Engine) startPushPush(stream *cuda.Stream, c *spec.Call) error {

@@ -71,20 +71,11 @@ func (e *Engine) prepareWords(ctx context.Context, c *spec.Call) error {
 		return weft.Unsupportedf("%v: the kernels for %v and words are not loaded, and a capture cannot wait for that; "+
 			"call it once before", c.Collective, c.DType)
 	}
-	s := reduceScatterReadySource(c.DType, e.target())
+	k := into(reduce, reduceScatterReadySource(c.DType, e.target()), e.config(), reduceScatterReadyArgs{})
 	if gathers {
-		s = allGatherProgressSource(enc, e.target())
+		k = into(gather, allGatherProgressSource(enc, e.target()), e.config(), allGatherProgressArgs{})
 	}
-	f, err := e.load(ctx, s)
-	if err != nil {
-		return err
-	}
-	if gathers {
-		*gather, err = enginegpu.NewLaunch(f[0], e.config(), allGatherProgressArgs{})
-	} else {
-		*reduce, err = enginegpu.NewLaunch(f[0], e.config(), reduceScatterReadyArgs{})
-	}
-	return err
+	return e.load(ctx, k)
 }
 
 // checkWords refuses more words than there are counts for.
