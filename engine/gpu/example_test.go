@@ -76,7 +76,7 @@ func NewGatherer(ctx context.Context, comm *weft.Comm) (g *Gatherer, err error) 
 		return g, err
 	}
 	f := g.program.Functions(0)[0]
-	cost, failed := gpu.Cost(threads, f)
+	cost, failed := gpu.Cost(threads, 0, f)
 	if g.room, err = gpu.Fit(ctx, comm, gpu.Want{Op: op, Cost: max(cost, threads), Least: 1}); err != nil {
 		return g, err
 	}

@@ -156,15 +156,15 @@ func (r *Room) Release() {
 	}
 }
 
-// Cost is how many threads of 64 registers a block of so many threads counts for, of the heaviest
-// of the functions; nil ones are none.
-func Cost(threads int, functions ...*cuda.Function) (cost int, err error) {
+// Cost is how many threads of 64 registers a block of so many threads and bytes of dynamic shared memory counts
+// for, of the heaviest of the functions; nil ones are none.
+func Cost(threads, shared int, functions ...*cuda.Function) (cost int, err error) {
 	cost = threads
 	for _, f := range functions {
 		if f == nil {
 			continue
 		}
-		n, err := f.Occupancy(threads, 0)
+		n, err := f.Occupancy(threads, shared)
 		if err != nil {
 			return 0, err
 		}

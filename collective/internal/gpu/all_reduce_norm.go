@@ -32,6 +32,7 @@ type allReduceNormArgs struct {
 
 // norms are the kernels for rows of one type.
 type norms struct {
+	heavy
 	oneShot, twoShot enginegpu.Launch[allReduceNormArgs]
 }
 
@@ -46,22 +47,18 @@ func normTwoShotSource(d weft.DType, t target) enginegpu.Source {
 }
 
 // prepareNorm is Prepare for kernels with a norm.
-func (e *Engine) prepareNorm(ctx context.Context, t weft.DType) (err error) {
-	if e.norms[t].oneShot.Launch != nil {
+func (e *Engine) prepareNorm(ctx context.Context, t weft.DType) error {
+	n, to, shape := &e.norms[t], e.target(), e.shape(normThreads, MaxHidden*t.Size())
+	switch {
+	case n.blocks > 0:
 		return nil
-	}
-	if e.lane.Capture() != 0 {
+	case e.lane.Capture() != 0:
 		return weft.Unsupportedf("all-reduce-norm: the kernels for %v are not loaded, and a capture cannot wait for "+
 			"that; call it once before", t)
 	}
-	n, to, shape := norms{}, e.target(), e.shape(normThreads, MaxHidden*t.Size())
-	err = e.load(ctx,
+	return e.ready(ctx, opNames[opAllReduceNorm], &n.heavy,
 		into(&n.oneShot, normOneShotSource(t, to), shape, allReduceNormArgs{}),
 		into(&n.twoShot, normTwoShotSource(t, to), shape, allReduceNormArgs{}))
-	if err == nil {
-		e.norms[t] = n
-	}
-	return err
 }
 
 // normRows is how many rows one launch takes at most, if a turn of slots has so many for each; 0: none.
@@ -101,19 +98,18 @@ func (e *Engine) normArgs(a *allReduceNormArgs, c *spec.Call, token, tokens int)
 	a.scales = uint64(n.Scales.Pointer()) + uint64(token*(n.Hidden/spec.QuantGroup)*n.Scales.DType.Size())
 }
 
-// normGrid is how many blocks serve so many rows.
-func (e *Engine) normGrid(tokens int) cuda.Dim {
-	return cuda.Dim{X: uint32(min(tokens, max(1, e.blocks/e.room.PerSM), e.most))}
-}
+// grid is how many blocks, of so many that a call allows, serve so many rows.
+func (n *norms) grid(tokens, most int) cuda.Dim { return cuda.Dim{X: uint32(min(tokens, n.blocks, most))} }
 
 func (e *Engine) startNormOneShot(stream *cuda.Stream, c *spec.Call) error {
-	k, most, row := &e.norms[c.DType].oneShot, e.normRows(c.Norm, c.DType, e.ranks), c.Norm.Hidden*c.DType.Size()
+	of, most, row := &e.norms[c.DType], e.normRows(c.Norm, c.DType, e.ranks), c.Norm.Hidden*c.DType.Size()
+	k := &of.oneShot
 	for at := 0; at < c.Norm.Tokens; at += most {
 		tokens := min(c.Norm.Tokens-at, most)
 		slot := tokens * words.slotSize(row)
 		e.normArgs(k.Args, c, at, tokens)
 		k.Args.lane, k.Args.slotBytes = e.laneOf(opAllReduceNorm, e.ranks*slot), uint64(slot)
-		k.SetGrid(e.normGrid(tokens))
+		k.SetGrid(of.grid(tokens, e.most))
 		if err := e.lane.Start(stream, k.Launch); err != nil {
 			return err
 		}
@@ -122,7 +118,8 @@ func (e *Engine) startNormOneShot(stream *cuda.Stream, c *spec.Call) error {
 }
 
 func (e *Engine) startNormTwoShot(stream *cuda.Stream, c *spec.Call) error {
-	k, live, row := &e.norms[c.DType].twoShot, e.live(), c.Norm.Hidden*c.DType.Size()
+	of, live, row := &e.norms[c.DType], e.live(), c.Norm.Hidden*c.DType.Size()
+	k := &of.twoShot
 	most := live * e.normRows(c.Norm, c.DType, 2*e.ranks)
 	for at := 0; at < c.Norm.Tokens; at += most {
 		tokens := min(c.Norm.Tokens-at, most)
@@ -130,7 +127,7 @@ func (e *Engine) startNormTwoShot(stream *cuda.Stream, c *spec.Call) error {
 		slot := share * words.slotSize(row)
 		e.normArgs(k.Args, c, at, tokens)
 		k.Args.lane, k.Args.slotBytes = e.laneOf(opAllReduceNorm, 2*e.ranks*slot), uint64(slot)
-		k.SetGrid(e.normGrid(share))
+		k.SetGrid(of.grid(share, e.most))
 		if err := e.lane.Start(stream, k.Launch); err != nil {
 			return err
 		}

@@ -15,19 +15,17 @@ import (
 const bulkThreads = 2 * threads
 
 // A block that bulk copies pass through takes bulkShared bytes of shared memory, so that an SM holds two beside
-// other kernels' blocks, and counts for bulkBlocks of others, of which an SM holds up to six. More than so many
-// gain nothing.
+// other kernels' blocks. More blocks than so many gain nothing.
 const (
 	bulkShared = 48 << 10
-	bulkBlocks = 3
 
 	mostPushing = 16 // of blocks that store at peers as well
 	mostPulling = 12
 )
 
-// bulkGrid is how many blocks serve so many chunks.
-func (e *Engine) bulkGrid(chunks, most int) cuda.Dim {
-	return e.launched(min(chunks, e.blocks/bulkBlocks, most))
+// bulkGrid is how many blocks serve so many chunks, where there is room for so many.
+func bulkGrid(chunks, room, most int) cuda.Dim {
+	return cuda.Dim{X: uint32(max(1, min(chunks, room, most)))}
 }
 
 // bulkReduce reads inputs where they lie, by bulk copies.
@@ -72,9 +70,9 @@ func (e *Engine) startPull(stream *cuda.Stream, c *spec.Call) error {
 }
 
 func (e *Engine) bulkReduction(stream *cuda.Stream, c *spec.Call, most int) error {
-	k, chunk := &e.reductions[c.DType].large.bulk, reduceChunk(e.ranks)
-	return e.reduceDirectly(stream, c, k.Launch, func(owned int) cuda.Dim {
-		return e.bulkGrid((owned+chunk-1)/chunk, most)
+	l, chunk := &e.reductions[c.DType].large, reduceChunk(e.ranks)
+	return e.reduceDirectly(stream, c, l.bulk.Launch, func(owned int) cuda.Dim {
+		return bulkGrid((owned+chunk-1)/chunk, min(l.blocks, e.most), most)
 	})
 }
 
@@ -93,6 +91,7 @@ type bulkMoveArgs struct {
 
 // bulkMove reads what it moves where it lies.
 type bulkMove struct {
+	heavy
 	enginegpu.Launch[bulkMoveArgs]
 }
 
@@ -122,6 +121,6 @@ func (e *Engine) startBulkMove(stream *cuda.Stream, c *spec.Call) error {
 	a.ins = e.inputs(c)
 	a.out, a.unit = out, uint32(unitOf(in|out|uint64(c.Bytes)))
 	chunks := (c.Bytes + moveChunk - 1) / moveChunk * e.ranks
-	k.SetGrid(e.bulkGrid((chunks+threads/32-1)/(threads/32), mostPulling))
+	k.SetGrid(bulkGrid((chunks+threads/32-1)/(threads/32), min(k.blocks, e.most), mostPulling))
 	return e.lane.Start(stream, k.Launch.Launch)
 }

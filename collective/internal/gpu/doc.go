@@ -93,6 +93,12 @@
 //   - Every warp of the launch has one way to go, from one rank to another, and all warps are resident. So no
 //     way waits for another, and batches may go in circles.
 //
+// # Room
+//
+// Kernels wait for peers, so all blocks of a launch are resident on every rank: the group has room for blocks of
+// blockCost. An SM holds fewer blocks of some kernels, for large operands, norms and messages: those take room of their
+// own when they are loaded (room.go).
+//
 // # Floor
 //
 // A launch, one load, a store and its way to the peer, one poll, and the sum: about 0.5 + 0.6 + 0.8 us.

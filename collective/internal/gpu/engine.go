@@ -35,6 +35,7 @@ type Engine struct {
 	comm      *weft.Comm
 	programs  []*enginegpu.Program
 	room      *enginegpu.Room
+	rooms     []*enginegpu.Room // of kernels that take more of an SM
 	lane      *enginegpu.Lane
 	ranks     int
 	blocks    int
@@ -80,30 +81,28 @@ type reductions struct {
 	reduceScatter  reduceScatter
 	reduceScatterV reduceScatterV
 	direct         directReduce
-	large          *largeReductions // nil: not loaded
-	relaxed        *push            // the same
+	large          largeReductions
+	relaxed        relaxed
 }
 
 // largeReductions are those for large operands, which are loaded when one of them first runs.
 type largeReductions struct {
+	heavy
 	bulk    bulkReduce
 	helpers helpersReduce
 	push    push
+}
+
+// relaxed is the kernel of an algorithm that is loaded where it is named.
+type relaxed struct {
+	heavy
+	push
 }
 
 const dtypes = int(weft.Bool) + 1
 
 // threads are those of a block, as many as a domain has ranks, at least.
 const threads = 128
-
-// blockCost is what a block counts for: kernels have up to 128 registers, and between two ranks 80, so that
-// 4 or 6 blocks fit on an SM: RESIDENT of slots.cuh.
-func blockCost(ranks int) int {
-	if ranks <= 2 {
-		return threads * 80 / 64
-	}
-	return threads * 128 / 64
-}
 
 const opNew = "new group"
 
@@ -161,9 +160,6 @@ func (e *Engine) open(ctx context.Context, o Options) (err error) {
 	if err := e.loadMoves(ctx); err != nil {
 		return err
 	}
-	if err := e.loadMessages(ctx); err != nil {
-		return err
-	}
 	window, local := &enginegpu.Workspace{}, enginegpu.NewLocal(e.blocks)
 	e.args = laneArgs{turnBytes: uint64(e.turnBytes), counts: uint32(e.blocks)}
 	e.args.slots = uint64(window.Ones(int64(turns * e.turnBytes)))
@@ -192,13 +188,12 @@ func (e *Engine) open(ctx context.Context, o Options) (err error) {
 
 func (e *Engine) target() target { return targetOf(e.comm.Device().Arch(), e.ranks) }
 
-// loadMoves loads the kernels that move data.
+// loadMoves loads the kernels that move data, and those of messages.
 func (e *Engine) loadMoves(ctx context.Context) error {
 	t, shape := e.target(), e.config()
 	kernels := []loading{
 		into(&e.barrier.Launch, barrierSource(t), shape, barrierArgs{}),
 		into(&e.directMove.Launch, directMoveSource(t), shape, directMoveArgs{}),
-		into(&e.bulkMove.Launch, bulkMoveSource(t), e.bulkShape(threads, bulkShared), bulkMoveArgs{chunk: moveChunk}),
 		into(&e.moveLines.Launch, moveLinesSource(t), shape, moveLinesArgs{}),
 	}
 	for enc := words; enc < encodings; enc++ {
@@ -207,7 +202,15 @@ func (e *Engine) loadMoves(ctx context.Context) error {
 			into(&e.movesV[enc].Launch, moveVSource(enc, t), shape, moveVArgs{}),
 			into(&e.helpersBroadcasts[enc].Launch, helpersBroadcastSource(enc, t), shape, helpersBroadcastArgs{}))
 	}
-	return e.load(ctx, kernels...)
+	if _, err := e.load(ctx, kernels...); err != nil {
+		return err
+	}
+	err := e.ready(ctx, opNew, &e.bulkMove.heavy,
+		into(&e.bulkMove.Launch, bulkMoveSource(t), e.bulkShape(threads, bulkShared), bulkMoveArgs{chunk: moveChunk}))
+	if err != nil {
+		return err
+	}
+	return e.loadMessages(ctx)
 }
 
 // Prepare loads the kernels that reduce elements of a type, unless they are loaded. It is collective.
@@ -216,7 +219,10 @@ func (e *Engine) Prepare(ctx context.Context, op string, t weft.DType) error {
 		return nil
 	}
 	r, to, shape := &reductions{}, e.target(), e.config()
-	err := e.loadReductions(ctx, op, t,
+	if err := e.uncaptured(op, t); err != nil {
+		return err
+	}
+	_, err := e.load(ctx,
 		into(&r.oneShot.Launch, oneShotSource(t, to), shape, allReduceArgs{}),
 		into(&r.twoShot.Launch, twoShotSource(t, to), shape, allReduceArgs{}),
 		into(&r.reduceScatter.Launch, reduceScatterSource(t, to), shape, reduceScatterArgs{}),
@@ -231,19 +237,20 @@ func (e *Engine) Prepare(ctx context.Context, op string, t weft.DType) error {
 
 // prepareLarge loads those for large operands as well.
 func (e *Engine) prepareLarge(ctx context.Context, op string, t weft.DType) error {
-	if err := e.Prepare(ctx, op, t); err != nil || e.reductions[t].large != nil {
+	if err := e.Prepare(ctx, op, t); err != nil {
 		return err
 	}
-	l, to := &largeReductions{}, e.target()
-	err := e.loadReductions(ctx, op, t,
+	l, to := &e.reductions[t].large, e.target()
+	if l.blocks > 0 {
+		return nil
+	}
+	if err := e.uncaptured(op, t); err != nil {
+		return err
+	}
+	return e.ready(ctx, op, &l.heavy,
 		e.bulkReduce(&l.bulk, bulkReduceSource(t, to)),
 		into(&l.helpers.Launch, helpersReduceSource(t, to), e.config(), helpersReduceArgs{}),
 		into(&l.push.Launch, pushSource(t, to), e.shape(bulkThreads, 0), pushArgs{}))
-	if err != nil {
-		return err
-	}
-	e.reductions[t].large = l
-	return nil
 }
 
 // prepareFor loads those that an algorithm needs.
@@ -251,28 +258,29 @@ func (e *Engine) prepareFor(ctx context.Context, op string, a *algorithm, t weft
 	if a.large() {
 		return e.prepareLarge(ctx, op, t)
 	}
-	err := e.Prepare(ctx, op, t)
-	if err != nil || a.Name != relaxedRing || e.reductions[t].relaxed != nil {
+	if err := e.Prepare(ctx, op, t); err != nil || a.Name != relaxedRing {
 		return err
 	}
-	k := &push{}
-	err = e.loadReductions(ctx, op, t,
-		into(&k.Launch, relaxedSource(t, e.target()), e.shape(bulkThreads, 0), pushArgs{}))
-	if err == nil {
-		e.reductions[t].relaxed = k
+	k := &e.reductions[t].relaxed
+	if k.blocks > 0 {
+		return nil
 	}
-	return err
+	if err := e.uncaptured(op, t); err != nil {
+		return err
+	}
+	return e.ready(ctx, op, &k.heavy,
+		into(&k.Launch, relaxedSource(t, e.target()), e.shape(bulkThreads, 0), pushArgs{}))
 }
 
-// loadReductions loads kernels that reduce elements of a type.
+// uncaptured refuses to load kernels that reduce elements of a type in a capture.
 // A driver loads code only when no kernel runs that waits for a peer; every rank has enqueued all
 // that came before on all of them, so what runs ends. A capture cannot wait for it.
-func (e *Engine) loadReductions(ctx context.Context, op string, t weft.DType, kernels ...loading) error {
-	if e.lane.Capture() != 0 {
-		return weft.Unsupportedf("%s: the kernels that reduce %v are not loaded, and a capture cannot wait for that; "+
-			"list the type in Options.DTypes, or make the call once before", op, t)
+func (e *Engine) uncaptured(op string, t weft.DType) error {
+	if e.lane.Capture() == 0 {
+		return nil
 	}
-	return e.load(ctx, kernels...)
+	return weft.Unsupportedf("%s: the kernels that reduce %v are not loaded, and a capture cannot wait for that; "+
+		"list the type in Options.DTypes, or make the call once before", op, t)
 }
 
 // Enter begins a call: see [enginegpu.Lane.Enter].
@@ -297,6 +305,9 @@ func (e *Engine) Close() (released bool, err error) {
 			return false, err
 		}
 		errs = append(errs, err)
+	}
+	for _, r := range e.rooms {
+		r.Release()
 	}
 	e.room.Release()
 	for _, p := range e.programs {

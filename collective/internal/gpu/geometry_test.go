@@ -99,3 +99,57 @@ func TestOperandsOfAllRanksOnEmulatedGPUs(t *testing.T) {
 		return err
 	})
 }
+
+// registers is an emulated GPU whose kernels have as many registers as they may have where four blocks share an SM.
+func registers(sms int) cudatest.Config {
+	return cudatest.Config{Registers: 128, Attributes: map[cuda.Attribute]int{cuda.MultiprocessorCount: sms}}
+}
+
+// TestMessagesHaveRoomOnEmulatedGPUs: between two ranks an SM holds six blocks of other kernels, and four of messages.
+func TestMessagesHaveRoomOnEmulatedGPUs(t *testing.T) {
+	const ranks, n = 2, 1 << 20
+	engines(t, ranks, registers(4), Options{Staging: 4 << 20, SMs: 1}, func(ctx context.Context, e *Engine) (err error) {
+		memory, err := e.comm.Device().Context().Alloc(2 * n)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, memory.Close()) }()
+		tensor := func(at int) weft.Tensor { return weft.DeviceTensor(memory.Pointer().Add(at), weft.Uint8, n) }
+		other := 1 - e.comm.Rank()
+		c := &spec.Call{Collective: spec.PointToPoint, Transfers: []spec.Transfer{
+			{Tensor: tensor(0), Peer: other}, {Tensor: tensor(n), Peer: other, Receive: true},
+		}}
+		if err := errors.Join(c.Check(e.comm.Rank(), ranks), e.Exchange(ctx, nil, c, nil)); err != nil {
+			return err
+		}
+		if grid := e.messages.Grid().X; e.blocks != 6 || grid != 4 {
+			return fmt.Errorf("%d blocks of messages where others have %d", grid, e.blocks)
+		}
+		return nil
+	})
+}
+
+// TestNormsHaveRoomOnEmulatedGPUs: a block with a norm needs an SM that no block of another owner can be on.
+func TestNormsHaveRoomOnEmulatedGPUs(t *testing.T) {
+	o := Options{Staging: smallStaging, SMs: 1}
+	engines(t, 2, registers(4), o, func(ctx context.Context, e *Engine) error {
+		other, err := New(ctx, e.comm, Options{Staging: smallStaging, SMs: 1, Model: model})
+		if err != nil {
+			return err
+		}
+		refused := e.prepareNorm(ctx, weft.BFloat16)
+		if _, err := other.Close(); err != nil {
+			return err
+		}
+		if !errors.Is(refused, weft.ErrUnsupported) {
+			return fmt.Errorf("with the room of another owner: %w", refused)
+		}
+		if err := e.prepareNorm(ctx, weft.BFloat16); err != nil {
+			return fmt.Errorf("alone: %w", err)
+		}
+		if grid := e.norms[weft.BFloat16].grid(100, e.most).X; grid != 1 {
+			return fmt.Errorf("%d blocks on an SM", grid)
+		}
+		return nil
+	})
+}

@@ -131,6 +131,7 @@ type messageListArgs struct {
 
 // messages sends and receives messages.
 type messages struct {
+	heavy
 	enginegpu.Launch[messageArgs]
 	list enginegpu.Launch[messageListArgs]
 
@@ -176,10 +177,11 @@ func (e *Engine) layOutMessages(staging int, window, local *enginegpu.Workspace)
 	m.ways = make([]way, 0, 2*e.ranks+1)
 }
 
-// loadMessages loads the kernels.
+// loadMessages loads the kernels. They are the same for any number of ranks, so between two they have more registers
+// than blockCost counts.
 func (e *Engine) loadMessages(ctx context.Context) error {
 	m, t := &e.messages, e.target()
-	return e.load(ctx,
+	return e.ready(ctx, opNew, &m.heavy,
 		into(&m.Launch, messageSource(t), e.config(), messageArgs{}),
 		into(&m.list, messageListSource(t), e.config(), messageListArgs{}))
 }
@@ -225,7 +227,7 @@ func (e *Engine) plan(c *spec.Call) error {
 		w.cells, w.chunks = w.cells+uint32(cells), w.chunks+uint32(chunks)
 		w.workers = max(w.workers, uint32(min(cells, m.rings.cells)), uint32(min(chunks, m.rings.chunks)))
 	}
-	return m.staff(e.blocks*(threads/warp), c)
+	return m.staff(m.blocks*(threads/warp), c)
 }
 
 func kindOf(t *spec.Transfer, own int) uint32 {

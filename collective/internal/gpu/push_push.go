@@ -60,12 +60,14 @@ const (
 // startPushPush enqueues an all-reduce whose results go to all outputs, by way of staging memory where those are not
 // in windows.
 func (e *Engine) startPushPush(stream *cuda.Stream, c *spec.Call) error {
-	return e.pushReduction(stream, c, e.reductions[c.DType].large.push, 0)
+	l := &e.reductions[c.DType].large
+	return e.pushReduction(stream, c, l.push, l.blocks, 0)
 }
 
 // startPushRing enqueues an all-reduce whose results go round.
 func (e *Engine) startPushRing(stream *cuda.Stream, c *spec.Call) error {
-	return e.pushReduction(stream, c, e.reductions[c.DType].large.push, 1)
+	l := &e.reductions[c.DType].large
+	return e.pushReduction(stream, c, l.push, l.blocks, 1)
 }
 
 // relaxedSource is a kernel of the same parameter, whose partial results go round and are rounded at every hop.
@@ -80,10 +82,12 @@ func relaxable(q spec.Request) bool { return q.Op != weft.Avg || encodingOf(q.DT
 
 // startRelaxedRing enqueues an all-reduce whose bits are its own.
 func (e *Engine) startRelaxedRing(stream *cuda.Stream, c *spec.Call) error {
-	return e.pushReduction(stream, c, *e.reductions[c.DType].relaxed, 1)
+	k := &e.reductions[c.DType].relaxed
+	return e.pushReduction(stream, c, k.push, k.blocks, 1)
 }
 
-func (e *Engine) pushReduction(stream *cuda.Stream, c *spec.Call, k push, ring uint32) error {
+// pushReduction enqueues a launch of a kernel, for which there is room for so many blocks.
+func (e *Engine) pushReduction(stream *cuda.Stream, c *spec.Call, k push, most int, ring uint32) error {
 	if c.Bytes == 0 {
 		return nil
 	}
@@ -100,7 +104,7 @@ func (e *Engine) pushReduction(stream *cuda.Stream, c *spec.Call, k push, ring u
 		a.results += uint64(room &^ (vectorBytes - 1))
 	}
 	room /= pushDepth * e.ranks
-	blocks := min(max(1, e.blocks/bulkBlocks), mostPushers, room/leastPiece, e.most)
+	blocks := min(most, e.most, mostPushers, room/leastPiece)
 	if blocks == 0 {
 		return weft.Unsupportedf("%v: staging memory of %d bytes is too little for pieces of %d ranks", c.Collective,
 			4*e.push.bytes, e.ranks)

@@ -75,7 +75,8 @@ func (e *Engine) prepareWords(ctx context.Context, c *spec.Call) error {
 	if gathers {
 		k = into(gather, allGatherProgressSource(enc, e.target()), e.config(), allGatherProgressArgs{})
 	}
-	return e.load(ctx, k)
+	_, err := e.load(ctx, k)
+	return err
 }
 
 // checkWords refuses more words than there are counts for.

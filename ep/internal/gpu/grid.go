@@ -47,7 +47,7 @@ const (
 type costs struct{ err error }
 
 func (c *costs) of(threads int, functions ...*cuda.Function) (cost int) {
-	cost, err := enginegpu.Cost(threads, functions...)
+	cost, err := enginegpu.Cost(threads, 0, functions...)
 	c.err = cmp.Or(c.err, err)
 	return max(cost, threads)
 }
