@@ -10,93 +10,54 @@ import (
 // files of its own, and is listed in algorithms; what it costs stands in cost.go.
 type algorithm struct {
 	spec.Algorithm
-	start func(e *Engine, stream *cuda.Stream, c *spec.Call) error
+	start start
+	large bool // its kernels are loaded when one of them first runs
 }
+
+// start enqueues a call.
+type start func(e *Engine, stream *cuda.Stream, c *spec.Call) error
+
+// cost is what a request is expected to take, in microseconds.
+type cost = func(spec.Request, *spec.Model) float64
 
 // algorithms is the registry. Of those that cost the same the first one runs.
 var algorithms = []*algorithm{
-	{spec.Algorithm{Name: "barrier/flagged", Collective: spec.Barrier, Cost: barrierCost}, (*Engine).startBarrier},
-	{
-		spec.Algorithm{Name: "all-reduce/one-shot", Collective: spec.AllReduce, Cost: oneShotCost},
-		(*Engine).startOneShot,
-	},
-	{
-		spec.Algorithm{
-			Name: "all-reduce/direct", Collective: spec.AllReduce, Needs: spec.Inputs | spec.Outputs,
-			Cost: directReduceCost,
-		},
-		(*Engine).startDirectReduce,
-	},
-	{
-		spec.Algorithm{Name: "all-reduce/two-shot", Collective: spec.AllReduce, Cost: twoShotCost},
-		(*Engine).startTwoShot,
-	},
-	{
-		spec.Algorithm{
-			Name: "all-reduce-norm/one-shot", Collective: spec.AllReduce, Variant: spec.WithNorm, Cost: oneShotCost,
-		},
-		(*Engine).startNormOneShot,
-	},
-	{
-		spec.Algorithm{
-			Name: "all-reduce-norm/two-shot", Collective: spec.AllReduce, Variant: spec.WithNorm, Cost: twoShotCost,
-		},
-		(*Engine).startNormTwoShot,
-	},
-	{
-		spec.Algorithm{
-			Name: "all-gather/progress", Collective: spec.AllGather, Variant: spec.WithWords, Cost: flaggedCost,
-		},
-		(*Engine).startAllGatherProgress,
-	},
-	{
-		spec.Algorithm{
-			Name: "reduce-scatter/ready", Collective: spec.ReduceScatter, Variant: spec.WithWords, Cost: flaggedCost,
-		},
-		(*Engine).startReduceScatterReady,
-	},
-	{
-		spec.Algorithm{
-			Name: "reduce-scatter/direct", Collective: spec.ReduceScatter, Needs: spec.Inputs, Cost: directReduceCost,
-		},
-		(*Engine).startDirectReduce,
-	},
-	flagged(spec.ReduceScatter, (*Engine).startReduceParts),
-	flagged(spec.ReduceScatterV, (*Engine).startReduceScatterV),
-	flagged(spec.Reduce, (*Engine).startReduceParts),
-	{
-		spec.Algorithm{
-			Name: "all-gather/direct", Collective: spec.AllGather, Needs: spec.Outputs, Cost: directMoveCost,
-		},
-		(*Engine).startDirectMove,
-	},
-	{
-		spec.Algorithm{ // in place a peer would overwrite what a rank has yet to send
-			Name: "all-to-all/direct", Collective: spec.AllToAll, Needs: spec.Outputs, InPlace: spec.OnlyApart,
-			Cost: directMoveCost,
-		},
-		(*Engine).startDirectMove,
-	},
-	flagged(spec.AllGatherV, (*Engine).startMoveV), flagged(spec.AllToAllV, (*Engine).startMoveV),
-	flagged(spec.AllGather, (*Engine).startMove), flagged(spec.AllToAll, (*Engine).startMove),
-	flagged(spec.Broadcast, (*Engine).startMove), flagged(spec.Gather, (*Engine).startMove),
-	flagged(spec.Scatter, (*Engine).startMove),
+	flagged(spec.Barrier, barrierCost, (*Engine).startBarrier),
+	costed(spec.AllReduce, "one-shot", oneShotCost, (*Engine).startOneShot),
+	direct(spec.AllReduce, spec.Inputs|spec.Outputs, directReduceCost, (*Engine).startDirectReduce),
+	costed(spec.AllReduce, "two-shot", twoShotCost, (*Engine).startTwoShot),
+	variant(spec.WithNorm, "all-reduce-norm/one-shot", spec.AllReduce, oneShotCost, (*Engine).startNormOneShot),
+	variant(spec.WithNorm, "all-reduce-norm/two-shot", spec.AllReduce, twoShotCost, (*Engine).startNormTwoShot),
+	variant(spec.WithWords, "all-gather/progress", spec.AllGather, flaggedCost, (*Engine).startAllGatherProgress),
+	variant(spec.WithWords, "reduce-scatter/ready", spec.ReduceScatter, flaggedCost, (*Engine).startReduceScatterReady),
+	direct(spec.ReduceScatter, spec.Inputs, directReduceCost, (*Engine).startDirectReduce),
+	flagged(spec.ReduceScatter, flaggedCost, (*Engine).startReduceParts),
+	flagged(spec.ReduceScatterV, flaggedCost, (*Engine).startReduceScatterV),
+	flagged(spec.Reduce, flaggedCost, (*Engine).startReduceParts),
+	direct(spec.AllGather, spec.Outputs, directMoveCost, (*Engine).startDirectMove),
+	// In place a peer would overwrite what a rank has yet to send.
+	apart(direct(spec.AllToAll, spec.Outputs, directMoveCost, (*Engine).startDirectMove)),
+	flagged(spec.AllGatherV, flaggedCost, (*Engine).startMoveV),
+	flagged(spec.AllToAllV, flaggedCost, (*Engine).startMoveV),
+	flagged(spec.AllGather, flaggedCost, (*Engine).startMove),
+	flagged(spec.AllToAll, flaggedCost, (*Engine).startMove),
+	flagged(spec.Broadcast, flaggedCost, (*Engine).startMove),
+	flagged(spec.Gather, flaggedCost, (*Engine).startMove),
+	flagged(spec.Scatter, flaggedCost, (*Engine).startMove),
 
 	// Costs in us of n ranks and S bytes, moved = (n-1)/n S: 4 + 2(n-1)/n S/325 GB/s, with 16 blocks.
-	largeOf("all-reduce/pull-push", spec.AllReduce, spec.Inputs|spec.Outputs, spec.BulkCopies, (*Engine).startPullPush),
+	loadedLate(largeOf("all-reduce/pull-push", spec.AllReduce, spec.Inputs|spec.Outputs, spec.BulkCopies,
+		(*Engine).startPullPush)),
 	// 9 + 2(n-1)/n S/345; 8 + 2.2(n-1) + (n-1)/n S (1/352 + 1/361).
-	largeOf("all-reduce/push-push", spec.AllReduce, 0, 0, (*Engine).startPushPush),
-	largeOf("all-reduce/push-ring", spec.AllReduce, spec.Outputs, 0, (*Engine).startPushRing),
+	loadedLate(largeOf("all-reduce/push-push", spec.AllReduce, 0, 0, (*Engine).startPushPush)),
+	loadedLate(largeOf("all-reduce/push-ring", spec.AllReduce, spec.Outputs, 0, (*Engine).startPushRing)),
 	// 2(n-1) 2.2 + 2(n-1)/n S/361. It has bits of its own, so no group chooses it.
-	{
-		spec.Algorithm{
-			Name: relaxedRing, Collective: spec.AllReduce, Needs: spec.Outputs, Supports: relaxable,
-			Tags: map[string]string{"opt-in": "bits of its own"},
-		},
-		(*Engine).startRelaxedRing,
-	},
+	{Algorithm: spec.Algorithm{
+		Name: relaxedRing, Collective: spec.AllReduce, Needs: spec.Outputs, Supports: relaxable,
+		Tags: map[string]string{"opt-in": "bits of its own"},
+	}, start: (*Engine).startRelaxedRing},
 	// 4.6 + moved/331, with 6 to 12 blocks.
-	largeOf("reduce-scatter/pull", spec.ReduceScatter, spec.Inputs, spec.BulkCopies, (*Engine).startPull),
+	loadedLate(largeOf("reduce-scatter/pull", spec.ReduceScatter, spec.Inputs, spec.BulkCopies, (*Engine).startPull)),
 	largeOf("all-gather/few-sm", spec.AllGather, spec.Inputs, spec.BulkCopies, (*Engine).startBulkMove),
 	apart(largeOf("all-to-all/few-sm", spec.AllToAll, spec.Inputs, spec.BulkCopies, (*Engine).startBulkMove)),
 	// 4.6 + (n-1)/n S/377 at the root's link in, /350 out. A broadcast's is (n-1) S/350.
@@ -105,7 +66,7 @@ var algorithms = []*algorithm{
 	largeOf("broadcast/direct", spec.Broadcast, spec.Outputs, 0, (*Engine).startDirectMove),
 	// 4.6 + (n-1) S/377. Between two ranks nothing moves less.
 	largeOf("reduce/direct", spec.Reduce, spec.Inputs, 0, (*Engine).startDirectReduce),
-	largeOf("reduce/pull", spec.Reduce, spec.Inputs, spec.BulkCopies, (*Engine).startPull),
+	loadedLate(largeOf("reduce/pull", spec.Reduce, spec.Inputs, spec.BulkCopies, (*Engine).startPull)),
 	// 2 x 1.9 + moved at the rate of copy engines: 379 to 390 GB/s between two GPUs, less where all send to all.
 	largeOf("all-gather/engine", spec.AllGather, spec.Outputs, 0, (*Engine).startCopies),
 	apart(largeOf("all-to-all/engine", spec.AllToAll, spec.Outputs, 0, (*Engine).startCopies)),
@@ -113,39 +74,51 @@ var algorithms = []*algorithm{
 	largeOf("all-gather/lines", spec.AllGather, 0, spec.Lines, (*Engine).startMoveLines),
 	largeOf("all-to-all/lines", spec.AllToAll, 0, spec.Lines, (*Engine).startMoveLines),
 	// S/B + 2 hops, against (n-1) S/B of flagged and direct ones.
-	helped(spec.Broadcast, (*Engine).startHelpersBroadcast), helped(spec.Reduce, (*Engine).startHelpersReduce),
+	helped(spec.Broadcast, (*Engine).startHelpersBroadcast),
+	loadedLate(helped(spec.Reduce, (*Engine).startHelpersReduce)),
+}
+
+// costed is one that fits all requests, at a cost.
+func costed(k spec.Collective, name string, us cost, run start) *algorithm {
+	return &algorithm{Algorithm: spec.Algorithm{Name: k.String() + "/" + name, Collective: k, Cost: us}, start: run}
+}
+
+// flagged is the way of vectors, or of words, that say themselves that they are there.
+func flagged(k spec.Collective, us cost, run start) *algorithm {
+	return costed(k, "flagged", us, run)
+}
+
+// direct is the way of ranks that reach each other's operands where they lie, in windows.
+func direct(k spec.Collective, w spec.Windows, us cost, run start) *algorithm {
+	a := costed(k, "direct", us, run)
+	a.Needs = w
+	return a
+}
+
+// variant is one for calls that want something beside the collective.
+func variant(v spec.Variant, name string, k spec.Collective, us cost, run start) *algorithm {
+	return &algorithm{Algorithm: spec.Algorithm{Name: name, Collective: k, Variant: v, Cost: us}, start: run}
 }
 
 // largeOf is an algorithm for large operands. It needs operands in windows, and abilities of all GPUs.
-func largeOf(name string, k spec.Collective, w spec.Windows, able spec.Abilities,
-	start func(e *Engine, stream *cuda.Stream, c *spec.Call) error,
-) *algorithm {
-	a := &algorithm{spec.Algorithm{Name: name, Collective: k, Needs: w}, start}
+func largeOf(name string, k spec.Collective, w spec.Windows, able spec.Abilities, run start) *algorithm {
+	a := &algorithm{Algorithm: spec.Algorithm{Name: name, Collective: k, Needs: w}, start: run}
 	if able != 0 {
 		a.Supports = func(q spec.Request) bool { return q.Able&able == able }
 	}
 	return a
 }
 
-// large reports whether an algorithm has kernels that are loaded when one of them first runs.
-func (a *algorithm) large() bool {
-	switch a.Name {
-	case "all-reduce/pull-push", "all-reduce/push-push", "all-reduce/push-ring", "reduce-scatter/pull", "reduce/pull",
-		"reduce/helpers":
-		return true
-	default:
-		return false
-	}
+// loadedLate has an algorithm's kernels loaded when one of them first runs.
+func loadedLate(a *algorithm) *algorithm {
+	a.large = true
+	return a
 }
 
 // apart keeps an algorithm from outputs that are the input.
 func apart(a *algorithm) *algorithm {
 	a.InPlace = spec.OnlyApart
 	return a
-}
-
-func flagged(k spec.Collective, start func(*Engine, *cuda.Stream, *spec.Call) error) *algorithm {
-	return &algorithm{spec.Algorithm{Name: k.String() + "/flagged", Collective: k, Cost: flaggedCost}, start}
 }
 
 // Algorithms lists all algorithms.

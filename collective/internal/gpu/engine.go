@@ -255,7 +255,7 @@ func (e *Engine) prepareLarge(ctx context.Context, op string, t weft.DType) erro
 
 // prepareFor loads those that an algorithm needs.
 func (e *Engine) prepareFor(ctx context.Context, op string, a *algorithm, t weft.DType) error {
-	if a.large() {
+	if a.large {
 		return e.prepareLarge(ctx, op, t)
 	}
 	if err := e.Prepare(ctx, op, t); err != nil || a.Name != relaxedRing {

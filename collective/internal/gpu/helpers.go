@@ -56,9 +56,10 @@ func helpersReduceSource(d weft.DType, t target) enginegpu.Source {
 // detour.
 const leastHelped = 3
 
-func helped(k spec.Collective, start func(e *Engine, stream *cuda.Stream, c *spec.Call) error) *algorithm {
-	supports := func(q spec.Request) bool { return q.Ranks >= leastHelped }
-	return &algorithm{spec.Algorithm{Name: k.String() + "/helpers", Collective: k, Supports: supports}, start}
+func helped(k spec.Collective, run start) *algorithm {
+	a := costed(k, "helpers", nil, run)
+	a.Supports = func(q spec.Request) bool { return q.Ranks >= leastHelped }
+	return a
 }
 
 // startHelpersBroadcast enqueues a broadcast.
