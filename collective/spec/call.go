@@ -23,7 +23,8 @@ type Call struct {
 	// Symmetric says that operands that lie in windows lie at the same place of the same window on every
 	// rank, but for those that a root alone has, and those that are a rank's own part of the other operand: all
 	// ranks of the call are in place then. Without it GPUs, which do not meet before they enqueue, read and write
-	// no operand of a peer.
+	// no operand of a peer. A rank that does not make the call finds its operands as they were, but for algorithms
+	// named engine: copy engines write into its output all the same.
 	Symmetric bool
 
 	// Blocks and Threads, on GPUs, are the most of a launch; 0: as the algorithm does. The library's own

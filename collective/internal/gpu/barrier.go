@@ -22,9 +22,12 @@ func barrierSource(t target) enginegpu.Source {
 }
 
 // Barrier enqueues a barrier.
-func (e *Engine) Barrier(stream *cuda.Stream) error {
+func (e *Engine) Barrier(stream *cuda.Stream) error { return e.meet(stream, opBarrier) }
+
+// meet enqueues a barrier, as an operation or as part of one.
+func (e *Engine) meet(stream *cuda.Stream, op uint32) error {
 	a := e.barrier.Args
-	a.lane, a.group = e.laneOf(opBarrier, 0), e.group
+	a.lane, a.group = e.laneOf(op, 0), e.group
 	e.barrier.SetGrid(e.grid(1))
 	return e.lane.Start(stream, e.barrier.Launch.Launch)
 }

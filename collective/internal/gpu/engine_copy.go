@@ -10,6 +10,9 @@ import (
 // after it, so that no two copy to the same.
 //
 // Barriers are kernels and copies are nodes of a graph where one is captured, so replays need no more.
+//
+// A copy does not know how the barrier before it ended. Where that gave up on a rank, copies still run, and write into
+// the output of that rank, which has not made the call. Kernels write nothing then.
 func (e *Engine) startCopies(stream *cuda.Stream, c *spec.Call) error {
 	if c.Bytes == 0 {
 		return nil
@@ -38,11 +41,4 @@ func (e *Engine) startCopies(stream *cuda.Stream, c *spec.Call) error {
 		}
 	}
 	return e.meet(stream, op)
-}
-
-// meet enqueues a barrier of an operation's.
-func (e *Engine) meet(stream *cuda.Stream, op uint32) error {
-	a := e.barrier.Args
-	a.lane, a.group = e.laneOf(op, 0), e.group
-	return e.lane.Start(stream, e.barrier.Launch.Launch)
 }
