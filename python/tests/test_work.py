@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from conftest import EVERYTHING, at_once
 
 import weft
 
@@ -120,6 +121,30 @@ def test_a_call_that_waits(pairs):
 
     for out in pairs(rank):
         assert out.tolist() == [2.0] * 3
+
+
+def test_many_that_ask(comm):
+    """Threads that wait for a call, and ask about it, all see its end, whichever of them gives its handle back."""
+    rounds = 2000 if EVERYTHING else 200
+    with weft.Group(comm) as g:
+        for _ in range(rounds):
+            x = np.arange(3.0)
+            seen, work = [], g.all_reduce(x, async_op=True)
+
+            def ask(what, work=work, seen=seen):
+                if what == "wait":
+                    seen.append(work.wait())
+                while not work.done():
+                    assert work.algorithm in ("", "all-reduce/eager")
+                    assert work.error() is None
+                assert (work.error(), work.algorithm) == (None, "all-reduce/eager")
+                seen.append(work.wait())
+
+            results = []
+            at_once(lambda what, ask=ask, results=results: results.append(ask(what)), ["wait", "ask"] * 2)
+            assert results == [None] * 4  # no thread has raised
+            assert all(out is seen[0] and (out == x).all() for out in seen)
+            assert not g._started
 
 
 def test_await(pairs):

@@ -142,7 +142,7 @@ class Group(FusedCollectives, Launches, Made):
         self._pool = _Pool(lambda: _CollectiveArgs(comm._device))
         self._started: dict[int, Begun] = {}  # calls that have not been seen to end, with what they borrow
         self._abandoned: list[Begun] = []  # those whose Work is gone
-        self._ending = threading.Lock()  # of the ends of calls
+        self._ending = threading.RLock()  # of the ends of calls; a collection amid one may close a Work
         self._forgotten.watched[self._handle].keep = self._started
         # Compilers keep code for a number, also for later processes, where the number must not stand for a
         # group of other shapes.
@@ -454,6 +454,7 @@ class Group(FusedCollectives, Launches, Made):
                     args.refuse_messages(source.address)
             if async_op:
                 args.held.extend((array, out, lists, messages))
+                args.out.value = 0
                 status = self._lib.group_start(self._handle, on, args.address, args.out_address)
             else:
                 status = self._lib.group_run(self._handle, on, args.address)
@@ -472,6 +473,8 @@ class Group(FusedCollectives, Launches, Made):
             refused = None  # its traceback has this frame
             if bound is not None:
                 bound.__exit__(None, None, None)
+            if work is None and async_op and args.out.value:
+                work = Work(self, args.out.value, args, None)  # after an interrupt: it is dropped, and the call goes on
             if work is None:
                 self._pool.give(args)
             elif args.scope is not None:
@@ -487,14 +490,13 @@ class Group(FusedCollectives, Launches, Made):
 
     def _reap(self) -> None:
         """Releases calls whose Work is gone, and that have ended."""
-        while self._abandoned:
-            begun = self._abandoned[0]
-            if begun.number in self._started and not (begun.ask(self) or begun.captured):
-                return  # calls end in about their order
-            with self._ending:
-                if begun in self._abandoned:
-                    self._abandoned.remove(begun)
-                    self._over(begun)
+        with self._ending:
+            while self._abandoned:
+                begun = self._abandoned[0]
+                if begun.number in self._started and not (begun.ask(self) or begun.captured):
+                    return  # calls end in about their order
+                self._abandoned.remove(begun)
+                self._over(begun)
 
     def _over(self, begun: Begun) -> None:
         """Gives back what a call has borrowed."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from . import streams
+from . import _abi, streams
 from .errors import ClosedError, WeftError
 from .limits import timeout as limit
 
@@ -28,16 +28,16 @@ class Begun(weakref.ref):  # type: ignore[type-arg]
     args: _CollectiveArgs
 
     def ask(self, group: Group) -> bool:
-        """Whether the call has ended; it is asked anew."""
+        """Whether the call has ended; it is asked anew. The caller has the lock of the group's ends, under which
+        handles and arguments are given back: these are still the call's."""
         if status := group._lib.work_get(self.number, self.args.info_address):
-            if self.number in group._started:
-                raise group._failure(status)
-            return False
+            raise group._failure(status)
         return bool(self.args.info[2] & 0xFFFFFFFF)
 
     def over(self, lib: Library) -> bool:
         """Whether the call has ended or was captured, or there is none any more."""
-        return lib.work_get(self.number, self.args.info_address) != 0 or self.args.info[2] != 0
+        info = _abi.WorkInfo()  # another thread may ask with the call's own
+        return lib.work_get(self.number, ctypes.addressof(info)) != 0 or bool(info.done or info.captured)
 
     @property
     def captured(self) -> bool:
@@ -76,13 +76,8 @@ class Work:
     def done(self) -> bool:
         """Whether the call has ended, well or not. It does not wait. A call that a CUDA graph has captured is never
         done: the graph is what runs."""
-        begun = self._begun
-        if begun is None:
-            return True
-        done = begun.ask(self._group)
-        if done:
-            self._end(begun, self._group._lib.work_error(begun.number))
-        return done or self._begun is None  # another thread saw the end
+        with self._group._ending:
+            return self._seen() is None
 
     def wait(self, *, timeout: float | None = None) -> Any:
         """Waits until the call has ended, raises its error or returns its result, every time alike.
@@ -97,13 +92,10 @@ class Work:
                     return self.wait()
             group = self._group
             status = group._lib.work_wait(begun.number)
-            if status:
-                failure = group._failure(status)
-                if self._begun is begun and not self.done():
+            failure = group._failure(status) if status else None
+            with group._ending:
+                if self._seen(well=not status) is not None and failure is not None:
                     raise failure
-            else:
-                begun.ask(group)
-                self._end(begun, 0)
         if self._error is not None:
             raise self._error
         return self._result
@@ -111,31 +103,29 @@ class Work:
     def wait_on(self, stream: streams.StreamLike = None) -> Any:
         """Has a stream of the GPU wait for the call, and returns the result, which that stream may use. The host
         does not wait. None is the current stream. If the call fails the stream goes on: :meth:`error` says so."""
-        begun = self._begun
-        if begun is not None:
-            group = self._group
-            on = streams.address(stream, group._comm._device)
-            if (status := group._lib.work_wait_on(begun.number, on)) and self._begun is not None:
+        group = self._group
+        on = streams.address(stream, group._comm._device)
+        with group._ending:
+            if (begun := self._begun) is not None and (status := group._lib.work_wait_on(begun.number, on)):
                 raise group._failure(status)
-        streams.borrow(self._result, stream, self._group._comm._device)
+        streams.borrow(self._result, stream, group._comm._device)
         return self._result
 
     def error(self) -> WeftError | None:
         """The error of a call that has ended; of one that has not, the communicator's. It does not wait."""
-        begun = self._begun
-        if begun is None or self.done():
-            return self._error
         group = self._group
-        status = group._lib.work_error(begun.number)
-        return group._failure(status) if status else None
+        with group._ending:
+            if (begun := self._seen()) is None:
+                return self._error
+            status = group._lib.work_error(begun.number)
+            return group._failure(status) if status else None
 
     @property
     def algorithm(self) -> str:
         """The name of the algorithm: on the host once the call has ended, before that "". Messages have none."""
-        begun = self._begun
-        if begun is None or self.done():
-            return self._algorithm
-        return begun.algorithm
+        with self._group._ending:
+            begun = self._seen()
+            return self._algorithm if begun is None else begun.algorithm
 
     def close(self) -> None:
         """Gives the Work up. The call goes on if it has not ended, and what it borrows stays borrowed."""
@@ -161,16 +151,19 @@ class Work:
 
         return asyncio.get_running_loop().run_in_executor(None, self.wait).__await__()
 
-    def _end(self, begun: Begun, status: int) -> None:
-        """The call has ended, so."""
-        group = self._group
-        with group._ending:
-            if self._begun is None:
-                return
-            self._algorithm = begun.algorithm
-            if status:
-                self._error = group._failure(status)
-            elif self._finish is not None:
-                self._finish()
-            self._finish = self._begun = None
-            group._over(begun)
+    def _seen(self, *, well: bool = False) -> Begun | None:
+        """The call, if it has not ended. If it has, its end is seen now: ``well`` says that it is known to be a good
+        one. Threads ask one after the other, under the lock of ends: the first that sees the end gives back the
+        handle, and what the call has borrowed."""
+        group, begun = self._group, self._begun
+        if begun is None or not begun.ask(group):
+            return begun
+        status = 0 if well else group._lib.work_error(begun.number)
+        self._algorithm = begun.algorithm
+        if status:
+            self._error = group._failure(status)
+        elif self._finish is not None:
+            self._finish()
+        self._finish = self._begun = None
+        group._over(begun)
+        return None
