@@ -2,6 +2,7 @@ package weft
 
 import (
 	"context"
+	"log/slog"
 	"unsafe"
 
 	"github.com/weftgo/weft/channel"
@@ -53,6 +54,9 @@ func (o Operations) Waiter() *channel.Waiter { return &o.comm.control.Waiter }
 // say. Its number goes with the object's name when ranks wait for each other. It is the same on
 // every rank, for objects of a kind are made in the same order.
 func (o Operations) WaiterOf(kind string) *channel.Waiter { return o.comm.waiterOf(kind) }
+
+// Logger is that of [WithLogger], or one that logs nothing.
+func (o Operations) Logger() *slog.Logger { return o.comm.logger }
 
 // GatherNotes gives every unmasked rank's note, of at most 1 KiB, to every unmasked rank; the
 // entries of masked ranks are nil. It is a small all-gather through the control pages, meant for

@@ -42,9 +42,9 @@ func WithDeadline(d time.Duration) Option { return func(c *config) { c.deadline 
 // WithWaitPolicy sets how ranks wait. The default follows from the number of ranks and processors.
 func WithWaitPolicy(p channel.Policy) Option { return func(c *config) { c.policy = &p } }
 
-// WithLogger sets the logger of events outside the hot path: joins, faults, masks, and kernels that
-// are compiled because no cache has them. (A cache of [WithKernels] uses its own logger.) The
-// default, and nil, log nothing.
+// WithLogger sets the logger of events outside the hot path: joins, faults, masks, the first call by each
+// algorithm of a group of collectives, and kernels that are compiled because no cache has them. (A cache of
+// [WithKernels] uses its own logger.) The default, and nil, log nothing.
 func WithLogger(l *slog.Logger) Option { return func(c *config) { c.logger = l } }
 
 // WithHugePages lets windows use huge pages from the system's pool, if that has any. The default is

@@ -5,11 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 	"unsafe"
@@ -667,3 +669,56 @@ func TestMoreThan4GiB(t *testing.T) {
 		return nil
 	})
 }
+
+// TestLog: a logger gets a line for each algorithm that has run, on each rank, and none for what was refused.
+func TestLog(t *testing.T) {
+	var log struct {
+		sync.Mutex
+		lines []string
+	}
+	write := writer(func(line []byte) (int, error) {
+		log.Lock()
+		defer log.Unlock()
+		log.lines = append(log.lines, strings.TrimSuffix(string(line), "\n"))
+		return len(line), nil
+	})
+	j := newJob(t, 2, weft.WithLogger(slog.New(slog.NewTextHandler(write, nil))))
+	groups := j.group(t, Options{})
+	j.must(t, func(ctx context.Context, r int) error {
+		for _, n := range []int{3, 4, 100_000, 3} {
+			x := make([]float32, n)
+			if err := groups[r].AllReduce(ctx, nil, weft.TensorOf(x), weft.TensorOf(x), weft.Sum); err != nil {
+				return err
+			}
+		}
+		if err := groups[r].Broadcast(ctx, nil, weft.Absent("none"), 0); !errors.Is(err, weft.ErrInvalid) {
+			return fmt.Errorf("a broadcast of no tensor: %w", err)
+		}
+		w, err := groups[r].Start(ctx, nil, Call{Collective: Barrier})
+		if err != nil {
+			return err
+		}
+		return errors.Join(w.Wait(ctx), w.Close())
+	})
+	closeGroups(t, groups)
+	for r := range 2 {
+		var got []string
+		for _, line := range log.lines {
+			if _, line, ok := strings.Cut(line, fmt.Sprintf("msg=algorithm rank=%d ", r)); ok {
+				got = append(got, line)
+			}
+		}
+		want := []string{
+			"name=all-reduce/eager collective=all-reduce bytes=12",
+			"name=all-reduce/pipeline collective=all-reduce bytes=400000",
+			"name=barrier/eager collective=barrier bytes=0",
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("rank %d has logged\n%s\nwant\n%s", r, strings.Join(got, "\n"), strings.Join(want, "\n"))
+		}
+	}
+}
+
+type writer func([]byte) (int, error)
+
+func (w writer) Write(p []byte) (int, error) { return w(p) }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"slices"
 	"strconv"
@@ -155,7 +156,8 @@ type Group struct {
 	profile   string // of the machine
 	algorithm string // of the last call
 	works     works
-	queue     queue // on the host
+	queue     queue           // on the host
+	logged    map[string]bool // algorithms, by name; nil: nothing is logged
 
 	closed, released bool
 }
@@ -236,6 +238,9 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 	}
 	if g.selector != nil {
 		g.all = g.engine.Algorithms()
+	}
+	if comm.Operations().Logger().Enabled(ctx, slog.LevelInfo) {
+		g.logged = map[string]bool{}
 	}
 	return g, nil
 }

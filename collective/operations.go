@@ -163,7 +163,8 @@ func (g *Group) Scatter(ctx context.Context, s *weft.Stream, out, in weft.Tensor
 }
 
 // Algorithm names the algorithm of the group's last call, but for those that were started: their [Work]
-// does. It is empty before the first call, and after one that was refused.
+// does. It is empty before the first call, and after one that was refused. The communicator's logger gets a line
+// about the first call by each algorithm.
 func (g *Group) Algorithm() string { return g.algorithm }
 
 // begin clears the group's call, which is too large to be copied in every operation.
@@ -187,7 +188,7 @@ func (g *Group) run(ctx context.Context, s *weft.Stream, c *Call) (err error) {
 }
 
 // perform runs a call in its turn, with an error of this rank's arguments if there is one, and names the
-// algorithm.
+// algorithm. The first call by each algorithm is logged: a line for every call would take longer than many do.
 func (g *Group) perform(ctx context.Context, s *weft.Stream, c *Call, refused error) (algorithm string, err error) {
 	if err := g.engine.Begin(c.Name()); err != nil {
 		return "", err
@@ -198,7 +199,13 @@ func (g *Group) perform(ctx context.Context, s *weft.Stream, c *Call, refused er
 	if refused == nil && g.selector != nil && c.Algorithm == "" {
 		c.Algorithm, refused = g.selected(c)
 	}
-	return g.engine.Run(ctx, s, c, refused)
+	algorithm, err = g.engine.Run(ctx, s, c, refused)
+	if g.logged != nil && err == nil && !g.logged[algorithm] {
+		g.logged[algorithm] = true
+		g.comm.Operations().Logger().Info("algorithm", "rank", g.comm.Rank(), "name", algorithm,
+			"collective", c.Name(), "bytes", c.Bytes)
+	}
+	return algorithm, err
 }
 
 // check says what is wrong with a call.

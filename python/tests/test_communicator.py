@@ -139,8 +139,11 @@ def test_environment(processes):
 
 def test_log(caplog):
     lines = []
-    weft.join(log=lines.append).close()
+    with weft.join(log=lines.append) as c, weft.Group(c) as g:
+        g.all_reduce(np.ones(3))
+        g.all_reduce(np.ones(4), async_op=True).wait()
     assert any("launch environment" in line for line in lines), lines
+    assert len([line for line in lines if "name=all-reduce/eager" in line]) == 1, lines
     caplog.set_level(logging.INFO)
     weft.join(log=logging.getLogger("weft")).close()
     assert caplog.records
