@@ -128,7 +128,7 @@ func ownAlgorithms() []Algorithm {
 	return []Algorithm{
 		{
 			Name: "test/reduce", Collective: AllReduce, MaxBytes: 16 << 10,
-			Supports: func(q Request) bool { return q.DType == weft.Float32 && q.Op == weft.Sum },
+			DTypes: []weft.DType{weft.Float32}, Ops: []weft.Op{weft.Sum},
 			Kernel: &Kernel{
 				Source: ownReduce, Name: "all_reduce", Blocks: 3, Threads: 64, Scratch: 4 * 8 * 16 << 10,
 			},
@@ -314,6 +314,8 @@ func TestOwnMismatchOnEmulatedGPUs(t *testing.T) {
 			"MaxBytes":  func(a *Algorithm) { a.MaxBytes++ },
 			"InPlace":   func(a *Algorithm) { a.InPlace = OnlyApart },
 			"WorldSize": func(a *Algorithm) { a.WorldSize = 2 },
+			"DTypes":    func(a *Algorithm) { a.DTypes = []weft.DType{weft.Int32} },
+			"Ops":       func(a *Algorithm) { a.Ops = []weft.Op{weft.Sum} },
 			"Source":    func(a *Algorithm) { a.Kernel.Source += " " },
 			"Defines":   func(a *Algorithm) { a.Kernel.Defines["PAGE_WORDS"] = "2048" },
 			"Extras":    func(a *Algorithm) { a.Kernel.Extras = []string{"other"} },
@@ -346,6 +348,7 @@ func TestOwnMismatchOnEmulatedGPUs(t *testing.T) {
 			"a variant":               func(a *Algorithm) { a.Variant = spec.WithWords },
 			"windows of a root":       func(a *Algorithm) { a.Collective, a.Needs = Gather, Outputs },
 			"placement of a rooted":   func(a *Algorithm) { a.Collective, a.InPlace = Gather, OnlyApart },
+			"no operands to need":     func(a *Algorithm) { a.Needs = InPlace },
 			"a range":                 func(a *Algorithm) { a.MinBytes = a.MaxBytes + 1 },
 			"many threads":            func(a *Algorithm) { a.Kernel.Threads = 1025 },
 			"many extras":             func(a *Algorithm) { a.Kernel.Extras = strings.Fields("a b c d e f g h i") },

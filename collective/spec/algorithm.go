@@ -3,6 +3,7 @@ package spec
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/weftgo/weft"
 )
@@ -17,11 +18,13 @@ type Algorithm struct {
 
 	// What the algorithm needs of a request. Zero values need nothing. All of it is the same on every rank,
 	// so every rank finds the same algorithms fit.
-	Needs              Windows   // operands that lie in windows; see [Request.Windows]
-	MinBytes, MaxBytes int       // of [Request.Bytes]; a MaxBytes of 0 is no bound
-	InPlace            Placement // on GPUs all ranks of a call are in place then, or none: see PlacedAlike
-	WorldSize          int       // ranks that take part
-	RanksPerHost       int       // of them on each host
+	Needs              Windows      // operands that lie in windows; see [Request.Windows]
+	MinBytes, MaxBytes int          // of [Request.Bytes]; a MaxBytes of 0 is no bound
+	InPlace            Placement    // on GPUs all ranks of a call are in place then, or none: see PlacedAlike
+	WorldSize          int          // ranks that take part
+	RanksPerHost       int          // of them on each host
+	DTypes             []weft.DType // one of them, if there are any
+	Ops                []weft.Op    // the same, of reductions
 	Supports           func(Request) bool
 
 	// Cost is the time that a request is expected to take, in microseconds. Of all algorithms that fit, the one
@@ -109,6 +112,10 @@ func (a *Algorithm) misfit(q *Request) string {
 		return "takes no outputs that are inputs"
 	case a.WorldSize > 0 && a.WorldSize != q.Ranks, a.RanksPerHost > 0 && a.RanksPerHost != q.Ranks:
 		return "is for another number of ranks"
+	case len(a.DTypes) > 0 && !slices.Contains(a.DTypes, q.DType):
+		return "is for other types"
+	case len(a.Ops) > 0 && q.Collective.Reduces() && !slices.Contains(a.Ops, q.Op):
+		return "is for other operations"
 	case a.Supports != nil && !a.Supports(*q):
 		return "does not support that"
 	}

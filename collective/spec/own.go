@@ -135,8 +135,9 @@ func (a *Algorithm) OwnText() string {
 	code := kernel.Spec{
 		Source: k.Source + string(k.Cubin), Headers: k.Headers, Defines: k.Defines, Kernels: []string{k.Name},
 	}.Key()
-	return fmt.Sprintf("%v, needs %v, %d to %d bytes, placement %d, world %d of %d a host, opt-in %t, extras [%s], "+
-		"%d x %d threads, shared %d, scratch %d, local %d, kernel %s, source %s, hooks [%s]", a.Collective, a.Needs,
-		a.MinBytes, a.MaxBytes, a.InPlace, a.WorldSize, a.RanksPerHost, a.OptIn(), strings.Join(k.Extras, " "), k.Blocks,
-		k.Threads, k.Shared, k.Scratch, k.Local, k.Name, code.String()[:16], strings.TrimSpace(hooks))
+	return fmt.Sprintf("%v, needs %v, %d to %d bytes, placement %d, world %d of %d a host, types %v, ops %v, "+
+		"opt-in %t, extras [%s], %d x %d threads, shared %d, scratch %d, local %d, kernel %s, source %s, hooks [%s]",
+		a.Collective, a.Needs, a.MinBytes, a.MaxBytes, a.InPlace, a.WorldSize, a.RanksPerHost, a.DTypes, a.Ops, a.OptIn(),
+		strings.Join(k.Extras, " "), k.Blocks, k.Threads, k.Shared, k.Scratch, k.Local, k.Name, code.String()[:16],
+		strings.TrimSpace(hooks))
 }

@@ -24,7 +24,7 @@ func newGroup(ctx context.Context, comm *weft.Comm) (*collective.Group, error) {
 	return collective.New(ctx, comm, collective.Options{
 		Algorithms: []collective.Algorithm{{
 			Name: "example/packets", Collective: collective.AllReduce, MaxBytes: most,
-			Supports: func(q collective.Request) bool { return q.DType == weft.Float32 && q.Op == weft.Sum },
+			DTypes: []weft.DType{weft.Float32}, Ops: []weft.Op{weft.Sum},
 			Kernel: &collective.Kernel{
 				Source: source, Name: "all_reduce", Blocks: 16, Threads: 256, Scratch: 4 * most * comm.Size(),
 			},
