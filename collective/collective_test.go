@@ -310,6 +310,9 @@ func TestRefusedArguments(t *testing.T) {
 		{"absent", func(ctx context.Context, g *Group) error {
 			return g.AllReduce(ctx, nil, weft.TensorOf(f), weft.Absent("not today"), weft.Sum)
 		}, weft.ErrInvalid, "not today"},
+		{"absent from a barrier", func(ctx context.Context, g *Group) error {
+			return g.Do(ctx, nil, Call{Collective: Barrier, Out: weft.Absent("not now")})
+		}, weft.ErrInvalid, "barrier: not now"},
 		{"no memory", func(ctx context.Context, g *Group) error {
 			return g.Broadcast(ctx, nil, weft.Tensor{DType: weft.Float32, Shape: []int{4}}, 0)
 		}, weft.ErrInvalid, "without memory"},

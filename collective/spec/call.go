@@ -67,6 +67,9 @@ func (c *Call) Check(rank, ranks int) error {
 	case k == Barrier && c.Words.Given():
 		return c.checkWords(ranks)
 	case k == Barrier:
+		if why := c.Out.Absence(); why != "" { // it has no operands, but a layer above may refuse the call
+			return weft.Invalidf("%v: %s", k, why)
+		}
 		return nil
 	}
 	if k.Rooted() && (c.Root < 0 || c.Root >= ranks) {
