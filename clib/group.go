@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 	"unsafe"
@@ -33,7 +34,7 @@ type group struct {
 	norm      collective.Norm       // of such a call
 	transfers []collective.Transfer // the last ones
 	starts    starts
-	launch    launch
+	extras    map[string]uintptr // of the last call that had some; see setLaunch
 }
 
 var groups = handle.NewTable[group](handle.Group)
@@ -168,10 +169,9 @@ func (g *group) read(stream unsafe.Pointer, args *C.weft_collective_args) (*weft
 			Recv: g.deviceCounts(a.recv), RecvAt: g.deviceCounts(a.recv_at),
 		}
 	}
-	if err := cmp.Or(g.setNorm(a.norm), g.setWords(a.words)); err != nil {
+	if err := cmp.Or(g.setNorm(a.norm), g.setWords(a.words), g.setLaunch(a.launch)); err != nil {
 		return nil, err
 	}
-	g.launch.apply(c)
 	return g.streams.of(g.comm, stream)
 }
 
@@ -226,6 +226,38 @@ func (g *group) setWords(p *C.weft_tensor) error {
 		t, other = other, t
 	}
 	return cmp.Or(forget(other), refresh(t, p, "words"))
+}
+
+// setLaunch has the call launched so, or as its algorithm does. Calls that go on have the map, so it is not changed.
+func (g *group) setLaunch(p *C.weft_launch) error {
+	c := &g.call
+	if c.Blocks, c.Threads, c.Extras = 0, 0, nil; p == nil {
+		return nil
+	}
+	a, err := input(p, "weft_launch")
+	if err != nil {
+		return err
+	}
+	c.Blocks, c.Threads = int(a.blocks), int(a.threads)
+	names := list(a.extras)
+	if len(names) == 0 {
+		return nil
+	}
+	if a.addresses == nil {
+		return invalidf("%d extras, and NULL for their addresses", len(names))
+	}
+	extras := map[string]uintptr{}
+	for i, at := range unsafe.Slice((*int64)(unsafe.Pointer(a.addresses)), len(names)) {
+		extras[names[i]] = uintptr(at)
+	}
+	if len(extras) != len(names) {
+		return invalidf("extras %q: each has a name of its own", names)
+	}
+	if !maps.Equal(extras, g.extras) {
+		g.extras = extras
+	}
+	c.Extras = g.extras
+	return nil
 }
 
 // counts are numbers of C's, one for each of so many ranks, or none.

@@ -14,10 +14,13 @@ extern __thread int64_t libweft_timeout __attribute__((visibility("hidden")));
 extern int libweft_forked __attribute__((visibility("hidden")));
 int libweft_refuse_child(void);
 
-// Pointers to C functions can be called by C only.
+// Pointers to C functions can be called by C only. What Go keeps of a caller's own is a number to Go: it may be one.
 void libweft_log(weft_log_fn log, void *context, const char *line);
 int libweft_all_gather(weft_all_gather_fn all_gather, void *context, const void *mine, size_t bytes, void *all);
-void libweft_select(weft_select_fn select, void *context, const weft_request *request, void *name);
+void libweft_select(weft_select_fn select, uintptr_t context, const weft_request *request, void *name);
+int libweft_key(weft_key_fn key, uintptr_t context, const weft_request *request, void *name);
+int libweft_prepare(weft_prepare_fn prepare, uintptr_t context, weft_own_context *made);
+void libweft_release(weft_release_fn release, uintptr_t context, uintptr_t state);
 
 // The i-th entry of the environment in C, or NULL behind the last.
 const char *libweft_environment(size_t i);

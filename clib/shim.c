@@ -260,10 +260,6 @@ weft_status weft_group_create_own(weft_comm comm, const weft_group_options *opti
 		(weft_own_algorithm *)algorithms, count, select, context, group, libweft_timeout));
 }
 
-weft_status weft_group_launch(weft_group group, const weft_launch *launch) {
-	return CALL(goweft_group_launch(ID(group), (weft_launch *)launch));
-}
-
 const char *weft_status_name(int status) {
 	switch (status) {
 	case WEFT_OK:

@@ -51,18 +51,20 @@ func leastSize(p any) uintptr {
 		return 24
 	case *C.weft_norm:
 		return 56
+	case *C.weft_launch:
+		return 32
 	case *C.weft_collective_args:
 		return 80
 	case *C.weft_work_info:
 		return 24
 	case *C.weft_algorithm:
 		return 40
-	case *C.weft_own_algorithm:
-		return 144
 	case *C.weft_request:
 		return 48
-	case *C.weft_launch:
-		return 40
+	case *C.weft_own_context:
+		return 104
+	case *C.weft_own_algorithm:
+		return 144
 	}
 	panic("no struct of weft.h")
 }

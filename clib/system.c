@@ -13,8 +13,20 @@
 
 void libweft_log(weft_log_fn log, void *context, const char *line) { log(context, line); }
 
-void libweft_select(weft_select_fn select, void *context, const weft_request *request, void *name) {
-	select(context, request, name);
+void libweft_select(weft_select_fn select, uintptr_t context, const weft_request *request, void *name) {
+	select((void *)context, request, name);
+}
+
+int libweft_key(weft_key_fn key, uintptr_t context, const weft_request *request, void *name) {
+	return key((void *)context, request, name);
+}
+
+int libweft_prepare(weft_prepare_fn prepare, uintptr_t context, weft_own_context *made) {
+	return prepare((void *)context, made);
+}
+
+void libweft_release(weft_release_fn release, uintptr_t context, uintptr_t state) {
+	release((void *)context, (void *)state);
 }
 
 int libweft_all_gather(weft_all_gather_fn all_gather, void *context, const void *mine, size_t bytes, void *all) {

@@ -201,7 +201,7 @@ typedef struct weft_comm_options {
 							  long as weft_timeout_set says */
 	int32_t no_huge_pages; /* 1: windows do not use the system's pool of huge pages */
 	int32_t reserved;      /* 0 */
-	weft_log_fn log;       /* gets joins, faults and masks; NULL is no log */
+	weft_log_fn log;       /* gets joins, faults, masks and the first call by each algorithm; NULL is no log */
 	void *log_context;
 } weft_comm_options;
 
@@ -766,6 +766,15 @@ typedef struct weft_norm {
 	int32_t power_of_two_scales; /* 1: fp32 scales are powers of two */
 } weft_norm;
 
+/* How a call is launched on GPUs, on all ranks alike. */
+typedef struct weft_launch {
+	size_t size;
+	int32_t blocks;           /* at most; 0: as the algorithm does */
+	int32_t threads;          /* of an algorithm of the caller's own; 0: as it says */
+	const char **extras;      /* names of what such an algorithm takes, ended by NULL; NULL: none */
+	const int64_t *addresses; /* where each is in the GPU's memory */
+} weft_launch;
+
 /* A call with all that one can say; what it does not have is ignored. Everything is borrowed for the call, memory of a
  * GPU until the stream has passed. */
 typedef struct weft_collective_args {
@@ -789,6 +798,7 @@ typedef struct weft_collective_args {
 	int64_t transfer_count;
 	const weft_norm *norm;     /* of an all-reduce of sums */
 	const weft_tensor *words;  /* of an all-gather or a reduce-scatter: see weft_all_gather_progress */
+	const weft_launch *launch; /* NULL: as the algorithm does */
 } weft_collective_args;
 
 /* Runs a call. Collective, unless it is of messages: see weft_batch. The functions below are this one with what they
@@ -927,6 +937,53 @@ weft_status weft_reduce_scatter_ready(weft_group group, weft_stream stream, cons
  * Lists of strings end with NULL, and NULL is none.
  */
 
+/* What the choice of an algorithm, or a key, depends on: the same on every rank. */
+typedef struct weft_request {
+	size_t size;
+	int32_t collective; /* weft_collective */
+	int32_t dtype;      /* weft_dtype */
+	int32_t op;         /* weft_op, of a reduction */
+	int32_t root;
+	int32_t ranks; /* that take part */
+	int32_t windows; /* operands that are known to lie in windows, or in place: 1 inputs, 2 outputs, 4 in place */
+	int64_t count; /* elements of a rank's part */
+	int64_t bytes;
+} weft_request;
+
+/* Writes the algorithm of a call that names none, a string of at most 127 bytes, into name, where zeros are; nothing:
+ * the group chooses. It depends on the request alone, calls nothing of this library, and may be called by any thread
+ * until the group is destroyed. */
+typedef void (*weft_select_fn)(void *context, const weft_request *request, void *name);
+
+#define WEFT_VALUES 8
+
+/* What the kernels of a key have beside what each call says. */
+typedef struct weft_own_context {
+	size_t size;
+	const char *key;              /* "" of an algorithm without keys */
+	int64_t scratch, local;       /* the algorithm's; may be changed, to the same on all ranks */
+	uint64_t values[WEFT_VALUES]; /* those of the kernel's parameter in each call of the key; zeros at first */
+	void *state;                  /* what weft_release_fn is given */
+} weft_own_context;
+
+/*
+ * Hooks of an algorithm, beside its context. They are called by the thread that makes the group or the call, on each
+ * rank alone. They return WEFT_OK; or what weft_error_set returned, or a failed call, and then the call fails with that
+ * message.
+ */
+
+/* Writes the key of a call, a string of at most 127 bytes, into key, where zeros are: the same on all ranks. It depends
+ * on the request alone, and calls nothing else of this library. A group has at most 64 keys of an algorithm. */
+typedef int (*weft_key_fn)(void *context, const weft_request *request, void *key);
+
+/* Makes the context of a key, on all ranks at the same time: with the group, or, of an algorithm with keys, in the
+ * first call of the key, which cannot be captured. It may make calls of other groups, the same on all ranks; none of
+ * the communicator, which is busy while it makes the group, and none of the group. */
+typedef int (*weft_prepare_fn)(void *context, weft_own_context *made);
+
+/* Gives up what weft_prepare_fn has made, when the group is destroyed and its work has ended. */
+typedef void (*weft_release_fn)(void *context, void *state);
+
 /* The same on all ranks; strings are borrowed for the call. */
 typedef struct weft_own_algorithm {
 	size_t size;
@@ -935,7 +992,7 @@ typedef struct weft_own_algorithm {
 	const char *kernel;   /* the name of the kernel in it */
 	const char **headers; /* names and texts in turn: more headers for the source */
 	const char **defines; /* names and values in turn: macros */
-	const char **extras;  /* names of what weft_group_launch gives the kernel */
+	const char **extras;  /* names of what weft_launch gives the kernel */
 	const char **tags;    /* names and values in turn, for selectors and reports */
 	int32_t collective;   /* weft_collective */
 	int32_t in_place;     /* 1: only operands in place, 2: only others, on all ranks alike; 0: both */
@@ -950,25 +1007,14 @@ typedef struct weft_own_algorithm {
 	int64_t shared;       /* bytes of a block's dynamic shared memory */
 	int64_t scratch;      /* bytes of each rank's memory that all ranks reach, zeros in the beginning */
 	int64_t local;        /* bytes that only this rank's GPU reaches */
+
+	/* Hooks, or NULL. Without key there is one context, which is made with the group; without prepare a context is the
+	 * memory above, and its values are zeros. */
+	weft_key_fn key;
+	weft_prepare_fn prepare;
+	weft_release_fn release;
+	void *context; /* of the hooks */
 } weft_own_algorithm;
-
-/* What the choice of an algorithm depends on: the same on every rank. */
-typedef struct weft_request {
-	size_t size;
-	int32_t collective; /* weft_collective */
-	int32_t dtype;      /* weft_dtype */
-	int32_t op;         /* weft_op, of a reduction */
-	int32_t root;
-	int32_t ranks; /* that take part */
-	int32_t windows;
-	int64_t count; /* elements of a rank's part */
-	int64_t bytes;
-} weft_request;
-
-/* Writes the algorithm of a call that names none, a string of at most 127 bytes, into name, where zeros are; nothing:
- * the group chooses. It depends on the request alone, calls nothing of this library, and may be called until the group
- * is destroyed. */
-typedef void (*weft_select_fn)(void *context, const weft_request *request, void *name);
 
 /* weft_group_create with algorithms of the caller's own, which stand one after the other, and a selector or NULL.
  * WEFT_ERROR_MISMATCH names an algorithm that differs between ranks. If a source does not compile, weft_error has what
@@ -976,20 +1022,6 @@ typedef void (*weft_select_fn)(void *context, const weft_request *request, void 
 weft_status weft_group_create_own(weft_comm comm, const weft_group_options *options,
 								  const weft_own_algorithm *algorithms, int count, weft_select_fn select, void *context,
 								  weft_group *group);
-
-/* How the calls of a group are launched. */
-typedef struct weft_launch {
-	size_t size;
-	const char *algorithm; /* of calls that name none; NULL: as it is chosen */
-	int32_t blocks;        /* at most; 0: as the algorithm does */
-	int32_t threads;       /* of an algorithm of the caller's own */
-	const char **extras;   /* names of what such an algorithm takes, */
-	const int64_t *addresses; /* and where each is in the GPU's memory, borrowed until other launches replace them */
-} weft_launch;
-
-/* Has later calls of the group be launched so, until the next such call; NULL: as at first. Local. All ranks do the
- * same. */
-weft_status weft_group_launch(weft_group group, const weft_launch *launch);
 
 #ifdef __cplusplus
 }

@@ -21,7 +21,7 @@ from weft._buffer.normal import DispatchHandle, Moved, Normal, Went
 from weft._buffer.opaque import opaque
 from weft._buffer.ranks import close, join
 from weft._buffer.traces import recall
-from weft.ep.spec import whole
+from weft.limits import whole
 
 T = TypeVar("T")
 

@@ -116,7 +116,8 @@ def threads():
             t.join(60)
             assert not t.is_alive(), "a rank does not come back"
         # Who fails first makes others fail, too; what it met tells the most.
-        for _, e in sorted(errors, key=lambda re: isinstance(re[1], (weft.LeftError, weft.DeadlineError))):
+        heard = weft.LeftError, weft.AbortedError, weft.DeadlineError
+        for _, e in sorted(errors, key=lambda re: isinstance(re[1], heard)):
             raise e
         return results
 

@@ -591,9 +591,9 @@ def own_kernels():
                     c.wait(stream)
                     assert torch.equal(got, want), n
             out, graph = torch.empty_like(x), torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph), g.launched(threads=64):
-                g.all_reduce(x[:900], out=out[:900])
-                g.all_reduce(out[:900], out=out[:900])
+            with torch.cuda.graph(graph):
+                g.all_reduce(x[:900], out=out[:900], threads=64)
+                g.all_reduce(out[:900], out=out[:900], threads=64)
             for _ in range(100):
                 out.zero_()
                 graph.replay()

@@ -49,6 +49,7 @@ def test_numbers(record):
     for ours, name in (
         (_abi.VERSION, "VERSION"),
         (_abi.MAX_DIMS, "MAX_DIMS"),
+        (_abi.VALUES, "VALUES"),
         (_abi.ABSENT, "ABSENT"),
         (_abi.UNIQUE_ID_BYTES, "UNIQUE_ID_BYTES"),
     ):

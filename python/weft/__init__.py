@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from . import ep
 from ._abi import Collective
-from .collectives import Algorithm, Group, Op, Recv, Send
+from .collectives import Algorithm, Group, How, Op, Recv, Send
 from .communicator import Communicator, UniqueId, join
 from .dtypes import DType
 from .errors import (
@@ -40,7 +40,7 @@ from .errors import (
 )
 from .limits import timeout
 from .memory import DeviceArray
-from .own import OwnAlgorithm
+from .own import OwnAlgorithm, OwnContext, Request
 from .streams import OWN
 from .windows import Window
 from .work import Work
@@ -63,6 +63,7 @@ __all__ = [
     "ForkedError",
     "Group",
     "HandleError",
+    "How",
     "InternalError",
     "InvalidError",
     "LeftError",
@@ -72,8 +73,10 @@ __all__ = [
     "Op",
     "OperandError",
     "OwnAlgorithm",
+    "OwnContext",
     "PlatformError",
     "Recv",
+    "Request",
     "Send",
     "UniqueId",
     "UnsupportedError",

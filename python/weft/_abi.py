@@ -11,6 +11,7 @@ VERSION = 1
 STREAM_OWN = 2**64 - 1
 MAX_DIMS = 4
 UNIQUE_ID_BYTES = 136
+VALUES = 8
 HOST = 0
 GPU = 1
 NONE = 0
@@ -203,6 +204,9 @@ class Collective(Choice):
 LogFunction = CFUNCTYPE(None, c_void_p, c_char_p)
 AllGatherFunction = CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t, c_void_p)
 SelectFunction = CFUNCTYPE(None, c_void_p, c_void_p, c_void_p)
+KeyFunction = CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p)
+PrepareFunction = CFUNCTYPE(c_int, c_void_p, c_void_p)
+ReleaseFunction = CFUNCTYPE(None, c_void_p, c_void_p)
 
 
 class Tensor(Struct):
@@ -472,6 +476,16 @@ class Norm(Struct):
     )
 
 
+class Launch(Struct):
+    _fields_ = (
+        ("size", c_size_t),
+        ("blocks", c_int32),
+        ("threads", c_int32),
+        ("extras", c_void_p),
+        ("addresses", c_void_p),
+    )
+
+
 class CollectiveArgs(Struct):
     _fields_ = (
         ("size", c_size_t),
@@ -493,6 +507,7 @@ class CollectiveArgs(Struct):
         ("transfer_count", c_int64),
         ("norm", c_void_p),
         ("words", c_void_p),
+        ("launch", c_void_p),
     )
 
 
@@ -513,6 +528,31 @@ class Algorithm(Struct):
         ("max_bytes", c_int64),
         ("collective", c_int32),
         ("ranks", c_int32),
+    )
+
+
+class Request(Struct):
+    _fields_ = (
+        ("size", c_size_t),
+        ("collective", c_int32),
+        ("dtype", c_int32),
+        ("op", c_int32),
+        ("root", c_int32),
+        ("ranks", c_int32),
+        ("windows", c_int32),
+        ("count", c_int64),
+        ("bytes", c_int64),
+    )
+
+
+class OwnContext(Struct):
+    _fields_ = (
+        ("size", c_size_t),
+        ("key", c_char_p),
+        ("scratch", c_int64),
+        ("local", c_int64),
+        ("values", c_uint64 * 8),
+        ("state", c_void_p),
     )
 
 
@@ -539,31 +579,10 @@ class OwnAlgorithm(Struct):
         ("shared", c_int64),
         ("scratch", c_int64),
         ("local", c_int64),
-    )
-
-
-class Request(Struct):
-    _fields_ = (
-        ("size", c_size_t),
-        ("collective", c_int32),
-        ("dtype", c_int32),
-        ("op", c_int32),
-        ("root", c_int32),
-        ("ranks", c_int32),
-        ("windows", c_int32),
-        ("count", c_int64),
-        ("bytes", c_int64),
-    )
-
-
-class Launch(Struct):
-    _fields_ = (
-        ("size", c_size_t),
-        ("algorithm", c_char_p),
-        ("blocks", c_int32),
-        ("threads", c_int32),
-        ("extras", c_void_p),
-        ("addresses", c_void_p),
+        ("key", KeyFunction),
+        ("prepare", PrepareFunction),
+        ("release", ReleaseFunction),
+        ("context", c_void_p),
     )
 
 
@@ -673,7 +692,6 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
         c_void_p,
         c_void_p,
     ),
-    "weft_group_launch": (c_void_p, c_void_p),
 }
 
 RESULTS: dict[str, type | None] = {

@@ -12,7 +12,7 @@ import struct
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
@@ -24,8 +24,9 @@ from .dtypes import DType, DTypeLike, dtype_of
 from .errors import InvalidError, OperandError
 from .fused import FusedCollectives
 from .limits import timeout as limit
+from .limits import whole
 from .operands import Slot
-from .own import Creation, Launches, OwnAlgorithm, Select
+from .own import Creation, OwnAlgorithm, Select, strings
 from .resources import Made
 from .work import Begun, Work
 
@@ -82,9 +83,15 @@ class How(TypedDict, total=False):
     other operand of a peer where it lies."""
     async_op: bool
     """Whether the call returns a :class:`Work` at once, and not the result."""
+    blocks: int
+    """On GPUs, the most blocks of a launch, the same on all ranks; 0: as the algorithm does."""
+    threads: int
+    """Those of a block, of an algorithm of the caller's own."""
+    extras: Mapping[str, Any] | None
+    """Arrays on the GPU that such an algorithm takes, by name."""
 
 
-class Group(FusedCollectives, Launches, Made):
+class Group(FusedCollectives, Made):
     """Collectives of a communicator, and the memory that they need.
 
     Making one is collective, with the same arguments on all ranks. On the host ``scratch`` bytes stage operands
@@ -127,16 +134,16 @@ class Group(FusedCollectives, Launches, Made):
         select: Select | None = None,
     ) -> None:
         options = _abi.GroupOptions(
-            scratch=scratch,
-            staging=staging,
-            sms=sms,
-            serial_group=serial_group,
+            scratch=whole("scratch", scratch),
+            staging=whole("staging", staging),
+            sms=whole("sms", sms, bits=32),
+            serial_group=whole("serial_group", serial_group),
             dtypes=sum(1 << t for t in {int(dtype_of(like)) for like in dtypes}),
         )
         if force:
             names = ctypes.create_string_buffer(" ".join(force).encode())
             options.force = ctypes.addressof(names)
-        self._creation = Creation(options, algorithms, select)
+        self._creation = Creation(options, algorithms, select, comm._device)
         super().__init__(comm, *self._creation.arguments)
         self._comm = comm
         self._pool = _Pool(lambda: _CollectiveArgs(comm._device))
@@ -392,6 +399,9 @@ class Group(FusedCollectives, Launches, Made):
         algorithm: str | None = None,
         symmetric: bool = False,
         async_op: bool = False,
+        blocks: int = 0,
+        threads: int = 0,
+        extras: Mapping[str, Any] | None = None,
     ) -> Any:
         """Runs or starts a call, with an operand that is read and one that is written where this rank has them.
         ``shape`` is that of a new array for the result; None: that of ``array``; and so is ``dtype``. ``more``
@@ -441,6 +451,8 @@ class Group(FusedCollectives, Launches, Made):
                     args.put_parts(parts, source, self._comm.ranks)
                 if algorithm is not None or symmetric:
                     args.choose(algorithm, symmetric)
+                if blocks or threads or extras:
+                    args.launch(blocks, threads, extras or {})
                 if messages is not None:
                     args.put_messages(messages, self._comm.ranks)
                 if more is not None:
@@ -649,6 +661,20 @@ class _CollectiveArgs(CallArgs):
             self.held.append(name)
             self.words[_WORD["algorithm"]] = ctypes.addressof(name)
         self.words[_WORD["symmetric"]] |= bool(symmetric)
+
+    def launch(self, blocks: int, threads: int, extras: Mapping[str, Any]) -> None:
+        """Takes how the call is launched."""
+        self.more = True
+        launch = _abi.Launch(blocks=whole("blocks", blocks, bits=32), threads=whole("threads", threads, bits=32))
+        names, addresses = strings(extras), (ctypes.c_int64 * len(extras))()
+        for i, (name, array) in enumerate(extras.items()):
+            slot = self.slot(name, self.device, written=True)
+            if not slot.fill(array):
+                _none(slot)
+            addresses[i] = slot.at
+        launch.extras, launch.addresses = ctypes.addressof(names), ctypes.addressof(addresses)
+        self.held.extend((launch, names, addresses, extras))
+        self.words[_WORD["launch"]] = ctypes.addressof(launch)
 
     def put_messages(self, messages: Sequence[Send | Recv], ranks: int) -> None:
         """Takes messages."""

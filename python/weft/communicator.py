@@ -62,8 +62,9 @@ class Communicator(Resource):
     - ``gpu``: the number of this rank's GPU among those that the process sees;
     - ``deadline``: seconds that bound every wait (60);
     - ``huge_pages``: False: windows do not use the system's pool of huge pages;
-    - ``log``: a function that takes a line, or a :class:`logging.Logger`: it gets joins, faults and
-      masks. Any thread calls it, and it must make no call of this package.
+    - ``log``: a function that takes a line, or a :class:`logging.Logger`: it gets joins, faults,
+      masks and the first call of a group by each algorithm. Any thread calls it, and it must make no call of this
+      package.
 
     Any thread may use it, one at a time: a second call on it, or on an object that was made from it, raises
     :class:`weft.BusyError`.

@@ -1,10 +1,12 @@
-"""How long calls wait."""
+"""What numbers may be, and how long calls wait."""
 
 from __future__ import annotations
 
 import numbers
+import operator
 import threading
 from types import TracebackType
+from typing import Any
 
 from ._library import library
 from .errors import InvalidError
@@ -13,6 +15,16 @@ _thread = threading.local()
 
 
 _MOST = 1e9
+
+
+def whole(name: str, given: Any, error: type[InvalidError] = InvalidError, bits: int = 64) -> int:
+    """An integer that C's type of so many bits has: fractions are refused, and none is taken for another one."""
+    try:
+        if not isinstance(given, bool) and -(1 << bits - 1) <= operator.index(given) < 1 << bits - 1:
+            return operator.index(given)
+    except TypeError:
+        pass
+    raise error(f"{name} is {given!r}, want a whole number of at most {bits} bits")
 
 
 def milliseconds(what: str, seconds: float) -> int:

@@ -112,6 +112,11 @@ class Slot:
         return self._shape[0]  # type: ignore[no-any-return]
 
     @property
+    def at(self) -> int:
+        """Where the last operand is."""
+        return self.words[_ADDRESS]
+
+    @property
     def dtype(self) -> DType:
         """The type of the last operand."""
         return DType(self.code)

@@ -2,20 +2,54 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from . import _abi
 from ._abi import Collective, Op
-from ._library import Library
+from ._library import library
 from .dtypes import DType
-from .errors import InvalidError
-from .operands import _ADDRESS, Slot
+from .errors import InvalidError, WeftError
+from .limits import whole
+from .operands import Slot
 
 _PLACES = {None: 0, True: 1, False: 2}
+
+
+class Request(NamedTuple):
+    """What a selector, or a key, goes by."""
+
+    collective: str
+    """As "all_reduce"."""
+    dtype: str
+    """As "float32"; "" of a barrier."""
+    op: str
+    """Of a reduction, as "sum"."""
+    root: int
+    ranks: int
+    """Those that take part."""
+    count: int
+    """Elements of a rank's part."""
+    bytes: int
+
+
+Select = Callable[[Request], str | None]
+
+
+class OwnContext:
+    """What the kernels of a key have beside what each call says. :attr:`OwnAlgorithm.prepare` may change all but the
+    key, ``scratch`` and ``local`` to the same on all ranks."""
+
+    def __init__(self, key: str, scratch: int, local: int) -> None:
+        self.key = key
+        """"" of an algorithm without keys."""
+        self.scratch, self.local = scratch, local
+        self.values: list[Any] = []
+        """The kernel's ``values``, at most 8: numbers, or arrays on the GPU, whose addresses it gets. Arrays are kept
+        as long as the context."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +64,12 @@ class OwnAlgorithm:
 
     A launch has at most so many ``blocks`` (0: as there is room for) of ``threads`` (0: 512), with ``shared`` bytes.
     ``scratch`` bytes of each rank's memory all ranks reach, ``local`` bytes only this rank's GPU; both are zeros in
-    the beginning. ``extras`` are names of arrays that :meth:`weft.Group.launched` gives the kernel.
+    the beginning. ``extras`` are names of arrays that calls give the kernel: see :class:`weft.How`.
+
+    ``prepare`` makes what else calls need: it changes the :class:`OwnContext` that it is given, and what it returns is
+    kept with it. All ranks call it at the same time: when the group is made, or, with a ``key``, in the first call of
+    each key, which a graph cannot capture. ``key`` gives the key of a call, the same on all ranks, by its argument
+    alone; there are 64 at most. What either raises is in the call's error.
     """
 
     name: str
@@ -52,36 +91,19 @@ class OwnAlgorithm:
     shared: int = 0
     scratch: int = 0
     local: int = 0
-
-
-class Request(NamedTuple):
-    """What a selector goes by."""
-
-    collective: str
-    """As "all_reduce"."""
-    dtype: str
-    """As "float32"; "" of a barrier."""
-    op: str
-    """Of a reduction, as "sum"."""
-    root: int
-    ranks: int
-    """Those that take part."""
-    count: int
-    """Elements of a rank's part."""
-    bytes: int
-
-
-Select = Callable[[Request], str | None]
+    key: Callable[[Request], str] | None = None
+    prepare: Callable[[OwnContext], object] | None = None
 
 
 class Creation:
     """The arguments with which C makes a group, and what must live as long as it does."""
 
-    def __init__(self, options: Any, algorithms: Sequence[OwnAlgorithm], select: Select | None) -> None:
+    def __init__(self, options: Any, algorithms: Sequence[OwnAlgorithm], select: Select | None, device: int) -> None:
         self.arguments: tuple[Any, ...] = ("group_create", options)
         if not algorithms and select is None:
             return
         self._held: list[Any] = []
+        self._device = device
         array = (_abi.OwnAlgorithm * max(1, len(algorithms)))()
         for to, a in zip(array, algorithms, strict=False):
             self._put(to, a)
@@ -106,8 +128,15 @@ class Creation:
         to.in_place = _PLACES[a.in_place]
         to.dtypes = sum(1 << n for n in {_member(DType, d) for d in a.dtypes})
         to.ops = sum(1 << n for n in {_member(Op, op) for op in a.ops})
-        for name in ("min_bytes", "max_bytes", "ranks", "blocks", "threads", "shared", "scratch", "local"):
-            setattr(to, name, getattr(a, name))
+        for name in ("min_bytes", "max_bytes", "shared", "scratch", "local"):
+            setattr(to, name, whole(name, getattr(a, name)))
+        for name in ("ranks", "blocks", "threads"):
+            setattr(to, name, whole(name, getattr(a, name), bits=32))
+        # C calls them as long as the group lives; and release when it has gone, perhaps after its object.
+        if a.key is not None:
+            to.key = _abi.KeyFunction(_asks(a.key))
+        if a.prepare is not None:
+            to.prepare, to.release = _abi.PrepareFunction(_prepares(a.prepare, self._device)), _release
 
     def _list(self, texts: Iterable[object]) -> int:
         listed = strings(texts)
@@ -134,61 +163,89 @@ def _member(of: Any, name: Any) -> int:
         raise InvalidError(f"{name!r}, want one of {', '.join(of.__members__)}") from None
 
 
+def _request(request: int) -> Request:
+    """A request of C's."""
+    r = _abi.Request.from_address(request)
+    dtype = DType(r.dtype).name if r.dtype else ""
+    return Request(Collective(r.collective).name, dtype, Op(r.op).name, r.root, r.ranks, r.count, r.bytes)
+
+
+def _answer(text: str, at: int) -> None:
+    """Writes a text where C wants it."""
+    encoded = text.encode()[:127]
+    ctypes.memmove(at, encoded, len(encoded))
+
+
 def _calls(select: Select) -> Callable[[object, int, int], None]:
     """A selector as C calls it. What it raises is in the name, which no algorithm has: the call fails with it."""
 
     def call(_: object, request: int, name: int) -> None:
         try:
-            r = _abi.Request.from_address(request)
-            dtype = DType(r.dtype).name if r.dtype else ""
-            kind, op = Collective(r.collective).name, Op(r.op).name
-            asked = Request(kind, dtype, op, r.root, r.ranks, r.count, r.bytes)
-            chosen = select(asked) or ""
+            chosen = select(_request(request)) or ""
         except BaseException as e:  # it must not unwind through C
             chosen = f"the selector raised {type(e).__name__}: {e}"
-        text = chosen.encode()[:127]
-        ctypes.memmove(name, text, len(text))
+        _answer(chosen, name)
 
     return call
 
 
-class Launches:
-    """What a group says of how its calls are launched."""
+def _asks(key: Callable[[Request], str]) -> Callable[[object, int, int], int]:
+    """A hook for keys as C calls it."""
 
-    _lib: Library
-    _handle: int
-    _comm: Any
-    _creation: Creation
-    _check: Callable[[int], None]
-
-    @contextlib.contextmanager
-    def launched(
-        self,
-        *,
-        algorithm: str | None = None,
-        blocks: int = 0,
-        threads: int = 0,
-        extras: Mapping[str, Any] | None = None,
-    ) -> Iterator[None]:
-        """Has the calls in a ``with`` block be launched so, on all ranks alike: by an algorithm, if they name none
-        themselves; with at most so many blocks; and for one of the caller's own with so many threads, and with arrays
-        on the GPU that it takes by name. They live until the streams have passed the calls."""
-        extras = extras or {}
-        addresses = (ctypes.c_int64 * len(extras))()
-        for i, (name, array) in enumerate(extras.items()):
-            slot = Slot(name, self._comm._device, written=True)
-            slot.fill(array)
-            addresses[i] = slot.words[_ADDRESS]
-        names = strings(extras)
-        launch = _abi.Launch(
-            algorithm=None if algorithm is None else algorithm.encode(),
-            blocks=blocks,
-            threads=threads,
-            extras=ctypes.addressof(names),
-            addresses=ctypes.addressof(addresses),
-        )
-        self._check(self._lib.group_launch(self._handle, ctypes.addressof(launch)))
+    def call(_: object, request: int, text: int) -> int:
         try:
-            yield
-        finally:
-            self._check(self._lib.group_launch(self._handle, None))
+            found = key(_request(request))
+            if len(found.encode()) > 127:
+                raise InvalidError(f"a key of more than 127 bytes: {found!r}")
+            _answer(found, text)
+        except BaseException as e:
+            return _failed("key", e)
+        return 0
+
+    return call
+
+
+_numbers = itertools.count(1)
+_contexts: dict[int, Any] = {}
+"""What hooks have made, by numbers that C has: groups are given up by C, perhaps when their objects are gone."""
+
+
+def _prepares(prepare: Callable[[OwnContext], object], device: int) -> Callable[[object, int], int]:
+    """A hook that makes contexts as C calls it."""
+
+    def call(_: object, made: int) -> int:
+        try:
+            to = _abi.OwnContext.from_address(made)
+            context = OwnContext((to.key or b"").decode(), to.scratch, to.local)
+            held = [prepare(context)]
+            if len(context.values) > _abi.VALUES:
+                raise InvalidError(f"{len(context.values)} values, want at most {_abi.VALUES}")
+            for i, value in enumerate(context.values):
+                if isinstance(value, int):
+                    to.values[i] = value
+                    continue
+                slot = Slot(f"values[{i}]", device, written=True)
+                slot.fill(value)
+                to.values[i] = slot.at
+                held.extend((value, slot))
+            to.scratch, to.local = whole("scratch", context.scratch), whole("local", context.local)
+            to.state = number = next(_numbers)
+            _contexts[number] = held
+        except BaseException as e:
+            return _failed("prepare", e)
+        return 0
+
+    return call
+
+
+@_abi.ReleaseFunction
+def _release(_: object, number: int) -> None:
+    _contexts.pop(number, None)
+
+
+def _failed(hook: str, error: BaseException) -> int:
+    """Has C find what a hook has raised."""
+    own = isinstance(error, WeftError) and error.status > 0
+    words = str(error) if own else f"{hook} raised {type(error).__name__}: {error}"
+    status = error.status if own else InvalidError.status
+    return library().error_set(int(status), -1, words.replace("\0", "").encode())  # type: ignore[no-any-return]

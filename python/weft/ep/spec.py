@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import operator
 from typing import Any, TypeVar
 
 from .. import _abi
@@ -13,6 +12,7 @@ from .._bases import Choice
 from .._library import library
 from ..dtypes import DType, DTypeLike, dtype_of
 from ..errors import InvalidError
+from ..limits import whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,16 +177,6 @@ _NUMBERS = (
     "live",
     "serial_group",
 )
-
-
-def whole(name: str, given: Any, error: type[InvalidError] = InvalidError) -> int:
-    """An integer: fractions are refused."""
-    try:
-        if not isinstance(given, bool):
-            return operator.index(given)
-    except TypeError:
-        pass
-    raise error(f"{name} is {given!r}, want a whole number")
 
 
 def _member(choices: type[E], given: Any, default: E | None = None) -> E:
