@@ -269,8 +269,10 @@ def test_functional_collectives(threads, shape):
             assert torch.equal(out, whole.amax(0))
             with pytest.raises(weft.UnsupportedError, match="max has no gradient"):
                 gradient(out)
-            with pytest.raises(weft.OperandError, match="want rows, as many for each of 3 ranks"):
-                f.reduce_scatter(g, x[:2])
+            for call in f.reduce_scatter, f.all_to_all:  # what one rank refuses all do, without waiting
+                with pytest.raises(weft.InvalidError, match="want rows, as many for each of 3 ranks") as e:
+                    call(g, x[:2] if r == 1 else x)
+                assert isinstance(e.value, weft.OperandError) == (r == 1)
             with pytest.raises(weft.OperandError, match="both recv and send"):
                 f.all_to_all(g, x, recv)
             assert torch.equal(f.all_reduce(g, x.detach().int()), whole.sum(0).int())

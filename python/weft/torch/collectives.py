@@ -7,12 +7,12 @@ run, and compile, the same program.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from .. import _abi
-from ..collectives import NUMBERED, Group, Op
+from ..collectives import NUMBERED, Collective, Group, Op
 from ..errors import ClosedError, OperandError, UnsupportedError
 
 
@@ -72,11 +72,22 @@ def _flat(x: torch.Tensor) -> torch.Tensor:
     return x if x.dim() <= _abi.MAX_DIMS else x.reshape(-1)
 
 
-def _rows(x: torch.Tensor, parts: int, name: str) -> int:
+def _rows(group: Group, kind: Collective, x: torch.Tensor, parts: int) -> int:
     """The rows of each of so many parts."""
     if x.dim() == 0 or x.shape[0] % parts:
-        raise OperandError(f"{name}: shape {tuple(x.shape)}, want rows, as many for each of {parts} ranks")
+        words = f"{kind.name}: shape {tuple(x.shape)}, want rows, as many for each of {parts} ranks"
+        _refuse(group, kind, OperandError(words))
     return x.shape[0] // parts
+
+
+def _refuse(group: Group, kind: Collective, why: OperandError) -> NoReturn:
+    """Refuses a call on every rank: the others get the reason, instead of waiting."""
+
+    def more(_: object) -> None:
+        raise why
+
+    group._run(kind, None, reads=False, writes=False, more=more)
+    raise why
 
 
 def _new(group: Group, x: torch.Tensor, rows: int) -> torch.Tensor:
@@ -100,7 +111,7 @@ def _(x: torch.Tensor, op: str, group: int) -> torch.Tensor:
 @torch.library.custom_op("weft::all_gather", mutates_args=())
 def _all_gather(x: torch.Tensor, group: int) -> torch.Tensor:
     g = _group(group)
-    out = _new(g, x, _rows(x, 1, "all_gather") * g._comm.ranks)
+    out = _new(g, x, _rows(g, Collective.all_gather, x, 1) * g._comm.ranks)
     g.all_gather(_flat(x), out=_flat(out))
     return out
 
@@ -113,7 +124,7 @@ def _(x: torch.Tensor, group: int) -> torch.Tensor:
 @torch.library.custom_op("weft::reduce_scatter", mutates_args=())
 def _reduce_scatter(x: torch.Tensor, op: str, group: int) -> torch.Tensor:
     g = _group(group)
-    out = x.new_empty((_rows(x, g._comm.ranks, "reduce_scatter"), *x.shape[1:]))
+    out = x.new_empty((_rows(g, Collective.reduce_scatter, x, g._comm.ranks), *x.shape[1:]))
     g.reduce_scatter(_flat(x), op, out=_flat(out))
     return out
 
@@ -127,11 +138,12 @@ def _(x: torch.Tensor, op: str, group: int) -> torch.Tensor:
 def _all_to_all(x: torch.Tensor, recv: Sequence[int] | None, send: Sequence[int] | None, group: int) -> torch.Tensor:
     g = _group(group)
     if recv is None or send is None:
-        _rows(x, g._comm.ranks, "all_to_all")
+        _rows(g, Collective.all_to_all, x, g._comm.ranks)
         out = _new(g, x, x.shape[0])
         g.all_to_all(_flat(x), out=_flat(out))
         return out
-    out = _new(g, x, sum(recv))
+    _rows(g, Collective.all_to_all_v, x, 1)
+    out = _new(g, x, max(0, sum(recv)))  # the call refuses what is less
     wide = x.reshape(x.shape[0], -1) if x.numel() else x
     g.all_to_all_v(wide, send, recv, out=_flat(out))
     return out
