@@ -282,6 +282,10 @@ def test_refused_messages(pairs):
         x, peer = np.ones(4), 1 - c.rank
         with pytest.raises(weft.InvalidError, match="send: rank 2 of 2"):
             g.send(x, 2)
+        with pytest.raises(weft.InvalidError, match="messages have neither blocks"):
+            g.send(x, c.rank, blocks=2)
+        with pytest.raises(weft.UnsupportedError, match="the host engine has neither blocks"):
+            g.barrier(blocks=2)
         with pytest.raises(weft.OperandError, match=r"recv: .* is not contiguous, and is written"):
             g.recv(np.ones((4, 2))[:, 0], c.rank)
         if c.rank == 0:
