@@ -228,6 +228,12 @@ def test_hooks_that_fail(gpus):
             weft.Group(c, algorithms=[dataclasses.replace(scaling(), collective="all_to_all_v")])
         with pytest.raises(weft.MismatchError, match="algorithm test/scale"):
             weft.Group(c, algorithms=[dataclasses.replace(scaling(), dtypes=["float32", "int32"][: 1 + c.rank])])
+        with weft.Group(c, algorithms=[dataclasses.replace(scaling(), needs=["inputs"])]) as g:
+            with pytest.raises(weft.WeftError, match="test/scale"):  # they lie in no window
+                g.all_reduce(x, out=out, algorithm="test/scale")
+            c.wait()
+        with pytest.raises(weft.InvalidError, match="needs: \\['input'\\], want some of inputs, outputs"):
+            weft.Group(c, algorithms=[dataclasses.replace(scaling(), needs=["input"])])
         with pytest.raises(weft.InvalidError, match="blocks is 4294967297"):
             weft.Group(c, algorithms=[dataclasses.replace(scaling(), blocks=(1 << 32) + 1)])
 

@@ -17,6 +17,7 @@ from .limits import whole
 from .operands import Slot
 
 _PLACES = {None: 0, True: 1, False: 2}
+_WINDOWS = {"inputs": 1, "outputs": 2}
 
 
 class Request(NamedTuple):
@@ -61,6 +62,8 @@ class OwnAlgorithm:
 
     It is for operands of ``min_bytes`` to ``max_bytes`` (0: any) a part, of ``dtypes`` and ``ops`` (empty: all), on
     ``ranks`` ranks (0: any); ``in_place`` True takes only calls whose ``out`` is their operand, False only others.
+    ``needs`` are those of "inputs" and "outputs" that the kernel reaches on peers: it is for symmetric calls that have
+    them in windows.
 
     A launch has at most so many ``blocks`` (0: as there is room for) of ``threads`` (0: 512), with ``shared`` bytes.
     ``scratch`` bytes of each rank's memory all ranks reach, ``local`` bytes only this rank's GPU; both are zeros in
@@ -86,6 +89,7 @@ class OwnAlgorithm:
     dtypes: Sequence[DType | str] = ()
     ops: Sequence[Op | str] = ()
     in_place: bool | None = None
+    needs: Sequence[str] = ()
     blocks: int = 0
     threads: int = 0
     shared: int = 0
@@ -126,6 +130,9 @@ class Creation:
         to.extras = self._list(a.extras)
         to.collective = _member(Collective, a.collective)
         to.in_place = _PLACES[a.in_place]
+        if wrong := set(a.needs) - set(_WINDOWS):
+            raise InvalidError(f"needs: {sorted(wrong)}, want some of {', '.join(_WINDOWS)}")
+        to.needs = sum(_WINDOWS[n] for n in set(a.needs))
         to.dtypes = sum(1 << n for n in {_member(DType, d) for d in a.dtypes})
         to.ops = sum(1 << n for n in {_member(Op, op) for op in a.ops})
         for name in ("min_bytes", "max_bytes", "shared", "scratch", "local"):
