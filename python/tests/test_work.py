@@ -207,13 +207,19 @@ def test_a_group_that_is_dropped(comm):
 
 def test_a_closed_group(comm):
     g = weft.Group(comm)
-    work, other = g.barrier(async_op=True), g.barrier(async_op=True)
+    work, other, asked = (g.barrier(async_op=True) for _ in range(3))
     work.wait()
     g.close()
     assert not g._started
     assert work.wait() is None
-    with pytest.raises(weft.ClosedError):
-        other.wait()
+    for _ in range(2):
+        with pytest.raises(weft.ClosedError, match="this group of collectives was closed"):
+            other.wait()
+        assert other.done()
+        assert isinstance(other.error(), weft.ClosedError)
+        assert other.algorithm == ""
+    assert asked.done()
+    assert isinstance(asked.error(), weft.ClosedError)
     with pytest.raises(weft.ClosedError):
         g.barrier(async_op=True)
 

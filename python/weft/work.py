@@ -50,7 +50,8 @@ class Begun(weakref.ref):  # type: ignore[type-arg]
 
 
 class Work:
-    """A call of a :class:`weft.Group` with ``async_op=True``, which may not have ended.
+    """A call of a :class:`weft.Group` with ``async_op=True``, which may not have ended. If its group is closed before
+    its end was seen, its error is a :class:`weft.ClosedError`.
 
     Arrays, counts and scalars are the call's until it has ended: they must neither be written nor, results, read.
     They are kept alive until then, also if the Work is dropped. Calls of a group run in the order in which they
@@ -156,8 +157,12 @@ class Work:
         one. Threads ask one after the other, under the lock of ends: the first that sees the end gives back the
         handle, and what the call has borrowed."""
         group, begun = self._group, self._begun
-        if begun is None or not begun.ask(group):
-            return begun
+        try:
+            if begun is None or not begun.ask(group):
+                return begun
+        except ClosedError as closed:  # the group has waited for the call, and given it up
+            self._error, self._finish, self._begun = closed, None, None
+            return None
         status = 0 if well else group._lib.work_error(begun.number)
         self._algorithm = begun.algorithm
         if status:
