@@ -158,7 +158,7 @@ class Work:
         handle, and what the call has borrowed."""
         group, begun = self._group, self._begun
         try:
-            if begun is None or not begun.ask(group):
+            if begun is None or not (begun.ask(group) or well):
                 return begun
         except ClosedError as closed:  # the group has waited for the call, and given it up
             self._error, self._finish, self._begun = closed, None, None
