@@ -188,6 +188,37 @@ static weft_status combine(weft_ep ep, const weft_ep_combine_args *args) {
 	return weft_ep_combine(ep, NULL, args, NULL);
 }
 
+/* Has an all-reduce be staged. */
+static void staged(void *context, const weft_request *request, void *name) {
+	TRUE(context == (void *)1 && request->size == sizeof *request && request->ranks == 1);
+	if (request->collective == WEFT_ALL_REDUCE) {
+		strcpy(name, "all-reduce/pipeline");
+	}
+}
+
+/* Algorithms of the program's own, which the host has none of, and selectors. */
+static void own_algorithms(weft_comm comm, const weft_tensor *w) {
+	weft_group group;
+	weft_own_algorithm own[2] = {{.size = sizeof own[0], .name = "own/sum", .source = "", .collective = WEFT_ALL_REDUCE}};
+	INVALID(weft_group_create_own(comm, NULL, NULL, 1, NULL, NULL, &group), "1 algorithms at ");
+	INVALID(weft_group_create_own(comm, NULL, own, -1, NULL, NULL, &group), "-1 algorithms");
+	INVALID(weft_group_create_own(comm, NULL, own, 2, NULL, NULL, &group), "the size of the weft_own_algorithm is 0");
+	INVALID(weft_group_create_own(comm, NULL, own, 0, NULL, NULL, NULL), "weft_group is NULL");
+	UNSUPPORTED(weft_group_create_own(comm, NULL, own, 1, NULL, NULL, &group), "own/sum is a kernel");
+	own[0].collective = WEFT_ALL_GATHER_V;
+	UNSUPPORTED(weft_group_create_own(comm, NULL, own, 1, NULL, NULL, &group), "own/sum: all-gather-v has counts");
+	TRUE(group == NULL);
+	OK(weft_group_create_own(comm, NULL, NULL, 0, staged, (void *)1, &group));
+	const char *name;
+	OK(weft_all_reduce(group, NULL, w, w, WEFT_SUM));
+	OK(weft_group_algorithm(group, &name));
+	TRUE(strcmp(name, "all-reduce/pipeline") == 0);
+	OK(weft_barrier(group, NULL));
+	OK(weft_group_algorithm(group, &name));
+	TRUE(strcmp(name, "all-reduce/pipeline") != 0);
+	OK(weft_group_destroy(group));
+}
+
 static void operations(weft_comm comm) {
 	weft_ep ep, other;
 	weft_ep_spec spec = small();
@@ -378,6 +409,19 @@ static void operations(weft_comm comm) {
 	OK(weft_work_wait(work));
 	weft_work gone_with = work;
 	OK(weft_barrier(group, NULL));
+
+	const char *names[] = {"some", "some", NULL};
+	weft_launch launch = {.size = sizeof launch, .blocks = 2};
+	call.launch = &launch;
+	UNSUPPORTED(weft_group_run(group, NULL, &call), "the host engine has neither blocks");
+	launch.extras = names;
+	INVALID(weft_group_run(group, NULL, &call), "2 extras, and NULL for their addresses");
+	launch.addresses = (int64_t[]){0, 0};
+	INVALID(weft_group_run(group, NULL, &call), "each has a name of its own");
+	launch.size = 8;
+	INVALID(weft_group_run(group, NULL, &call), "must be at least 32");
+	OK(weft_barrier(group, NULL)); /* how one call is launched is no matter of the next */
+	own_algorithms(comm, &w);
 	OK(weft_group_destroy(group));
 	GONE(weft_barrier(group, NULL));
 	GONE(weft_work_wait(gone_with));
