@@ -116,7 +116,8 @@
 //
 // Without a name the algorithm that costs least runs, by the machine's table in package tuning; package
 // collective/internal/choice has the rules. Invariant: a choice depends on nothing but what all ranks have
-// agreed on, in this call or when the group was made. [Choices] prints it.
+// agreed on, in this call or when the group was made. [Choices] prints it. [Group.Algorithm] and [Work.Algorithm] name
+// what has run, and so does the communicator's log, once for each algorithm.
 //
 // # Failure
 //
