@@ -113,7 +113,7 @@ func TestGraphsOnEmulatedGPUs(t *testing.T) {
 		times = 40
 	}
 	o := Options{Staging: gpuStaging, SMs: 4, DTypes: []weft.DType{weft.BFloat16, weft.Int32}}
-	onGPUs(t, emulatedGPUs(t, 3), 3, o, replays(times))
+	onGPUs(t, emulatedKernels(t, 3), 3, o, replays(times))
 }
 
 // TestGraphsOnGPUs is the same on real ones.

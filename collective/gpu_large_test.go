@@ -153,7 +153,7 @@ func TestLargeOnEmulatedGPUs(t *testing.T) {
 			continue
 		}
 		t.Run(fmt.Sprint(ranks), func(t *testing.T) {
-			onLargeRanks(t, emulatedGPUs(t, ranks), ranks, 20*time.Second, func(ctx context.Context, r *largeRank) error {
+			onLargeRanks(t, emulatedKernels(t, ranks), ranks, 20*time.Second, func(ctx context.Context, r *largeRank) error {
 				types := fewTypes
 				if ranks > 4 {
 					types = types[:2]
@@ -204,6 +204,9 @@ func testLines(t *testing.T, g *ranktest.GPUs, ranks int) {
 }
 
 func TestLinesOnEmulatedGPUs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("emulated kernels are slow")
+	}
 	g := ranktest.Emulated(t, cudatest.Config{}, emulate.Options{Seed: 1})
 	testLines(t, g, 3)
 	t.Run("refused", func(t *testing.T) { // between different GPUs
@@ -263,7 +266,7 @@ func testLargeMask(t *testing.T, g *ranktest.GPUs) {
 	})
 }
 
-func TestLargeMaskOnEmulatedGPUs(t *testing.T) { testLargeMask(t, emulatedGPUs(t, 4)) }
+func TestLargeMaskOnEmulatedGPUs(t *testing.T) { testLargeMask(t, emulatedKernels(t, 4)) }
 
 // TestLargeMaskOnGPUs is the same on real ones.
 func TestLargeMaskOnGPUs(t *testing.T) { testLargeMask(t, ranktest.Real(t)) }
@@ -354,7 +357,7 @@ func testLargeAbsent(t *testing.T, g *ranktest.GPUs) {
 	})
 }
 
-func TestLargeAbsentRankOnEmulatedGPUs(t *testing.T) { testLargeAbsent(t, emulatedGPUs(t, 3)) }
+func TestLargeAbsentRankOnEmulatedGPUs(t *testing.T) { testLargeAbsent(t, emulatedKernels(t, 3)) }
 
 // TestLargeAbsentRankOnGPUs is the same on real ones.
 func TestLargeAbsentRankOnGPUs(t *testing.T) { testLargeAbsent(t, ranktest.Real(t)) }
@@ -416,7 +419,7 @@ func testLargeGraph(t *testing.T, g *ranktest.GPUs, times int) {
 	})
 }
 
-func TestLargeGraphOnEmulatedGPUs(t *testing.T) { testLargeGraph(t, emulatedGPUs(t, 3), 3) }
+func TestLargeGraphOnEmulatedGPUs(t *testing.T) { testLargeGraph(t, emulatedKernels(t, 3), 3) }
 
 // TestLargeGraphOnGPUs is the same on real ones.
 func TestLargeGraphOnGPUs(t *testing.T) { testLargeGraph(t, ranktest.Real(t), 200) }

@@ -193,7 +193,7 @@ func TestMessagesOnEmulatedGPUs(t *testing.T) {
 		t.Run(fmt.Sprint(ranks), func(t *testing.T) {
 			o := Options{Staging: gpuStaging, SMs: 4, DTypes: mixedTypes}
 			p := plan{seed: uint64(ranks), ops: 2 * rounds, messages: 2, types: mixedTypes}
-			onGPUs(t, emulatedGPUs(t, ranks), ranks, o, mixed(p))
+			onGPUs(t, emulatedKernels(t, ranks), ranks, o, mixed(p))
 		})
 	}
 }
@@ -215,7 +215,7 @@ func TestMessageGraphsOnEmulatedGPUs(t *testing.T) {
 		ops = 400
 	}
 	o := Options{Staging: gpuStaging, SMs: 4, DTypes: mixedTypes}
-	onGPUs(t, emulatedGPUs(t, 3), 3, o, mixed(plan{seed: 11, ops: ops, messages: 2, graphs: true, types: mixedTypes}))
+	onGPUs(t, emulatedKernels(t, 3), 3, o, mixed(plan{seed: 11, ops: ops, messages: 2, graphs: true, types: mixedTypes}))
 }
 
 // TestMessageGraphsOnGPUs is the same on real ones.
@@ -266,7 +266,7 @@ func manyMessages(ctx context.Context, r *gpuRank) error {
 }
 
 func TestManyMessagesOnEmulatedGPUs(t *testing.T) {
-	onGPUs(t, emulatedGPUs(t, 2), 2, Options{Staging: gpuStaging, SMs: 2}, manyMessages)
+	onGPUs(t, emulatedKernels(t, 2), 2, Options{Staging: gpuStaging, SMs: 2}, manyMessages)
 }
 
 // TestManyMessagesOnGPUs is the same on real ones.

@@ -126,7 +126,7 @@ func TestTrapsOnEmulatedGPUs(t *testing.T) {
 	if emulate.Everything() {
 		times = 4
 	}
-	runTraps(t, emulatedGPUs(t, 3), 3, times)
+	runTraps(t, emulatedKernels(t, 3), 3, times)
 }
 
 // TestTrapsOnGPUs is the same on real ones.

@@ -206,7 +206,7 @@ func allToAllsV(ctx context.Context, r *gpuRank) error {
 func TestAllToAllVOnEmulatedGPUs(t *testing.T) {
 	for _, ranks := range []int{2, 3} {
 		t.Run(fmt.Sprint(ranks), func(t *testing.T) {
-			onGPUs(t, emulatedGPUs(t, ranks), ranks, Options{Staging: gpuStaging, SMs: 4}, allToAllsV)
+			onGPUs(t, emulatedKernels(t, ranks), ranks, Options{Staging: gpuStaging, SMs: 4}, allToAllsV)
 		})
 	}
 }

@@ -62,13 +62,13 @@ var normAlgorithms = []string{"all-reduce-norm/one-shot", "all-reduce-norm/two-s
 
 // TestAllReduceNormOnEmulatedGPUs compares calls of all kinds with each step alone.
 func TestAllReduceNormOnEmulatedGPUs(t *testing.T) {
-	sizes, n := []int{3}, 25
+	sizes, n := []int{3}, 16
 	if emulate.Everything() {
 		sizes, n = []int{1, 2, 3, 4, 9}, 100
 	}
 	for _, ranks := range sizes {
 		t.Run(fmt.Sprint(ranks), func(t *testing.T) {
-			onGPUs(t, emulatedGPUs(t, ranks), ranks, Options{Staging: ranks * normStaging, SMs: 4},
+			onGPUs(t, emulatedKernels(t, ranks), ranks, Options{Staging: ranks * normStaging, SMs: 4},
 				norms(normCases(uint64(ranks), n, normAlgorithms...)))
 		})
 	}
@@ -130,7 +130,7 @@ func testNormMask(t *testing.T, g *ranktest.GPUs) {
 	})
 }
 
-func TestAllReduceNormMaskOnEmulatedGPUs(t *testing.T) { testNormMask(t, emulatedGPUs(t, 4)) }
+func TestAllReduceNormMaskOnEmulatedGPUs(t *testing.T) { testNormMask(t, emulatedKernels(t, 4)) }
 
 // TestAllReduceNormMaskOnGPUs is the same on real ones.
 func TestAllReduceNormMaskOnGPUs(t *testing.T) { testNormMask(t, ranktest.Real(t)) }
@@ -194,7 +194,9 @@ func testNormGraph(t *testing.T, g *ranktest.GPUs, ranks, times int) {
 	})
 }
 
-func TestAllReduceNormGraphOnEmulatedGPUs(t *testing.T) { testNormGraph(t, emulatedGPUs(t, 3), 3, 4) }
+func TestAllReduceNormGraphOnEmulatedGPUs(t *testing.T) {
+	testNormGraph(t, emulatedKernels(t, 3), 3, 4)
+}
 
 // TestAllReduceNormGraphOnGPUs is the same on real ones.
 func TestAllReduceNormGraphOnGPUs(t *testing.T) { testNormGraph(t, ranktest.Real(t), 4, 300) }
@@ -232,7 +234,9 @@ func testNormAbsent(t *testing.T, g *ranktest.GPUs) {
 	})
 }
 
-func TestAllReduceNormAbsentRankOnEmulatedGPUs(t *testing.T) { testNormAbsent(t, emulatedGPUs(t, 3)) }
+func TestAllReduceNormAbsentRankOnEmulatedGPUs(t *testing.T) {
+	testNormAbsent(t, emulatedKernels(t, 3))
+}
 
 // TestAllReduceNormAbsentRankOnGPUs is the same on real ones.
 func TestAllReduceNormAbsentRankOnGPUs(t *testing.T) { testNormAbsent(t, ranktest.Real(t)) }

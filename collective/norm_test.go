@@ -280,7 +280,11 @@ func (c *normCase) onHost(ctx context.Context, g *Group, rank int, live []int, s
 
 // TestAllReduceNorm compares the host's with each step alone.
 func TestAllReduceNorm(t *testing.T) {
-	for _, ranks := range []int{1, 2, 3, 5} {
+	sizes, calls := []int{1, 2, 3, 5}, 60
+	if testing.Short() {
+		sizes, calls = []int{3}, 12
+	}
+	for _, ranks := range sizes {
 		t.Run(fmt.Sprint(ranks), func(t *testing.T) {
 			err := ranktest.Run(ranks, ranktest.OnHost, func(ctx context.Context, comm *weft.Comm) (err error) {
 				g, err := New(ctx, comm, Options{Scratch: 128 << 10})
@@ -288,7 +292,7 @@ func TestAllReduceNorm(t *testing.T) {
 					return err
 				}
 				defer func() { err = errors.Join(err, g.Close()) }()
-				for i, c := range normCases(uint64(ranks), 60) {
+				for i, c := range normCases(uint64(ranks), calls) {
 					if err := c.onHost(ctx, g, comm.Rank(), ranksUpTo(ranks), i%4 == 3); err != nil {
 						return fmt.Errorf("call %d, %v: %w", i, &c, err)
 					}

@@ -280,7 +280,7 @@ func TestWordsOnEmulatedGPUs(t *testing.T) {
 	if emulate.Everything() {
 		types, replays = []weft.DType{weft.BFloat16, weft.Int32, weft.Float32, weft.Float64, weft.Uint8}, 6
 	}
-	onGPUs(t, emulatedGPUs(t, 3), 3, Options{Staging: gpuStaging, SMs: 4}, withWords(types, replays))
+	onGPUs(t, emulatedKernels(t, 3), 3, Options{Staging: gpuStaging, SMs: 4}, withWords(types, replays))
 }
 
 // TestWordsOnGPUs is the same on real ones.
