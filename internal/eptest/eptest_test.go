@@ -10,8 +10,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestHost runs the suite on goroutine ranks: with WEFT_TEST_ALL=1 all cases of each cell, else so
-// many that each of its details has one.
+// TestHost runs the suite on goroutine ranks: with WEFT_TEST_ALL=1 all cases of each cell, else half as
+// many as a cell has details at most. Cells begin at different ones, so cells of a payload have them all.
 func TestHost(t *testing.T) {
 	h := NewHost()
 	t.Cleanup(func() {
@@ -24,7 +24,7 @@ func TestHost(t *testing.T) {
 		for _, cell := range allowed(h.Kind()) {
 			cases = max(cases, len(details(cell)))
 		}
-		cases *= len(allowed(h.Kind()))
+		cases = (cases + 1) / 2 * len(allowed(h.Kind()))
 	}
 	run(t, h, cases, 0, 0)
 }
