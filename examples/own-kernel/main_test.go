@@ -73,6 +73,9 @@ func adds(t *testing.T, g *ranktest.GPUs, ranks int) {
 }
 
 func TestOnEmulatedGPUs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("emulated kernels are slow")
+	}
 	for _, ranks := range []int{2, 3} {
 		adds(t, ranktest.Emulated(t, cudatest.Config{Devices: ranks}, emulate.Options{Seed: 1, Tear: true}), ranks)
 	}
