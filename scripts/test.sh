@@ -60,7 +60,7 @@ vet_part() {
 # The packages that take longest begin first, and the others run beside them. Tests that wait do so
 # four at once.
 test_part() {
-	(export CGO_ENABLED=0 && report test -parallel 4 -timeout "$limit" ./ep ./internal/eptest ./clib ./...)
+	(export CGO_ENABLED=0 && report test -parallel 4 -timeout "$limit" ./ep ./collective ./internal/eptest ./clib ./...)
 }
 
 race_part() {
