@@ -356,7 +356,7 @@ func messageWithoutPeer(t *testing.T, g *ranktest.GPUs) {
 			b.Recv(r.tensorOf(4000, weft.Int8, 30_000), absent)
 		}},
 	}
-	withDeadline(t, g, ranks, 500*time.Millisecond, o, func(ctx context.Context, r *gpuRank) error {
+	withDeadline(t, g, ranks, time.Second, o, func(ctx context.Context, r *gpuRank) error {
 		me := r.comm.Rank()
 		for i, c := range calls {
 			if me != absent {

@@ -511,7 +511,7 @@ func TestOwnKeysOnEmulatedGPUs(t *testing.T) {
 		return closed(func() { ended[env.Comm.Rank()]++ }), err
 	}
 	o := Options{Staging: gpuStaging, SMs: 4, Algorithms: all}
-	onGPUs(t, emulatedGPUs(t, ranks), ranks, o, func(ctx context.Context, r *gpuRank) error {
+	onGPUs(t, emulatedKernels(t, ranks), ranks, o, func(ctx context.Context, r *gpuRank) error {
 		call := func(count int) error {
 			return r.check(ctx, gpuCase{
 				kind: AllReduce, dtype: weft.Float32, count: count, marks: "halves", name: "test/reduce",
