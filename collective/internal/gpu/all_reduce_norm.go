@@ -99,7 +99,9 @@ func (e *Engine) normArgs(a *allReduceNormArgs, c *spec.Call, token, tokens int)
 }
 
 // grid is how many blocks, of so many that a call allows, serve so many rows.
-func (n *norms) grid(tokens, most int) cuda.Dim { return cuda.Dim{X: uint32(min(tokens, n.blocks, most))} }
+func (n *norms) grid(tokens, most int) cuda.Dim {
+	return cuda.Dim{X: uint32(min(tokens, n.blocks, most))}
+}
 
 func (e *Engine) startNormOneShot(stream *cuda.Stream, c *spec.Call) error {
 	of, most, row := &e.norms[c.DType], e.normRows(c.Norm, c.DType, e.ranks), c.Norm.Hidden*c.DType.Size()
