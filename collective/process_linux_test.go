@@ -327,12 +327,12 @@ func goOn(t *testing.T, crew *processes.Crew, others []int, victim int) {
 }
 
 // TestKilledRank kills every rank at every phase of every algorithm: the others return an error
-// that names it within two seconds, and go on without it.
+// that names it within two seconds, and go on without it. Short tests have two phases of each.
 func TestKilledRank(t *testing.T) {
 	for k, a := range Algorithms() {
 		var steps int
 		for i, p := range phases {
-			if i > 0 && !distinct(i, steps) {
+			if i > 0 && (!distinct(i, steps) || testing.Short() && i != 1+k%(len(phases)-1)) {
 				continue
 			}
 			for victim := range crewSize {
