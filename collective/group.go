@@ -131,7 +131,9 @@ type (
 // counts that all ranks pass, places of symmetric operands. Then on GPUs too every rank returns
 // [weft.ErrMismatch], with both calls, or another rank's refusal, and nothing is enqueued. Ranks that are masked
 // take no part. A call in a capture is not compared, so then all ranks capture a call or none. Messages never
-// are: their pairs compare them. Groups of one communicator are then called in the same order on all ranks, and
+// are: their pairs compare them.
+//
+// With WEFT_CHECK=1 groups of one communicator are called in the same order on all ranks, and
 // while a started call runs nothing else of the communicator is.
 //
 // A group of which calls were started is closed before its communicator.
