@@ -140,14 +140,14 @@ struct Pusher {
 			[&](u32 r, u32 i, uint4 v) { out.store(first(r, j) + i, v); });
 	}
 
-	// forward sends a piece of one rank on, so all threads take of it in turn.
+	// forward sends a piece of one rank on, of which all warps take some in turn.
 	__device__ __forceinline__ void forward(u32 j, u32 owner, u32 next) const {
 		Part to = at(next);
-		u32 from = first(owner, j), n = size(owner, j);
-		for (u32 base = threadIdx.x; base < n; base += FLYING * blockDim.x)
+		u32 n = size(owner, j);
+		for (u32 k = threadIdx.x / 32 * (32 * FLYING) + (threadIdx.x & 31); k < n; k += FLYING * BULK_THREADS)
 			fly<FLYING>(
-				base, blockDim.x, n, [&](u32 i) { return out.load(from + i); },
-				[&](u32 i, uint4 v) { to.store(from + i, v); });
+				k, 32, n, [&](u32 i) { return out.load(first(owner, j) + i); },
+				[&](u32 i, uint4 v) { to.store(first(owner, j) + i, v); });
 	}
 };
 
