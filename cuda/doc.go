@@ -76,6 +76,8 @@
 //
 // # What is not here
 //
-// Multicast objects: devices say whether they could ([Multicast]), and no function of this package
-// makes one. Host callbacks, textures, arrays, managed memory.
+// Host callbacks, textures, arrays, managed memory.
+//
+// No multicast group is ever made by this package itself: only [Context.NewMulticastGroup] makes one, for
+// a caller that asks for it. Its calls were never made on a GPU: they are tested on the fake driver alone.
 package cuda

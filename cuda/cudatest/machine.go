@@ -60,6 +60,8 @@ type Machine struct {
 	calls   map[string]int
 	faults  []*fault
 	misuses []error
+
+	multicasts map[sys.Allocation]*multicast // those of the shares that are groups
 }
 
 // A primary is a device's primary context.
@@ -89,7 +91,8 @@ func New(c Config) *Machine {
 		config: c, next: 0x1000,
 		current: map[int]*primary{}, modes: map[int]int32{}, ranges: map[uintptr]int{},
 		shares: map[sys.Allocation]*file{}, refs: map[sys.Allocation]int{},
-		streams: map[sys.Stream]*stream{}, legacy: map[*primary]*stream{}, events: map[sys.Event]*event{},
+		multicasts: map[sys.Allocation]*multicast{},
+		streams:    map[sys.Stream]*stream{}, legacy: map[*primary]*stream{}, events: map[sys.Event]*event{},
 		modules: map[sys.Module]*module{}, kernels: map[string]*kernel{}, globals: map[string]int{},
 		loaded: map[sys.Function]*function{},
 		graphs: map[sys.Graph]*graph{}, execs: map[sys.GraphExec]*graph{}, running: map[*capture]bool{},

@@ -105,6 +105,9 @@ func (m *Machine) reach(p *primary, at uintptr, size int) string {
 					r.owner.device, p.device)
 			}
 		case mappedMemory:
+			if m.multicasts[r.share] != nil {
+				return fmt.Sprintf("%#x is an address of a multicast group, which only multimem instructions access", at)
+			}
 			if !r.access[p.device] {
 				return fmt.Sprintf("%#x is mapped, and device %d has no access to it", at, p.device)
 			}

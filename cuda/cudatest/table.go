@@ -12,6 +12,7 @@ func (m *Machine) table() *sys.Table {
 	m.copyCalls(t)
 	m.pointerCalls(t)
 	m.virtualCalls(t)
+	m.multicastCalls(t)
 	m.ipcCalls(t)
 	m.moduleCalls(t)
 	m.launchCalls(t)

@@ -1,6 +1,7 @@
 package cudatest
 
 import (
+	"fmt"
 	"unsafe"
 
 	"github.com/weftgo/weft/cuda"
@@ -104,7 +105,7 @@ func (m *Machine) virtualCalls(t *sys.Table) {
 			}
 			f.types = kind
 			*out = m.share(f)
-			return sys.Success
+			return m.join(*out)
 		})
 	}
 	t.MemImportFabric = func(c sys.Context, _ *sys.Allocation, _ *sys.FabricHandle, _ int32) sys.Result {
@@ -198,8 +199,11 @@ func (m *Machine) addressCalls(t *sys.Table) {
 					}
 					r.access[int(a.Location.ID)] = a.Flags == sys.MemAccessProtReadWrite
 				}
-				if err := allow(r.base, r.size); err != nil {
-					return sys.Result(cuda.ErrInvalidValue)
+				// What stands in a group's file is not the devices' to touch.
+				if m.multicasts[r.share] == nil {
+					if err := allow(r.base, r.size); err != nil {
+						return sys.Result(cuda.ErrInvalidValue)
+					}
 				}
 				base = r.end()
 			}
@@ -228,6 +232,13 @@ func (m *Machine) collect(h sys.Allocation) {
 	f := m.shares[h]
 	if f.counted != nil {
 		f.counted.used -= uint64(f.size)
+	}
+	if m.binds(f) {
+		m.misuses = append(m.misuses, fmt.Errorf("memory of device %d was freed that a multicast group has", f.device))
+	}
+	if c := m.multicasts[h]; c != nil {
+		c.close()
+		delete(m.multicasts, h)
 	}
 	f.close()
 	delete(m.shares, h)

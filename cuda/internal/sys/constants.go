@@ -11,6 +11,7 @@ const (
 	MemAccessProtReadWrite    = 3 // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 	MemGranularityMinimum     = 0 // CU_MEM_ALLOC_GRANULARITY_MINIMUM
 	MemGranularityRecommended = 1 // CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
+	MulticastGranularityLeast = 0 // CU_MULTICAST_GRANULARITY_MINIMUM
 )
 
 // Flags of host memory.

@@ -85,6 +85,13 @@ type Table struct {
 	MemRetainAllocationHandle            func(handle *Allocation, address Pointer) Result
 	MemGetAllocationPropertiesFromHandle func(prop *AllocationProp, handle Allocation) Result
 
+	MulticastGetGranularity func(granularity *uint64, prop *MulticastProp, option int32) Result
+	MulticastCreate         func(handle *Allocation, prop *MulticastProp) Result
+	MulticastAddDevice      func(handle Allocation, device Device) Result
+	MulticastBindMem        func(in Context, handle Allocation, offset uint64, memory Allocation, memoryOffset, size,
+		flags uint64) Result
+	MulticastUnbind func(handle Allocation, device Device, offset, size uint64) Result
+
 	IpcGetMemHandle   func(in Context, handle *IpcHandle, p Pointer) Result
 	IpcOpenMemHandle  func(in Context, p *Pointer, handle IpcHandle, flags uint32) Result
 	IpcCloseMemHandle func(in Context, p Pointer) Result
@@ -199,6 +206,12 @@ func (t *Table) entries() []entry {
 		in3("cuMemImportFromShareableHandle", "", 10020, &t.MemImportFabric),
 		call2("cuMemRetainAllocationHandle", "", 11000, &t.MemRetainAllocationHandle),
 		call2("cuMemGetAllocationPropertiesFromHandle", "", 10020, &t.MemGetAllocationPropertiesFromHandle),
+
+		call3("cuMulticastGetGranularity", "", 12010, &t.MulticastGetGranularity),
+		call2("cuMulticastCreate", "", 12010, &t.MulticastCreate),
+		call2("cuMulticastAddDevice", "", 12010, &t.MulticastAddDevice),
+		in6("cuMulticastBindMem", "", 12010, &t.MulticastBindMem),
+		call4("cuMulticastUnbind", "", 12010, &t.MulticastUnbind),
 
 		in2("cuIpcGetMemHandle", "", 4010, &t.IpcGetMemHandle),
 		byValue("cuIpcOpenMemHandle", "_v2", 11000, &t.IpcOpenMemHandle),

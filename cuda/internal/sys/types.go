@@ -56,6 +56,15 @@ type AllocationProp struct {
 	_             [4]byte
 }
 
+// MulticastProp is CUmulticastObjectProp.
+type MulticastProp struct {
+	Devices     uint32
+	_           [4]byte
+	Size        uint64
+	HandleTypes uint64
+	Flags       uint64
+}
+
 // AccessDesc is CUmemAccessDesc.
 type AccessDesc struct {
 	Location Location
