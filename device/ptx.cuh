@@ -155,6 +155,51 @@ __device__ __forceinline__ void add_relaxed_sys_u64(void *p, u64 v) {
 	asm volatile("red.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
+// ---- Memory of several GPUs, at addresses of a multicast group, Hopper and later (9.7.9.14
+// multimem). Only these instructions may access it. A store goes to the memory of every GPU. A sum is that of
+// what all of them hold, in an order that the switch has; numbers of 16 bits are added in fp32 and rounded
+// once.
+#if __CUDA_ARCH__ >= 900
+
+__device__ __forceinline__ void multimem_store16(void *p, uint4 v) {
+	asm volatile("multimem.st.relaxed.sys.global.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z),
+				 "r"(v.w)
+				 : "memory");
+}
+
+__device__ __forceinline__ uint4 multimem_sum_f32(const void *p) {
+	uint4 v;
+	asm volatile("multimem.ld_reduce.relaxed.sys.global.add.v4.f32 {%0,%1,%2,%3}, [%4];"
+				 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+				 : "l"(p)
+				 : "memory");
+	return v;
+}
+
+__device__ __forceinline__ uint4 multimem_sum_bf16(const void *p) {
+	uint4 v;
+	asm volatile("multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.bf16x2 {%0,%1,%2,%3}, [%4];"
+				 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+				 : "l"(p)
+				 : "memory");
+	return v;
+}
+
+__device__ __forceinline__ uint4 multimem_sum_f16(const void *p) {
+	uint4 v;
+	asm volatile("multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.f16x2 {%0,%1,%2,%3}, [%4];"
+				 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+				 : "l"(p)
+				 : "memory");
+	return v;
+}
+
+// fence_alias orders accesses of this thread by a multicast group's addresses with those by other addresses
+// of the same memory (8.7 proxies, 9.7.13.4 fence.proxy): it is needed beside a fence, not instead of one.
+__device__ __forceinline__ void fence_alias() { asm volatile("fence.proxy.alias;" ::: "memory"); }
+
+#endif
+
 // ---- Time (10.27 %globaltimer) and patience (9.7.21.1 nanosleep, here with 0 to 1000 ns).
 
 __device__ __forceinline__ u64 nanoseconds() {

@@ -94,6 +94,12 @@ var calls = map[string]string{
 	"bits64":     "keep(bits64((double)f))",
 	"number64":   "keep(bits64(number64(l)))",
 
+	"multimem_store16":  "multimem_store16(p, u4)",
+	"multimem_sum_f32":  "keep(multimem_sum_f32(p))",
+	"multimem_sum_bf16": "keep(multimem_sum_bf16(p))",
+	"multimem_sum_f16":  "keep(multimem_sum_f16(p))",
+	"fence_alias":       "fence_alias()",
+
 	"store_line":            "store_line(p, u4)",
 	"store_shared16":        "store_shared16(l, u4)",
 	"bulk_wait_read_before": "bulk_wait_read_before()",

@@ -23,6 +23,9 @@
 // all fibers only poll, the thread yields the processor, and after a while sleeps. A loop that polls
 // memory in another way never ends.
 //
+// At addresses of a multicast group (multimem_store16 and so on) a store goes to the memory of every device of
+// it, and a sum adds what all of them hold, in another order at each address.
+//
 // Bulk copies happen a few polls after they were begun. Shared memory begins as nonsense.
 //
 // # Order of memory
@@ -35,6 +38,9 @@
 // overtake data wherever the kernel lets them. Plain stores of C++ and those to the device's own
 // memory are not kept back.
 //
+// Stores to a multicast group are kept back in the same way, until the thread that made them has made a
+// fence_alias as well, and a fence behind it.
+//
 // With [Options].Seed blocks and threads run in an order that the seed decides. One launch by
 // itself then runs the same way each time.
 //
@@ -44,6 +50,8 @@
 //
 //   - a function of ptx.cuh or an atomic accesses memory that the device cannot reach, or an
 //     unaligned address;
+//   - one accesses a multicast group of which not all devices have bound memory, or by an address of
+//     memory that is no group's, or the other way round;
 //   - a plain access has no memory;
 //   - the threads of a block wait at different barriers, or the lanes of one mask in different
 //     collectives;

@@ -28,7 +28,9 @@ func newRig(t testing.TB, devices int, o emulate.Options) *rig {
 	t.Helper()
 	emulate.Need(t)
 	t.Setenv("WEFT_EMULATE_SEED", "") // tests say themselves which order they want
-	r := &rig{TB: t, machine: cudatest.New(cudatest.Config{Devices: devices})}
+	r := &rig{TB: t, machine: cudatest.New(cudatest.Config{
+		Devices: devices, Attributes: map[cuda.Attribute]int{cuda.Multicast: 1},
+	})}
 	r.cache = kernel.New(kernel.Options{Compiler: emulate.Compiler, Dir: t.TempDir(), ReadOnly: []string{}})
 	emulate.Attach(r.machine, o)
 	d, err := r.machine.Open()

@@ -158,6 +158,8 @@ type launch struct {
 	arguments       *byte
 	ranges          *cudatest.Range
 	count           uint64
+	replicas        *cudatest.Replica
+	replicaCount    uint64
 	seed, tear      uint64
 	limit           uint64
 	text            *byte
@@ -174,11 +176,12 @@ var causes = [...]cuda.Code{1: cuda.ErrIllegalAddress, 2: cuda.ErrMisalignedAddr
 
 // run runs a launch on this goroutine's thread, to its end.
 func (l *library) run(kernel uint64, c *cudatest.Call, arguments []byte, o Options) error {
-	ranges, room := c.Ranges(), make([]byte, 1<<10)
+	ranges, replicas, room := c.Ranges(), c.Replicas(), make([]byte, 1<<10)
 	a := &launch{
 		kernel: kernel, blocks: extent(c.Grid), threads: extent(c.Block), shared: uint64(c.Shared),
 		arguments: unsafe.SliceData(arguments),
-		ranges:    unsafe.SliceData(ranges), count: uint64(len(ranges)), seed: o.Seed, limit: uint64(o.Limit),
+		ranges:    unsafe.SliceData(ranges), count: uint64(len(ranges)),
+		replicas: unsafe.SliceData(replicas), replicaCount: uint64(len(replicas)), seed: o.Seed, limit: uint64(o.Limit),
 		text: &room[0], room: uint64(len(room)), pool: &stacks,
 	}
 	if o.Tear {

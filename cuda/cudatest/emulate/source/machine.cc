@@ -45,6 +45,7 @@ struct Late {
 	void *to;
 	u64 value;
 	u32 bytes, owner; // the thread that stored, or ALL_THREADS: a barrier has ordered it for all
+	u32 aliased;	  // it went by another address than loads will: a fence orders it only after fence_alias
 };
 
 constexpr u32 ALL_THREADS = ~0u, LATE = 64;
@@ -260,6 +261,29 @@ void stray(const void *p, u32 bytes, const char *what) {
 		FAIL(t, ILLEGAL_ADDRESS, "%s of %u bytes at %p, which the device cannot reach", what, bytes, p);
 }
 
+// ---- Memory of several devices.
+
+u8 *replica(const void *p, u32 bytes, u32 i, bool *peer, const char *what) {
+	Thread *t = self();
+	const Launch *l = t->block->grid->launch;
+	u64 a = (u64)p;
+	u32 found = 0, devices = 0;
+	u8 *memory = nullptr;
+	if ((a & (bytes - 1)) != 0) FAIL(t, MISALIGNED, "%s of %u bytes at %p, which is not aligned", what, bytes, p);
+	for (u64 k = 0; k < l->replica_count; k++) {
+		const Replica &r = l->replicas[k];
+		if (a < r.base || a + bytes > r.end) continue;
+		devices = r.devices;
+		if (found++ != i) continue;
+		memory = (u8 *)(r.memory + (a - r.base));
+		*peer = r.peer != 0;
+	}
+	if (found == 0) FAIL(t, ILLEGAL_ADDRESS, "%s of %u bytes at %p, which is no multicast address", what, bytes, p);
+	if (found != devices)
+		FAIL(t, ILLEGAL_ADDRESS, "%s at %p, where %u of %u devices have memory", what, p, found, devices);
+	return memory;
+}
+
 // ---- Stores that are late.
 
 namespace {
@@ -283,7 +307,9 @@ void arrive_all(FullBlock *b) {
 // share attributes the stores so far to every thread of the block: a fence of any of them covers
 // all.
 void share(FullBlock *b) {
-	for (u32 i = 0; i < b->lates; i++) b->late[i].owner = ALL_THREADS;
+	for (u32 i = 0; i < b->lates; i++) {
+		if (b->late[i].aliased == 0) b->late[i].owner = ALL_THREADS;
+	}
 }
 
 } // namespace
@@ -297,19 +323,35 @@ void land(const void *p, u32 bytes) {
 	}
 }
 
-void defer(void *p, u64 value, u32 bytes) {
+namespace {
+
+void put_off(void *p, u64 value, u32 bytes, u32 aliased) {
 	Thread *t = self();
 	FullBlock *b = block_of(t);
 	land(p, bytes);
 	if (b->lates == LATE) arrive(b, (u32)(chance(grid_of(t)) % LATE));
-	b->late[b->lates++] = {p, value, bytes, t->number};
+	b->late[b->lates++] = {p, value, bytes, t->number, aliased};
+}
+
+} // namespace
+
+void defer(void *p, u64 value, u32 bytes) { put_off(p, value, bytes, 0); }
+
+void defer_aliased(void *p, u64 value, u32 bytes) { put_off(p, value, bytes, 1); }
+
+void fence_alias() {
+	Thread *t = self();
+	FullBlock *b = block_of(t);
+	for (u32 i = 0; i < b->lates; i++) {
+		if (b->late[i].owner == t->number) b->late[i].aliased = 0;
+	}
 }
 
 void fence() {
 	Thread *t = self();
 	FullBlock *b = block_of(t);
 	for (u32 i = b->lates; i-- > 0;) {
-		if (b->late[i].owner == t->number || b->late[i].owner == ALL_THREADS) arrive(b, i);
+		if (b->late[i].aliased == 0 && (b->late[i].owner == t->number || b->late[i].owner == ALL_THREADS)) arrive(b, i);
 	}
 	__atomic_thread_fence(__ATOMIC_SEQ_CST);
 }

@@ -19,6 +19,14 @@ struct Range {
 	u8 zero[7];
 };
 
+// Replica is one device's memory behind addresses of a multicast group. Go: cudatest.Replica.
+struct Replica {
+	u64 base, end;
+	u64 memory;  // what is at base
+	u32 devices; // of the group
+	u32 peer;
+};
+
 // Launch is what Go asks for, and what it gets. Go: launch.
 struct Launch {
 	u64 kernel;
@@ -27,6 +35,8 @@ struct Launch {
 	const u8 *arguments;
 	const Range *ranges; // that the device may access, in order
 	u64 count;
+	const Replica *replicas;
+	u64 replica_count;
 	u64 seed;  // 0: threads run in order
 	u64 tear;  // whether accesses of more than a word come apart, and stores to peers are late
 	u64 limit; // nanoseconds that the launch may take
@@ -113,9 +123,12 @@ void stray(const void *p, u32 bytes, const char *what);
 u64 now();
 u8 *dynamic_shared();
 void defer(void *p, u64 value, u32 bytes);
+void defer_aliased(void *p, u64 value, u32 bytes); // until the thread has made a fence_alias as well
 void land(const void *p, u32 bytes);
 void atomic(const void *p, u32 bytes);
 void fence();
+void fence_alias();
+u8 *replica(const void *p, u32 bytes, u32 i, bool *peer, const char *what); // the i-th device's; null: no more
 
 void barrier_init(u64 *barrier, u32 arrivals);
 void barrier_expect(u64 *barrier, u32 bytes);

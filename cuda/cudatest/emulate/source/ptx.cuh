@@ -244,6 +244,46 @@ __device__ __forceinline__ void add_relaxed_sys_u64(void *p, u64 v) {
 	__atomic_fetch_add((u64 *)p, v, __ATOMIC_RELAXED);
 }
 
+#if __CUDA_ARCH__ >= 900
+
+namespace host {
+
+// sum16 adds up a vector of all devices, a word at a time, in an order that is not that of the devices.
+template <class Add> inline uint4 sum16(const void *p, const char *name, Add add) {
+	u8 *at[128];
+	u32 n = 0;
+	for (bool peer; n < 128 && (at[n] = emulate::replica(p, 16, n, &peer, name)) != nullptr;) n++;
+	u32 first = (u32)((u64)p / 16 % n), words[4];
+	for (u32 w = 0; w < 4; w++) {
+		u32 rows[128];
+		for (u32 i = 0; i < n; i++) rows[i] = word<__ATOMIC_RELAXED>(at[(first + n - i) % n], (int)w);
+		gap();
+		words[w] = add(rows, n);
+	}
+	return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+} // namespace host
+
+__device__ __forceinline__ void multimem_store16(void *p, uint4 v) {
+	const u32 words[4] = {v.x, v.y, v.z, v.w};
+	u8 *at;
+	bool peer;
+	for (u32 i = 0; (at = emulate::replica(p, 16, i, &peer, __func__)) != nullptr; i++) {
+		for (u32 w = 0; w < 4; w++) {
+			if (host::tears()) {
+				emulate::defer_aliased((u32 *)at + w, words[w], 4);
+			} else {
+				__atomic_store_n((u32 *)at + w, words[w], __ATOMIC_RELAXED);
+			}
+		}
+	}
+}
+
+__device__ __forceinline__ void fence_alias() { emulate::fence_alias(); }
+
+#endif
+
 __device__ __forceinline__ u64 nanoseconds() { return emulate::now(); }
 
 __device__ __forceinline__ void pause(u32 ns) {
@@ -381,6 +421,40 @@ __device__ __forceinline__ u16 to_e4m3x2(float low, float high) {
 __device__ __forceinline__ u16 to_e5m2x2(float low, float high) {
 	return (u16)(host::e5m2(high) << 8 | host::e5m2(low));
 }
+
+#if __CUDA_ARCH__ >= 900
+
+__device__ __forceinline__ uint4 multimem_sum_f32(const void *p) {
+	return host::sum16(p, __func__, [](const u32 *rows, u32 n) {
+		float sum = number(rows[0]);
+		for (u32 i = 1; i < n; i++) sum = add(sum, number(rows[i]));
+		return bits(sum);
+	});
+}
+
+__device__ __forceinline__ uint4 multimem_sum_bf16(const void *p) {
+	return host::sum16(p, __func__, [](const u32 *rows, u32 n) {
+		float low = number(rows[0] << 16), high = number(rows[0] & 0xFFFF0000);
+		for (u32 i = 1; i < n; i++) {
+			low = add(low, number(rows[i] << 16));
+			high = add(high, number(rows[i] & 0xFFFF0000));
+		}
+		return to_bf16x2(low, high);
+	});
+}
+
+__device__ __forceinline__ uint4 multimem_sum_f16(const void *p) {
+	return host::sum16(p, __func__, [](const u32 *rows, u32 n) {
+		float low = from_f16((u16)rows[0]), high = from_f16((u16)(rows[0] >> 16));
+		for (u32 i = 1; i < n; i++) {
+			low = add(low, from_f16((u16)rows[i]));
+			high = add(high, from_f16((u16)(rows[i] >> 16)));
+		}
+		return to_f16x2(low, high);
+	});
+}
+
+#endif
 
 #if __CUDA_ARCH__ < 890
 __device__ __forceinline__ u32 to_e4m3(float a) { return host::e4m3(a); }
