@@ -34,6 +34,8 @@ type Device struct {
 	peers   []gpuInfo      // by rank
 	kernels *kernel.Cache
 	lanes   lanes
+
+	multicast bool // windows have multicast addresses, on every rank
 }
 
 // lanes are the words of a Device's lanes, by number from 1 on.

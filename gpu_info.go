@@ -18,7 +18,19 @@ type gpuInfo struct {
 	fd      bool   // virtual memory can be shared by descriptors
 	bus     string // its address on the bus
 	arch    string
+
+	multicast multicastWish
 }
+
+// multicastWish is whether a rank wants multicast addresses, and whether its GPU could have them. Unless the rank
+// wants them its GPU is not asked.
+type multicastWish uint8
+
+const (
+	multicastUnasked multicastWish = iota
+	multicastMissing
+	multicastWanted
+)
 
 func gpuInfoOf(d *cuda.Device) (p gpuInfo, err error) {
 	if p.uuid, err = d.UUID(); err != nil {
@@ -37,13 +49,22 @@ func gpuInfoOf(d *cuda.Device) (p gpuInfo, err error) {
 		return p, err
 	}
 	p.virtual, p.fd = d.Has(cuda.VirtualMemory), d.Has(cuda.HandleTypeFD)
-	return p, nil
+	asked, err := multicastAsked()
+	if asked {
+		p.multicast = multicastMissing
+		if d.Has(cuda.Multicast) {
+			p.multicast = multicastWanted
+		}
+	}
+	return p, err
 }
 
 const (
 	maxBus     = 32
 	hasVirtual = 1
 	hasFD      = 2
+	// A multicastWish takes the two bits above.
+	multicastShift = 2
 )
 
 // encode encodes the information. Peers need neither the architecture nor the blocks of an SM.
@@ -57,6 +78,7 @@ func (p gpuInfo) encode() string {
 	if p.fd {
 		flags |= hasFD
 	}
+	flags |= byte(p.multicast) << multicastShift
 	return string(append(append(b, flags), p.bus...))
 }
 
@@ -66,10 +88,16 @@ func parseGPUInfo(b []byte) (p gpuInfo, err error) {
 		return p, fmt.Errorf("%w: %d bytes about its GPU", ErrMismatch, len(b))
 	}
 	sms, flags := binary.LittleEndian.Uint32(b[16:]), b[20]
+	wish := multicastWish(flags >> multicastShift)
+	if wish > multicastWanted {
+		return p, fmt.Errorf("%w: flags %#x of its GPU", ErrMismatch, flags)
+	}
 	if sms == 0 || sms > 1<<16 {
 		return p, fmt.Errorf("%w: a GPU of %d multiprocessors", ErrMismatch, sms)
 	}
-	p = gpuInfo{sms: int(sms), virtual: flags&hasVirtual != 0, fd: flags&hasFD != 0, bus: string(b[fixed:])}
+	p = gpuInfo{
+		sms: int(sms), virtual: flags&hasVirtual != 0, fd: flags&hasFD != 0, bus: string(b[fixed:]), multicast: wish,
+	}
 	copy(p.uuid[:], b)
 	return p, nil
 }
@@ -121,6 +149,10 @@ func (d *Device) checkPeers(peers []peerInfo, inProcess int, own error) error {
 	if inProcess != len(peers) {
 		d.virtual, d.share = d.virtual && fd, cuda.ShareFD
 	}
+	if err := d.agreeMulticast(); err != nil || !d.multicast {
+		return err
+	}
+	d.share = cuda.ShareFD // groups that pass as descriptors bind no other memory
 	return nil
 }
 

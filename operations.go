@@ -82,6 +82,16 @@ func (o Operations) Find(p unsafe.Pointer, n int) (w *Window, offset int, ok boo
 // Window returns the open window with the given identifier, which is the same on every rank.
 func (o Operations) Window(id uint64) (*Window, bool) { return o.comm.windowOf(id) }
 
+// AllocDevice is [Comm.Alloc] on GPUs for memory of an operation's own, which never has multicast addresses:
+// switches have room for few groups.
+func (o Operations) AllocDevice(ctx context.Context, size int) (*Window, error) {
+	const op = "alloc window"
+	if err := o.comm.begin(op); err != nil {
+		return nil, err
+	}
+	return o.comm.allocDevice(ctx, op, size, false)
+}
+
 // Shelf has the buffers that the communicator's objects receive into, so that each knows memory of
 // another's.
 func (o Operations) Shelf() *engine.Shelf { return &o.comm.shelf }

@@ -33,6 +33,8 @@ type Window struct {
 	pointers []cuda.Pointer // peer pointers, by rank; nil on the host
 	held     []io.Closer    // on a GPU: closed with the window, in this order
 
+	multicast cuda.Pointer // the address of all segments at once; 0: there is none
+
 	once sync.Once
 	err  error
 }
@@ -49,7 +51,7 @@ func (c *Comm) Alloc(ctx context.Context, size int) (*Window, error) {
 		return c.window(ctx, op, size, nil, Invalidf("%s: %d bytes", op, size))
 	}
 	if c.device != nil {
-		return c.allocDevice(ctx, op, size)
+		return c.allocDevice(ctx, op, size, c.multicasts())
 	}
 	o := shm.Options{Huge: shm.HugeAuto, Populate: size <= populateLimit}
 	if !c.hugePages {

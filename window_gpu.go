@@ -23,6 +23,8 @@ type segment struct {
 	ipc     cuda.IPCHandle // of plain memory that other processes map
 	file    *os.File       // of virtual memory that other processes map
 	release io.Closer      // frees own memory; nil if it is the caller's
+
+	allocation *cuda.Allocation // of own virtual memory that the window allocated
 }
 
 type segmentKind uint8
@@ -82,19 +84,30 @@ func parseSegment(b []byte, size int) (p segment, err error) {
 	return p, nil
 }
 
-// allocDevice makes a window of new device memory.
-func (c *Comm) allocDevice(ctx context.Context, op string, size int) (*Window, error) {
+// allocDevice makes a window of new device memory, with multicast addresses if they are wanted.
+func (c *Comm) allocDevice(ctx context.Context, op string, size int, multicast bool) (*Window, error) {
 	own := &segment{}
 	var err error
+	extent := max(size, 1)
 	if size < 0 {
 		err = Invalidf("%s: %d bytes", op, size)
-	} else {
-		err = c.allocSegment(ctx, own, max(size, 1))
+	} else if multicast {
+		extent, err = c.multicastSize(extent)
+	}
+	if err == nil {
+		err = c.allocSegment(ctx, own, extent)
 	}
 	if err == nil {
 		err = c.device.exportSegment(own, c.inProcess != c.size)
 	}
-	return c.deviceWindow(ctx, op, size, own, err)
+	w, err := c.deviceWindow(ctx, op, size, own, err)
+	if err != nil || !multicast {
+		return w, err
+	}
+	if err := c.joinMulticast(ctx, op, w, own); err != nil {
+		return nil, errors.Join(err, w.Close())
+	}
+	return w, nil
 }
 
 // allocSegment allocates zeroed memory of the kind that all ranks have.
@@ -106,6 +119,7 @@ func (c *Comm) allocSegment(ctx context.Context, p *segment, size int) error {
 			return err
 		}
 		p.kind, p.base, p.extent, p.release = virtualSegment, v.Pointer(), v.Size(), v
+		p.allocation = v.Allocations()[0]
 	} else {
 		m, err := newPlain(d.context, size)
 		if err != nil {
@@ -258,7 +272,8 @@ func (c *Comm) mapSegments(ctx context.Context, op string, w *Window, own *segme
 	}
 	files := make([]*os.File, c.size)
 	if descriptors && c.inProcess != c.size {
-		if err := c.exchangeFiles(ctx, op, w.id, own.file, files); err != nil {
+		skipped := func(r int) bool { return c.Masked(r) || c.sameProcess[r] }
+		if err := c.exchangeFiles(ctx, op, w.id, own.file, files, skipped); err != nil {
 			return err
 		}
 		defer func() {
@@ -290,9 +305,11 @@ func (c *Comm) mapSegments(ctx context.Context, op string, w *Window, own *segme
 	return nil
 }
 
-// exchangeFiles exchanges the descriptors of segments with the ranks of other processes. A rank
-// whose segment has none sends one of the null device.
-func (c *Comm) exchangeFiles(ctx context.Context, op string, id uint64, own *os.File, files []*os.File) error {
+// exchangeFiles exchanges descriptors, of segments say, with the ranks that are not skipped. A rank that
+// has none sends one of the null device.
+func (c *Comm) exchangeFiles(ctx context.Context, op string, id uint64, own *os.File, files []*os.File,
+	skipped func(rank int) bool,
+) error {
 	if own == nil {
 		nothing, err := os.Open(os.DevNull)
 		if err != nil {
@@ -303,7 +320,7 @@ func (c *Comm) exchangeFiles(ctx context.Context, op string, id uint64, own *os.
 	}
 	ctx, cancel := c.bounded(ctx, op)
 	defer cancel()
-	fds, err := c.mesh.ExchangeFD(ctx, id, int(own.Fd()), func(r int) bool { return c.Masked(r) || c.sameProcess[r] })
+	fds, err := c.mesh.ExchangeFD(ctx, id, int(own.Fd()), skipped)
 	if err != nil {
 		return c.meshError(op, err)
 	}

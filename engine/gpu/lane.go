@@ -84,7 +84,7 @@ func (m memory) close() error {
 func NewLane(ctx context.Context, comm *weft.Comm, spec LaneSpec) (*Lane, error) {
 	l := &Lane{spec: spec, comm: comm, device: comm.Device(), generation: comm.Operations().Generation()}
 	var err error
-	if l.window, err = comm.Alloc(ctx, int(spec.Window.Size())); err != nil {
+	if l.window, err = comm.Operations().AllocDevice(ctx, int(spec.Window.Size())); err != nil {
 		return nil, err
 	}
 	if l.local, err = l.device.Context().Alloc(int(spec.Local.Size())); err == nil {
@@ -323,7 +323,7 @@ func (l *Lane) relocate(ctx context.Context, op string) error {
 	}
 	before := memory{local: l.local, graphs: l.graphs}
 	l.local = local
-	window, err := l.comm.Alloc(ctx, int(l.spec.Window.Size()))
+	window, err := l.comm.Operations().AllocDevice(ctx, int(l.spec.Window.Size()))
 	if err != nil {
 		l.former = append(l.former, before)
 		return err

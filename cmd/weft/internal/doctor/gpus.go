@@ -43,7 +43,8 @@ func gpuFindings(m Machine) []Finding {
 		torch, meaning, g = "not found", "not needed", Note
 	}
 	add(g, "torch", torch, meaning)
-	add(Note, "multicast", "not probed", "probing can disturb a shared machine; Weft does not need it")
+	add(Note, "multicast", "not probed", "probing can disturb a shared machine; Weft does not need it, and uses it "+
+		"where WEFT_MULTICAST is 1")
 	return out
 }
 
