@@ -65,7 +65,7 @@ func TestChoiceIsPure(t *testing.T) {
 				Collective: Collective(rapid.IntRange(0, int(spec.Collectives)-1).Draw(t, "collective")),
 				DType:      weft.DType(rapid.IntRange(1, int(weft.Bool)).Draw(t, "type")),
 				Op:         weft.Op(rapid.IntRange(0, int(weft.PreMulSum)).Draw(t, "op")),
-				Windows:    Windows(rapid.IntRange(0, 7).Draw(t, "windows")),
+				Windows:    Windows(rapid.IntRange(0, 15).Draw(t, "windows")),
 				Ranks:      rapid.IntRange(1, 72).Draw(t, "ranks"), Slot: 1 << 20,
 			}
 			if q.Collective != Barrier {

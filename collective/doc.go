@@ -99,6 +99,15 @@
 // A call may name its algorithm. Ranks compare the names as they compare calls, and refuse one that is
 // unknown or does not support the call on every rank, before anything moves.
 //
+// # Multicast
+//
+// Where WEFT_MULTICAST is 1 on all ranks when they join, windows on GPUs have addresses that reach all ranks at
+// once ([weft.Window.Multicast]). Symmetric all-gathers and broadcasts into such windows may go by them, with the same
+// bits. Sums that the switch adds up must be named: all-reduce/relaxed-multicast and others with "relaxed-multicast" in
+// their names, of bf16, fp16 and fp32. While a rank is masked nothing goes by multicast, and what names it is refused.
+//
+// These algorithms were never run on a GPU. They are compiled for Hopper and Blackwell, and tested on emulated GPUs.
+//
 // # Kernels of your own
 //
 // A group on GPUs runs users' algorithms beside its own (Options.Algorithms): a [Kernel] in CUDA C++, which each rank

@@ -50,6 +50,8 @@ func (m *gpuMember) Do(r *processes.Rank, c processes.Command) (any, error) {
 			}
 		}
 		return nil, m.sum(ctx)
+	case "multicast":
+		return nil, m.multicast(ctx, a.Times)
 	case "mask":
 		return nil, m.comm.SetMask(ctx, a.Masked...)
 	case "close":
@@ -183,4 +185,48 @@ func TestKilledRankOnEmulatedGPUs(t *testing.T) {
 func TestKilledRankOnGPUs(t *testing.T) {
 	ranktest.Real(t)
 	killedOnGPUs(t, false)
+}
+
+// multicast gathers so many times through a window that reaches all ranks at once.
+func (m *gpuMember) multicast(ctx context.Context, times int) error {
+	const part = 1000
+	w, err := m.comm.Alloc(ctx, part*m.comm.Size())
+	if err != nil {
+		return err
+	}
+	own := weft.DeviceTensor(w.Pointer().Add(m.comm.Rank()*part), weft.Int8, part)
+	all := weft.DeviceTensor(w.Pointer(), weft.Int8, part*m.comm.Size())
+	got := make([]byte, all.Bytes())
+	for i := range times {
+		number := func(rank int) byte { return byte(10*i + rank) }
+		err := m.comm.Device().Context().Upload(w.Pointer().Add(m.comm.Rank()*part), slices.Repeat(
+			[]byte{number(m.comm.Rank())}, part))
+		if err := errors.Join(err, m.group.Do(ctx, nil, Call{
+			Collective: AllGather, In: own, Out: all, Symmetric: true, Algorithm: "all-gather/multicast",
+		}), m.comm.Device().Context().Download(got, w.Pointer())); err != nil {
+			return err
+		}
+		for k, b := range got {
+			if b != number(k/part) {
+				return fmt.Errorf("time %d, byte %d is %d", i, k, b)
+			}
+		}
+		if err := m.group.Barrier(ctx, nil); err != nil { // before the next upload
+			return err
+		}
+	}
+	return w.Close()
+}
+
+// TestMulticastBetweenProcesses: ranks of processes make a group of each other's GPUs.
+func TestMulticastBetweenProcesses(t *testing.T) {
+	emulate.Need(t)
+	t.Setenv("WEFT_MULTICAST", "1")
+	crew := processes.Start(t, "gpu-member", 2)
+	args := gpuMemberArgs{
+		ID: crew.ID(), GPUs: processes.GPUs{Emulated: true, Dir: t.TempDir()}, Times: 5,
+	}
+	for _, do := range []string{"join", "multicast", "multicast", "close"} {
+		crew.Must([]int{0, 1}, do, args)
+	}
 }

@@ -105,12 +105,15 @@ const (
 	Outputs
 	// InPlace is set when some rank's output is its input.
 	InPlace
+	// Multicast is set when every operand that lies in a window lies in one with multicast addresses
+	// ([weft.Window.Multicast]), and no rank is masked.
+	Multicast
 )
 
 // String names the parts: "inputs+outputs".
 func (w Windows) String() string {
 	s := ""
-	for i, name := range [...]string{"inputs", "outputs", "in place"} {
+	for i, name := range [...]string{"inputs", "outputs", "in place", "multicast"} {
 		if w>>i&1 != 0 {
 			if s != "" {
 				s += "+"

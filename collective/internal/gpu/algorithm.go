@@ -22,6 +22,18 @@ type cost = func(spec.Request, *spec.Model) float64
 
 // algorithms is the registry. Of those that cost the same the first one runs.
 var algorithms = []*algorithm{
+	// By multicast, where windows have it: before others that cost the same.
+	multicastOf("all-gather/multicast", spec.AllGather, spec.Outputs, multicastMoveCost, (*Engine).startMulticastMove),
+	multicastOf("broadcast/multicast", spec.Broadcast, spec.Outputs, multicastMoveCost, (*Engine).startMulticastMove),
+	multicastOf("all-reduce/relaxed-multicast", spec.AllReduce, spec.Inputs|spec.Outputs, multicastReduceCost,
+		(*Engine).startMulticastReduce),
+	apart(multicastOf("all-reduce/relaxed-multicast-one-shot", spec.AllReduce, spec.Inputs, multicastOneShotCost,
+		(*Engine).startMulticastOneShot)),
+	multicastOf("reduce-scatter/relaxed-multicast", spec.ReduceScatter, spec.Inputs, multicastReduceCost,
+		(*Engine).startMulticastReduce),
+	multicastOf("reduce/relaxed-multicast", spec.Reduce, spec.Inputs, multicastReduceCost,
+		(*Engine).startMulticastReduce),
+
 	flagged(spec.Barrier, barrierCost, (*Engine).startBarrier),
 	costed(spec.AllReduce, "one-shot", oneShotCost, (*Engine).startOneShot),
 	direct(spec.AllReduce, spec.Inputs|spec.Outputs, directReduceCost, (*Engine).startDirectReduce),
@@ -164,6 +176,8 @@ func (e *Engine) named(name string, q *spec.Request) (*algorithm, error) {
 	switch {
 	case i < 0 || e.algorithms[i].Collective != q.Collective:
 		return nil, weft.Invalidf("%v: there is no algorithm %q on GPUs", q.Collective, name)
+	case e.algorithms[i].multicast() && q.Windows&spec.Multicast == 0:
+		return nil, e.noMulticast(name, q)
 	case !e.algorithms[i].Fits(*q):
 		return nil, e.algorithms[i].Misfit(*q)
 	}

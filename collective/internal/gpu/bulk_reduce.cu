@@ -11,6 +11,8 @@
 
 namespace weft {
 
+static_assert(sizeof(DirectReduce) == WEFT_PARAMETER_BYTES + WIDER, "not the size of the host's struct");
+
 #if __CUDA_ARCH__ >= 900
 
 constexpr u32 STAGES = 3;

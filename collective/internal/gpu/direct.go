@@ -93,6 +93,9 @@ func (e *Engine) windows(c *spec.Call) (w spec.Windows, err error) {
 	if w == 0 && (in || out) {
 		return 0, weft.Invalidf("%v: no operand of a symmetric call lies in a window", c.Collective)
 	}
+	if e.reached(c, w) {
+		w |= spec.Multicast
+	}
 	return w, nil
 }
 
@@ -198,12 +201,18 @@ func (e *Engine) reduceDirectly(stream *cuda.Stream, c *spec.Call, k enginegpu.L
 	if c.Bytes == 0 {
 		return nil
 	}
+	k.SetGrid(grid(e.directReduction(k.Args, c)))
+	return e.lane.Start(stream, k.Launch)
+}
+
+// directReduction sets the arguments of a reduction of inputs that lie in windows. It returns how many bytes of each
+// row a rank reduces.
+func (e *Engine) directReduction(a *directReduceArgs, c *spec.Call) (owned int) {
 	r := e.reduction(c)
-	a := k.Args
 	a.lane, a.group, a.direct, a.how = e.laneOf(opAllReduce, 0), e.group, e.direct, r.how()
 	a.bytes, a.partStep, a.root, a.out = uint64(c.Bytes), 0, -1, 0
 	a.ins, _ = e.find(c.In)
-	owned := c.Bytes
+	owned = c.Bytes
 	switch c.Collective {
 	case spec.ReduceScatter:
 		a.lane.op, a.partStep, a.out = opReduceScatter, uint64(c.Bytes), r.Out
@@ -214,6 +223,5 @@ func (e *Engine) reduceDirectly(stream *cuda.Stream, c *spec.Call, k enginegpu.L
 		owned = (owned + e.live() - 1) / e.live()
 	}
 	a.unit = uint32(unitOf(r.In | r.Out | a.partStep))
-	k.SetGrid(grid(owned))
-	return e.lane.Start(stream, k.Launch)
+	return owned
 }

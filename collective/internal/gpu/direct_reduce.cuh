@@ -21,8 +21,6 @@ struct DirectReduce {
 	Group group;
 };
 
-static_assert(sizeof(DirectReduce) == WEFT_PARAMETER_BYTES + WIDER, "not the size of the host's struct");
-
 // Owned is what a rank reduces: bytes of every input, from a row's beginning on.
 struct Owned {
 	u64 from, bytes;

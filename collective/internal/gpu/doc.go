@@ -29,6 +29,9 @@
 //	bulk_move             all-gather, all-to-all, gather of inputs in windows, by bulk copies: few-sm, direct
 //	engine_copy           all-gather and all-to-all by copy engines, between two barriers
 //	push_push             all-reduce by pushes of pieces, through staging memory of its own: push-push, push-ring
+//	multicast_move        all-gather and broadcast into outputs that one multicast address reaches
+//	multicast_reduce      sums that the switch adds up, in an order of its own: all-reduce in one shot and in two,
+//	                      reduce-scatter, reduce; they must be named
 //	relaxed_ring          the same, rounded at every hop: its bits are its own, so it must be named
 //
 // An operation has a general form, for any operands and masks, and a plain one for a sum or a move of few
@@ -47,6 +50,10 @@
 // says that a call is symmetric. Their blocks meet by words of their own, a word a block and rank, before
 // they touch a peer's operand and after (direct.cuh). An operand of the root alone is never read or written
 // by others, who do not know its place.
+//
+// Operations by multicast are direct ones of which a store reaches all outputs, or a load all inputs (multicast.cuh).
+// Their ranks meet in the same way. No rank is masked: the host asks before it enqueues, and when a rank is masked
+// graphs that know of the lane are stopped. What is left of an operand before and behind whole vectors goes as in direct operations.
 //
 // Pieces that are pushed have staging memory and counters of their own, a quarter of the slots' size: what is
 // left there is no mark of slots.

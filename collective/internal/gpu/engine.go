@@ -60,10 +60,12 @@ type Engine struct {
 
 	barrier    barrier
 	directMove directMove
-	bulkMove   bulkMove
-	moves      [encodings]move
-	movesV     [encodings]moveV
-	credits    uint64 // in the window
+
+	multicastMove multicastMove // loaded where windows have multicast addresses
+	bulkMove      bulkMove
+	moves         [encodings]move
+	movesV        [encodings]moveV
+	credits       uint64 // in the window
 
 	helpersBroadcasts [encodings]helpersBroadcast
 	moveLines         moveLines
@@ -83,6 +85,7 @@ type reductions struct {
 	direct         directReduce
 	large          largeReductions
 	relaxed        relaxed
+	multicast      *multicastReduce // nil: it is not loaded
 }
 
 // largeReductions are those for large operands, which are loaded when one of them first runs.
@@ -202,6 +205,10 @@ func (e *Engine) loadMoves(ctx context.Context) error {
 			into(&e.movesV[enc].Launch, moveVSource(enc, t), shape, moveVArgs{}),
 			into(&e.helpersBroadcasts[enc].Launch, helpersBroadcastSource(enc, t), shape, helpersBroadcastArgs{}))
 	}
+	if e.comm.Device().Multicast() {
+		kernels = append(kernels,
+			into(&e.multicastMove.Launch, multicastMoveSource(t), shape, multicastMoveArgs{}))
+	}
 	if _, err := e.load(ctx, kernels...); err != nil {
 		return err
 	}
@@ -255,8 +262,11 @@ func (e *Engine) prepareLarge(ctx context.Context, op string, t weft.DType) erro
 
 // prepareFor loads those that an algorithm needs.
 func (e *Engine) prepareFor(ctx context.Context, op string, a *algorithm, t weft.DType) error {
-	if a.large {
+	switch {
+	case a.large:
 		return e.prepareLarge(ctx, op, t)
+	case a.multicast():
+		return e.prepareMulticast(ctx, op, t)
 	}
 	if err := e.Prepare(ctx, op, t); err != nil || a.Name != relaxedRing {
 		return err

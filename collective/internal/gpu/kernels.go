@@ -21,7 +21,7 @@ func source(name, file string, t target, parameter uintptr, defines map[string]s
 	headers := device.Headers()
 	for _, h := range []string{
 		"slots.cuh", "fold.cuh", "all_reduce.cuh", "direct.cuh", "direct_reduce.cuh", "helpers.cuh", "rows.cuh",
-		"push.cuh", "plain.cuh", "all_reduce_norm.cuh", "chunks.cuh",
+		"push.cuh", "plain.cuh", "all_reduce_norm.cuh", "chunks.cuh", "multicast.cuh",
 	} {
 		headers[h] = text(h)
 	}

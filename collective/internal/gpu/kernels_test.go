@@ -13,6 +13,7 @@ import (
 func allSpecs(t target) (all []kernel.Spec) {
 	sources := []enginegpu.Source{
 		barrierSource(t), directMoveSource(t), bulkMoveSource(t), moveLinesSource(t), messageSource(t), messageListSource(t),
+		multicastMoveSource(t),
 	}
 	for e := words; e < encodings; e++ {
 		sources = append(sources, moveSource(e, t), moveVSource(e, t), allGatherProgressSource(e, t),
@@ -30,7 +31,7 @@ func allSpecs(t target) (all []kernel.Spec) {
 		sources = append(sources, reduceScatterReadySource(d, t))
 	}
 	for _, d := range []weft.DType{weft.BFloat16, weft.Float16, weft.Float32} {
-		sources = append(sources, normOneShotSource(d, t), normTwoShotSource(d, t))
+		sources = append(sources, multicastReduceSource(d, t), normOneShotSource(d, t), normTwoShotSource(d, t))
 	}
 	for _, s := range sources {
 		all = append(all, s.Spec)

@@ -31,6 +31,11 @@ func main() {
 //go:embed support.md
 var heading string
 
+// multicast stands above the table of algorithms by multicast.
+//
+//go:embed multicast.md
+var multicast string
+
 // engines are the columns of the first table.
 var engines = [...]struct {
 	name, elsewhere string
@@ -89,7 +94,38 @@ func page() string {
 	for i, n := range because {
 		fmt.Fprintf(&b, "%d. %s\n", i+1, n)
 	}
+	b.WriteString("\n" + multicast + "\n| algorithm | operands in windows | types | runs |\n|---|---|---|---|\n")
+	for _, a := range collective.GPUAlgorithms() {
+		if a.Needs&spec.Multicast == 0 {
+			continue
+		}
+		runs := "where it costs least"
+		if a.OptIn() {
+			runs = "where a call or a group names it: it has bits of its own"
+		}
+		fmt.Fprintf(&b, "| %s | %v | %s | %s |\n", a.Name, a.Needs&^spec.Multicast, typesOf(a), runs)
+	}
 	return b.String()
+}
+
+// typesOf says which types an algorithm takes, and how it reduces them.
+func typesOf(a collective.Algorithm) string {
+	if !a.Collective.Reduces() {
+		return "all"
+	}
+	var all []string
+	for op := weft.Sum; op.Valid(); op++ {
+		var types []string
+		for t := weft.BFloat16; t.Size() > 0; t++ {
+			if a.Fits(spec.Request{Collective: a.Collective, Op: op, DType: t, Windows: a.Needs}) {
+				types = append(types, t.String())
+			}
+		}
+		if len(types) > 0 {
+			all = append(all, op.String()+" of "+strings.Join(types, ", "))
+		}
+	}
+	return strings.Join(all, "; ")
 }
 
 // reduction says whether all operations that reduce, on both engines, take a type so.

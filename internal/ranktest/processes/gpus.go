@@ -21,7 +21,9 @@ type GPUs struct {
 // JoinOnGPU is Join on a GPU. Ranks share GPUs where they are more: there are two emulated ones.
 func (r *Rank) JoinOnGPU(id string, on GPUs, options ...weft.Option) (*weft.Comm, error) {
 	if on.Emulated {
-		g, err := ranktest.Emulate(cudatest.Config{Devices: 2}, emulate.Options{Limit: time.Minute}, on.Dir)
+		g, err := ranktest.Emulate(cudatest.Config{
+			Devices: 2, Attributes: map[cuda.Attribute]int{cuda.Multicast: 1},
+		}, emulate.Options{Limit: time.Minute}, on.Dir)
 		if err != nil {
 			return nil, err
 		}
