@@ -283,7 +283,7 @@ func emulatedGPUs(t *testing.T, n int) GPUs {
 	t.Helper()
 	on := ranktest.Emulated(t, cudatest.Config{
 		Devices:    n,
-		Attributes: map[cuda.Attribute]int{cuda.MultiprocessorCount: 4, cuda.L2CacheSize: 4096},
+		Attributes: map[cuda.Attribute]int{cuda.MultiprocessorCount: 4, cuda.L2CacheSize: 4096, cuda.Multicast: 1},
 	}, emulate.Options{Limit: time.Minute, Seed: 1})
 	return GPUs{Staging: 192 << 10, GPUs: timing.GPUs{
 		Contexts: on.Contexts, Operations: 2, Replays: 1, Samples: 2, Deadline: 20 * time.Second, Cache: on.Kernels,
@@ -315,10 +315,14 @@ func TestEveryKindOnEmulatedGPUs(t *testing.T) {
 }
 
 // everyAlgorithm measures each with operands in windows, on ranks of a loopback and on others.
-func (g GPUs) everyAlgorithm(t *testing.T, sorts ...sort) {
+// everyAlgorithm measures those by multicast, or the others.
+func (g GPUs) everyAlgorithm(t *testing.T, multicast bool, sorts ...sort) {
 	t.Helper()
 	for _, k := range kinds(true) {
 		for _, name := range k.Algorithms(true) {
+			if strings.Contains(name, "multicast") != multicast {
+				continue
+			}
 			s := sweepOf(k)
 			s.Algorithm, s.Heap = name, false
 			for _, o := range sorts {
@@ -333,13 +337,15 @@ func TestEveryAlgorithmOnEmulatedGPUs(t *testing.T) {
 	if emulate.Everything() {
 		sorts = append(sorts, sort{gpus: 2, ranks: 2, graph: true, inPlace: false})
 	}
-	emulatedGPUs(t, 2).everyAlgorithm(t, sorts...)
+	emulatedGPUs(t, 2).everyAlgorithm(t, false, sorts...)
+	t.Setenv("WEFT_MULTICAST", "1")
+	emulatedGPUs(t, 2).everyAlgorithm(t, true, sort{gpus: 2, ranks: 2, graph: true})
 }
 
 func TestEveryAlgorithmOnGPUs(t *testing.T) {
 	contexts := ranktest.Real(t).Contexts
 	g := GPUs{GPUs: timing.GPUs{Contexts: contexts, Operations: 150, Samples: 20}}
-	g.everyAlgorithm(t, sort{gpus: 1, ranks: 4, graph: true, loopback: true})
+	g.everyAlgorithm(t, false, sort{gpus: 1, ranks: 4, graph: true, loopback: true})
 }
 
 func TestEveryKindOnGPUs(t *testing.T) {
