@@ -12,22 +12,20 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	path := cmd.CommandPath()
 	if !cmd.HasAvailableSubCommands() {
-		return fmt.Errorf("%s: there are no arguments, so %q means nothing; see %s --help", path, args[0], path)
+		return fmt.Errorf("it takes no arguments, so %q means nothing", args[0])
 	}
 	cmd.SuggestionsMinimumDistance = 2
 	if like := cmd.SuggestionsFor(args[0]); len(like) > 0 {
-		return fmt.Errorf("%s: there is no command %q; did you mean %s?", path, args[0], enumerate(like))
+		return fmt.Errorf("there is no command %q; did you mean %s?", args[0], enumerate(like))
 	}
-	return fmt.Errorf("%s: there is no command %q; see %s --help", path, args[0], path)
+	return fmt.Errorf("there is no command %q", args[0])
 }
 
 // topic refuses help about a word that is no command.
 func topic(cmd *cobra.Command, args []string) error {
-	found, rest, err := cmd.Root().Find(args)
-	if err != nil || len(rest) > 0 {
-		return fmt.Errorf("no help about %q; see %s --help", strings.Join(args, " "), found.CommandPath())
+	if _, rest, err := cmd.Root().Find(args); err != nil || len(rest) > 0 {
+		return fmt.Errorf("there is no command %q", strings.Join(args, " "))
 	}
 	return nil
 }

@@ -121,7 +121,7 @@ func newBenchCollective(k *benchcollective.Kind) *cobra.Command {
 	effortFlags(cmd, &s.Effort)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := c.check(cmd); err != nil {
-			return usageError{fmt.Errorf("bench %s: %w", k.Name, err)}
+			return usageError{err}
 		}
 		if c.device == onGPU {
 			return c.onGPUs(cmd, *out)
@@ -223,10 +223,9 @@ func ceil(records []measure.Record, gbps float64) {
 
 // onGPUs measures on GPUs.
 func (c *collectiveFlags) onGPUs(cmd *cobra.Command, to output) (err error) {
-	name := "bench " + c.sweep.Kind
 	if to.report != "" {
 		if err := checkReport(to.report); err != nil {
-			return usageError{fmt.Errorf("%s: %w", name, err)}
+			return usageError{err}
 		}
 	}
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
@@ -237,7 +236,7 @@ func (c *collectiveFlags) onGPUs(cmd *cobra.Command, to output) (err error) {
 	}
 	contexts, ranks, closeAll, err := openRanks(c.gpus, ranks)
 	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
+		return err
 	}
 	defer func() { err = errors.Join(err, closeAll()) }()
 	if c.loopback {
@@ -250,7 +249,7 @@ func (c *collectiveFlags) onGPUs(cmd *cobra.Command, to output) (err error) {
 		Cache: kernels(s.progress.Above(os.Stderr)),
 	}}
 	if err := c.measure(ctx, s, m); err != nil {
-		return fmt.Errorf("%s: %w", name, err)
+		return err
 	}
 	s.progress.Close()
 	return s.finish(to)

@@ -193,17 +193,17 @@ func (g *gpuFlags) run(cmd *cobra.Command, e *epFlags, to output) (err error) {
 	g.setDefaults(cmd, e.mode)
 	shapes, err := g.shapes(cmd, e)
 	if err != nil {
-		return usageError{fmt.Errorf("bench ep: %w", err)}
+		return usageError{err}
 	}
 	if cmd.Flags().Changed("ranks") && len(e.ranks) != 1 {
-		return usageError{errors.New("bench ep: --device gpu takes one number of --ranks")}
+		return usageError{errors.New("--device gpu takes one number of --ranks")}
 	}
 	if g.gpus < 0 || g.ops < 1 || g.replays < 1 || g.deadline <= 0 {
-		return usageError{errors.New("bench ep: --gpus, --operations, --replays, --deadline: want at least " +
+		return usageError{errors.New("--gpus, --operations, --replays, --deadline: want at least " +
 			"0, 1, 1, and more than 0s")}
 	}
 	if g.ops > timing.MostOperations || g.replays > timing.MostReplays {
-		return usageError{fmt.Errorf("bench ep: want at most %d --operations, %d --replays",
+		return usageError{fmt.Errorf("want at most %d --operations, %d --replays",
 			timing.MostOperations, timing.MostReplays)}
 	}
 	for _, s := range shapes { // with the fewest ranks that there can be; the rest is for when GPUs are known
@@ -212,19 +212,19 @@ func (g *gpuFlags) run(cmd *cobra.Command, e *epFlags, to output) (err error) {
 			ranks = e.ranks[0]
 		}
 		if _, err := s.DeviceSpec(ranks); err != nil {
-			return usageError{fmt.Errorf("bench ep: %w", err)}
+			return usageError{err}
 		}
 	}
 	if to.report != "" {
 		if err := checkReport(to.report); err != nil {
-			return usageError{fmt.Errorf("bench ep: %w", err)}
+			return usageError{err}
 		}
 	}
 	var file io.Writer
 	if g.lines != "" {
 		f, failed := openLines(g.lines)
 		if failed != nil {
-			return usageError{fmt.Errorf("bench ep: %w", failed)}
+			return usageError{failed}
 		}
 		defer func() { err = errors.Join(err, f.Close()) }()
 		file = f
@@ -237,7 +237,7 @@ func (g *gpuFlags) run(cmd *cobra.Command, e *epFlags, to output) (err error) {
 	}
 	contexts, ranks, closeAll, err := openRanks(g.gpus, ranks)
 	if err != nil {
-		return fmt.Errorf("bench ep: %w", err)
+		return err
 	}
 	defer func() { err = errors.Join(err, closeAll()) }()
 	p := &gpuPrinter{lines: file, json: to.json, progress: terminal.NewProgress(os.Stderr)}
@@ -252,15 +252,15 @@ func (g *gpuFlags) run(cmd *cobra.Command, e *epFlags, to output) (err error) {
 		quoted = bench.QuotedThroughputPeers()
 	}
 	if err := g.measure(ctx, measuring, shapes, quoted, p); err != nil {
-		return fmt.Errorf("bench ep: %w", err)
+		return err
 	}
 	if to.report != "" {
 		if err := writeReport(to.report, p.here.Host, report.Report{Facts: p.facts, GPUs: &p.found}); err != nil {
-			return fmt.Errorf("bench ep: %w", err)
+			return err
 		}
 	}
 	if p.wrong {
-		return errors.New("bench ep: some output was wrong: see the rows that are not verified")
+		return errors.New("some output was wrong: see the rows that are not verified")
 	}
 	return nil
 }

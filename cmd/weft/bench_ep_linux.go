@@ -23,7 +23,7 @@ func newBenchEP() *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		flags.setDefaults(cmd)
 		if err := refuseOther(cmd, gpus.device, hostOnly, gpuOnly); err != nil {
-			return usageError{fmt.Errorf("bench ep: %w", err)}
+			return usageError{err}
 		}
 		if gpus.device == onGPU {
 			return gpus.run(cmd, flags, *out)

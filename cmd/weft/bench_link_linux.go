@@ -44,14 +44,14 @@ func newBenchLink() *cobra.Command {
 	f.StringVar(&lines, "lines", "", "write the lines of --json to this `file` as well")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if gpus < 0 || replays < 1 || replays > 1000 {
-			return usageError{fmt.Errorf("bench link: --gpus %d, --replays %d: want at least 0 GPUs, and 1 "+
+			return usageError{fmt.Errorf("--gpus %d, --replays %d: want at least 0 GPUs, and 1 "+
 				"to 1000 replays", gpus, replays)}
 		}
 		var file *linesFile
 		if lines != "" {
 			var err error
 			if file, err = openLines(lines); err != nil {
-				return usageError{fmt.Errorf("bench link: %w", err)}
+				return usageError{err}
 			}
 			defer file.Close()
 		}
@@ -59,7 +59,7 @@ func newBenchLink() *cobra.Command {
 		defer stop()
 		c, err := links(ctx, gpus, link.Options{Bytes: bytes, SMs: sms, Replays: replays})
 		if err != nil {
-			return fmt.Errorf("bench link: %w", err)
+			return err
 		}
 		if asJSON {
 			err = linkLines(cmd.OutOrStdout(), c)
@@ -70,7 +70,7 @@ func newBenchLink() *cobra.Command {
 			err = errors.Join(err, linkLines(file, c), file.Close())
 		}
 		if err == nil && slices.ContainsFunc(c.Rows, func(r link.Row) bool { return !r.Verified }) {
-			err = errors.New("bench link: some received data were wrong: see the rows that are not verified")
+			err = errors.New("some received data were wrong: see the rows that are not verified")
 		}
 		return err
 	}

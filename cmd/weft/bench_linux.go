@@ -142,7 +142,7 @@ func benchmark(to output, f func(s *session) error) error {
 	s.progress.Close()
 	var exit *bench.ExitError
 	if errors.As(err, &exit) && exit.Code > 128 {
-		return exitError(exit.Code) // interrupted, and said so
+		return exitError{status: exit.Code} // interrupted, and said so
 	}
 	if err != nil {
 		return err

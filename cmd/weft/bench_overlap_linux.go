@@ -40,10 +40,7 @@ func newBenchOverlap() *cobra.Command {
 	f.IntVar(&o.replays, "replays", o.replays, "how many runs of each kind are timed")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		o.ep.setDefaults(cmd)
-		if err := o.run(cmd); err != nil {
-			return fmt.Errorf("bench overlap: %w", err)
-		}
-		return nil
+		return o.run(cmd)
 	}
 	return cmd
 }

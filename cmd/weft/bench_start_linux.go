@@ -34,10 +34,7 @@ func newBenchStart() *cobra.Command {
 	f.BoolVar(&s.noCold, "no-cold", false, "begin with the user's kernel cache, not with an empty one")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		s.ep.setDefaults(cmd)
-		if err := s.run(cmd); err != nil {
-			return fmt.Errorf("bench start: %w", err)
-		}
-		return nil
+		return s.run(cmd)
 	}
 	return cmd
 }

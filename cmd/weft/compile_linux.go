@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -37,7 +38,7 @@ func newCompile() *cobra.Command {
 				return err
 			}
 			if out == "" {
-				return fmt.Errorf("compile: no directory: give one with --out DIR")
+				return errors.New("no directory: give one with --out DIR")
 			}
 			return nil
 		},
@@ -80,6 +81,10 @@ func compile(ctx context.Context, to io.Writer, cache *kernel.Cache, dir string,
 		specs = append(specs, catalogue(arch)...)
 	}
 	failed := cache.Fill(ctx, dir, specs)
+	if errors.Is(failed, kernel.ErrNoCompiler) {
+		failed = fmt.Errorf("%w here: python3 -m pip install nvidia-cuda-nvrtc, or name NVRTC in WEFT_NVRTC",
+			kernel.ErrNoCompiler)
+	}
 	after, err := kernel.List(dir)
 	if err != nil && failed == nil {
 		failed = err
@@ -91,7 +96,7 @@ func compile(ctx context.Context, to io.Writer, cache *kernel.Cache, dir string,
 		}
 	}
 	if len(entries) == 0 && failed != nil {
-		return fmt.Errorf("compile: %w", failed)
+		return failed
 	}
 	w := tabwriter.NewWriter(to, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(w, "kernel\tarchitecture\tsize\tcompiler\t")
@@ -114,7 +119,7 @@ func compile(ctx context.Context, to io.Writer, cache *kernel.Cache, dir string,
 		return err
 	}
 	if failed != nil {
-		return fmt.Errorf("compile: %w", failed)
+		return failed
 	}
 	return nil
 }
@@ -124,6 +129,9 @@ type architectures struct {
 	list  []string
 	given bool // without the flag the list is complete already
 }
+
+// oldest is the first compute capability that the kernels are written for.
+const oldest = 80
 
 var architecture = regexp.MustCompile(`^sm_[1-9][0-9]+[a-z]?$`)
 
@@ -137,11 +145,13 @@ func (a *architectures) Set(s string) error {
 	for word := range strings.SplitSeq(s, ",") {
 		word = strings.TrimSpace(word)
 		if !architecture.MatchString(word) {
-			return fmt.Errorf("%q is not an architecture such as sm_90a", word)
+			return errors.New("want architectures, as sm_90a,sm_100a")
 		}
-		if n, _ := strconv.Atoi(strings.TrimRight(word[3:], "abcdefghijklmnopqrstuvwxyz")); n >= 90 &&
-			!strings.HasSuffix(word, "a") {
-			return fmt.Errorf("%s: from sm_90 on kernels are compiled for one architecture only; want sm_%da", word, n)
+		switch n, _ := strconv.Atoi(strings.TrimRight(word[3:], "abcdefghijklmnopqrstuvwxyz")); {
+		case n < oldest:
+			return fmt.Errorf("want sm_%d or newer", oldest)
+		case n >= 90 && !strings.HasSuffix(word, "a"):
+			return fmt.Errorf("from sm_90 on kernels are compiled for one architecture only; want sm_%da", n)
 		}
 		if !slices.Contains(list, word) {
 			list = append(list, word)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/spf13/cobra"
 )
@@ -11,9 +12,9 @@ func newCompletion() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "completion bash|zsh|fish|powershell",
 		Short: "Print a completion script for a shell",
-		Args: func(cmd *cobra.Command, args []string) error {
-			if err := cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs)(cmd, args); err != nil {
-				return fmt.Errorf("completion: %w; want %s", err, enumerate(shells))
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 || !slices.Contains(shells, args[0]) {
+				return fmt.Errorf("want the name of one shell: %s", enumerate(shells))
 			}
 			return nil
 		},

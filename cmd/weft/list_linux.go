@@ -1,7 +1,7 @@
 package main
 
 import (
-	"fmt"
+	"errors"
 	"strconv"
 	"strings"
 )
@@ -22,7 +22,7 @@ func (c *counts) Set(s string) error {
 	for word := range strings.SplitSeq(s, ",") {
 		v, err := strconv.Atoi(strings.TrimSpace(word))
 		if err != nil || v < 1 {
-			return fmt.Errorf("%q is not a positive number", word)
+			return errors.New("want whole numbers from 1 on, as 2,4")
 		}
 		*c = append(*c, v)
 	}
@@ -41,7 +41,7 @@ func (c *choices) Set(s string) error {
 			one = counts{0}
 		default:
 			if err := one.Set(word); err != nil {
-				return fmt.Errorf("%q is neither 0 nor a positive number", word)
+				return errors.New("want whole numbers from 0 on, as 0,24")
 			}
 		}
 		list = append(list, one...)
@@ -78,7 +78,7 @@ func (z *sizes) Set(s string) error {
 		v, err := strconv.ParseInt(digits, 10, 64)
 		shift, ok := map[string]int{"": 0, "K": 10, "M": 20, "G": 30}[strings.ToUpper(word[len(digits):])]
 		if err != nil || !ok || v < 1 || v > 1<<40>>shift {
-			return fmt.Errorf("%q is not a size such as 8, 64K or 1M", word)
+			return errors.New("want sizes up to 1024G, as 8,64K,1M")
 		}
 		*z = append(*z, v<<shift)
 	}

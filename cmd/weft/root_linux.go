@@ -4,46 +4,57 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/weftgo/weft/cmd/weft/internal/terminal"
 )
 
-// exitError ends the program with a status and nothing more to say.
-type exitError int
+// exitError ends the program with a status, and without an error with nothing more to say.
+type exitError struct {
+	status int
+	error
+}
 
-func (e exitError) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
+func (e exitError) Error() string {
+	if e.error == nil {
+		return fmt.Sprintf("exit status %d", e.status)
+	}
+	return e.error.Error()
+}
+
+func (e exitError) Unwrap() error { return e.error }
 
 // execute runs the command line and returns the exit status: 2 for a command line
-// that makes no sense.
+// that makes no sense. What it prints of an error names the command, so errors do not.
 func execute(args []string) int {
 	root := newRoot()
 	root.SetArgs(args)
-	err := root.Execute()
-	var exit exitError
-	switch {
-	case err == nil:
+	cmd, err := root.ExecuteC()
+	if err == nil {
 		return 0
-	case errors.As(err, &exit):
-		return int(exit)
+	}
+	status := 1
+	if exit, ok := errors.AsType[exitError](err); ok {
+		if status = exit.status; exit.error == nil {
+			return status
+		}
 	}
 	prefix := "weft: "
 	if terminal.Color(os.Stderr) {
 		prefix = "\x1b[31mweft: \x1b[0m"
 	}
-	fmt.Fprintln(os.Stderr, prefix+err.Error())
-	var usage usageError
-	if errors.As(err, &usage) {
-		return 2
+	if cmd.HasParent() {
+		prefix += strings.TrimPrefix(cmd.CommandPath(), root.Name()+" ") + ": "
 	}
-	return 1
+	text := err.Error()
+	if _, ok := errors.AsType[usageError](err); ok {
+		text, status = text+"; see "+cmd.CommandPath()+" --help", 2
+	}
+	fmt.Fprintln(os.Stderr, prefix+text)
+	return status
 }
-
-// usageError is a mistake on the command line.
-type usageError struct{ error }
-
-func (e usageError) Unwrap() error { return e.error }
 
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
@@ -57,9 +68,7 @@ func newRoot() *cobra.Command {
 	}
 	describe(root, "root")
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return usageError{fmt.Errorf("%w\nsee %s --help", err, cmd.CommandPath())}
-	})
+	root.SetFlagErrorFunc(mistake)
 	root.AddCommand(newRun(), newDoctor(), newBench(), newTune(), newCompile(), newCompletion())
 	root.InitDefaultHelpCmd()
 	if help, _, err := root.Find([]string{"help"}); err == nil {

@@ -8,14 +8,15 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/cmd/weft/internal/launch"
 	"github.com/weftgo/weft/cmd/weft/internal/terminal"
 )
 
-// mostRanks is how many ranks start without being asked for twice: a slip of the keyboard is no
-// reason to fork until the machine refuses.
-const mostRanks = 4096
+// mostRanks is how many ranks start without being asked for twice: Join takes no more, and a slip of the
+// keyboard is no reason to fork until the machine refuses.
+const mostRanks = weft.MaxRanks
 
 func newRun() *cobra.Command {
 	var (
@@ -29,23 +30,23 @@ func newRun() *cobra.Command {
 		Short: "Start ranks of a program on this host",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return errors.New("run: no program given: see weft run --help")
+				return errors.New("no program given")
 			}
 			if job.Size == 0 {
-				return errors.New("run: no number of ranks: give one with -n N")
+				return errors.New("no number of ranks: give one with -n N")
 			}
 			return nil
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
 			job.Program, job.Args = args[0], args[1:]
 			if err := job.Validate(); err != nil {
-				return usageError{fmt.Errorf("run: %w", err)}
+				return usageError{err}
 			}
 			if job.Size > bootstrap.MaxSize {
-				return usageError{fmt.Errorf("run: %d ranks: a job has at most %d", job.Size, bootstrap.MaxSize)}
+				return usageError{fmt.Errorf("%d ranks: a job has at most %d", job.Size, bootstrap.MaxSize)}
 			}
 			if job.Size > mostRanks && !yes {
-				return usageError{fmt.Errorf("run: %d ranks on this host; more than %d start only with --yes", job.Size, mostRanks)}
+				return usageError{fmt.Errorf("%d ranks: Join takes %d at most; more of a program that does not join start with --yes", job.Size, mostRanks)}
 			}
 			gone, supervisor := launch.Lifeline()
 			if !supervisor {
@@ -75,7 +76,7 @@ func newRun() *cobra.Command {
 	f.DurationVar(&job.Grace, "grace", 5*time.Second, "time for the others to end when a rank has failed")
 	f.DurationVar(&job.Timeout, "timeout", 0, "end the job after this time (0: never)")
 	f.BoolVar(&noPrefix, "no-prefix", false, "print lines without their rank")
-	f.BoolVar(&yes, "yes", false, fmt.Sprintf("start more than %d ranks", mostRanks))
+	f.BoolVar(&yes, "yes", false, fmt.Sprintf("start more than %d ranks, of a program that does not join", mostRanks))
 	f.BoolVar(&asJSON, "json", false, "print events as JSON lines")
 	return cmd
 }
@@ -83,11 +84,10 @@ func newRun() *cobra.Command {
 // ended turns a job's exit status into this program's.
 func ended(code int, err error) error {
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "weft:", err)
-		return exitError(max(code, 1))
+		return exitError{max(code, 1), err}
 	}
 	if code != 0 {
-		return exitError(code)
+		return exitError{status: code}
 	}
 	return nil
 }

@@ -80,21 +80,16 @@ func newTuneCollectives() *cobra.Command {
 	f.Lookup("time").DefValue = t.sweep.Time.String()
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := t.check(cmd); err != nil {
-			return usageError{fmt.Errorf("tune collectives: %w", err)}
+			return usageError{err}
 		}
-		var err error
 		switch {
 		case t.show && (t.device == onHost || t.profile != ""):
-			err = t.tell(cmp.Or(t.profile, tuning.SharedMemory), t.ranks...)
+			return t.tell(cmp.Or(t.profile, tuning.SharedMemory), t.ranks...)
 		case t.device == onGPU:
-			err = t.onGPUs(cmd.Context())
+			return t.onGPUs(cmd.Context())
 		default:
-			err = t.onHost()
+			return t.onHost()
 		}
-		if _, said := err.(exitError); err != nil && !said {
-			err = fmt.Errorf("tune collectives: %w", err)
-		}
-		return err
 	}
 	return cmd
 }

@@ -67,10 +67,7 @@ func newTuneEP() *cobra.Command {
 	f.StringVar(&t.out, "out", "", "the `file` of the table (default: the one that handles read)")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		t.ep.setDefaults(cmd)
-		if err := t.run(cmd); err != nil {
-			return fmt.Errorf("tune ep: %w", err)
-		}
-		return nil
+		return t.run(cmd)
 	}
 	return cmd
 }

@@ -98,6 +98,10 @@ func (s *supervisor) pins() ([][]int, error) {
 	if err != nil {
 		return nil, err
 	}
+	if s.job.Size > len(allowed) {
+		return nil, fmt.Errorf("%d ranks and %d CPUs: --bind on needs one for each rank; take --bind auto or off",
+			s.job.Size, len(allowed))
+	}
 	return topology.Slices(os.DirFS("/"), allowed, s.job.Size)
 }
 
