@@ -34,28 +34,41 @@ func (e *Error) Format(f fmt.State, verb rune) { format(f, verb, e, e.long) }
 
 func (e *Error) long() string { return e.head() + fmt.Sprintf("%+v", e.Err) }
 
-// failures are the errors of several kernels. A cause that several share is printed once.
+// failures are the errors of several kernels. A cause that several share is printed once, behind the first
+// of them.
 type failures []*Error
 
 func (f failures) Error() string {
-	return f.text(func(e *Error) string { return e.Error() })
+	return f.text(error.Error)
 }
 
 func (f failures) long() string {
-	return f.text((*Error).long)
+	return f.text(func(err error) string { return fmt.Sprintf("%+v", err) })
 }
 
-func (f failures) text(one func(*Error) string) string {
-	var lines []string
-	first := map[string]string{} // by problem and logger
+func (f failures) text(cause func(error) string) string {
+	const named = 3 // of many kernels with one cause
+	var groups [][]*Error
+	by := map[string]int{}
 	for _, e := range f {
-		cause := e.Err.Error()
-		if earlier, ok := first[cause]; ok {
-			lines = append(lines, e.head()+"as "+earlier)
-			continue
+		problem := e.Err.Error()
+		i, ok := by[problem]
+		if !ok {
+			i, by[problem] = len(groups), len(groups)
+			groups = append(groups, nil)
 		}
-		first[cause] = e.Name
-		lines = append(lines, one(e))
+		groups[i] = append(groups[i], e)
+	}
+	var lines []string
+	for _, g := range groups {
+		var names []string
+		for _, e := range g[:min(len(g), named)] {
+			names = append(names, e.Name+" for "+e.Arch)
+		}
+		if more := len(g) - named; more > 0 {
+			names = append(names, fmt.Sprintf("and %d more", more))
+		}
+		lines = append(lines, "kernel "+strings.Join(names, ", ")+": "+cause(g[0].Err))
 	}
 	return strings.Join(lines, "\n")
 }
