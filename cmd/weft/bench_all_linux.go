@@ -133,7 +133,7 @@ func (s *session) all(rounds int, each time.Duration) ([]*figure, error) {
 					false, r.P50)
 			}
 		}
-		records, err := s.join(8, bench.Join{Rounds: 20})
+		records, err := s.join(8, bench.Join{Effort: timing.Effort{Iterations: 20}})
 		if err != nil {
 			return nil, err
 		}
@@ -168,8 +168,11 @@ func printFigures(cmd *cobra.Command, figures []*figure, asJSON bool) error {
 		}
 		return nil
 	}
+	measure.Comment(os.Stdout, "median: of the rounds, each of which measures all figures. target: of this project, for "+
+		"two idle processors; figures without one are floors of this machine, or beside a target.")
 	w := tabwriter.NewWriter(os.Stdout, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(w, "figure\tmedian\ttarget\t")
+	targets, met := 0, 0
 	for _, f := range figures {
 		target, verdict := "", ""
 		if f.Target > 0 {
@@ -181,7 +184,16 @@ func printFigures(cmd *cobra.Command, figures []*figure, asJSON bool) error {
 				verdict = "met"
 			}
 		}
+		if f.Target > 0 {
+			if targets++; f.Met {
+				met++
+			}
+		}
 		fmt.Fprintf(w, "%s\t%.3g %s\t%s\t%s\n", f.Name, f.Value, f.Unit, target, verdict)
 	}
-	return w.Flush()
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Printf("\n%d of %s met\n", met, measure.Count(targets, "target"))
+	return err
 }

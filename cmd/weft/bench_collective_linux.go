@@ -100,8 +100,9 @@ func newBenchCollective(k *benchcollective.Kind) *cobra.Command {
 		"use this one wherever it supports the operands")
 	oneOf(cmd, &c.operand, "operand", []string{heap, window},
 		"where operands are, in any memory or in registered memory (GPU: at the same place on all ranks)")
-	f.BoolVar(&s.InPlace, "inplace", false, "the input is the output, or a part of it, or the other way round")
-	f.BoolVar(&s.InPlace, "in-place", false, "the same as --inplace")
+	f.BoolVar(&s.InPlace, "in-place", false, "the input is the output, or a part of it, or the other way round")
+	f.BoolVar(&s.InPlace, "inplace", false, "the same as --in-place")
+	hide(cmd, "inplace")
 	oneOf(cmd, &c.device, "device", []string{onHost, onGPU}, "where ranks are")
 	f.IntVar(&c.gpus, "gpus", 0, "GPU: use the first of the GPUs that this process sees (0: all)")
 	f.IntVar(&c.sms, "sms", 0, "GPU: the most SMs that kernels fill (0: the library's choice)")
@@ -207,17 +208,17 @@ func (s *session) collective(n int, cfg benchcollective.Sweep) ([]measure.Record
 	}
 	name := fmt.Sprintf("%s, %s", cfg.Kind, measure.Count(n, "rank"))
 	records, err := s.run(name, n, bench.Task{Collective: &cfg}, base, 0)
-	if s.reports {
+	if s.prints {
 		read := s.copySpeed(n) / 2 // as many are written
 		ceil(records, read/float64(n)/1e9)
 	}
 	return records, err
 }
 
-// ceil notes the most that the bandwidth of rows can be.
+// ceil notes what the links, or memcpy, carry in rows.
 func ceil(records []measure.Record, gbps float64) {
 	for i := range records {
-		records[i].Ceiling = gbps
+		records[i].SetCeiling(gbps)
 	}
 }
 

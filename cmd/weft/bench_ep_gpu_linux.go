@@ -433,34 +433,39 @@ func (p *gpuPrinter) row(r benchep.GPURow) error {
 	}{r, p.here}); err != nil || p.json {
 		return err
 	}
-	const format = "%-45s %-17s %6s %4s %8s %8s %8s %8s %8s %8s %8s %9s %6s %6s  %s\n"
+	const format = "%-45s %-17s %6s %4s %8s %8s %8s %8s %8s %8s %8s %9s %6s %8s %6s  %s\n"
 	var b strings.Builder
 	if !p.headed {
 		p.headed = true
-		fmt.Fprintf(&b, "\nus of the slowest rank: p50 and max in graphs of %d; alone between events "+
-			"(nothing: %.2f); eager; with cold caches\n",
-			r.Operations, r.Empty)
+		b.WriteByte('\n')
+		measure.Comment(&b, fmt.Sprintf("p50, max: us of the slowest rank, in graphs of %d operations. alone, p99: the "+
+			"median and the 99th percentile of graphs of one operation; there a kernel that does nothing takes %.2f.\n"+
+			"eager: without a graph, until the host sees the end. issue: of that, the call. cold: in a graph, with caches "+
+			"emptied before each.\n"+
+			"MB: 10^6 bytes that leave a rank. GB/s: the same over p50.\n"+
+			"floor: us in which kernels on as many SMs carry these bytes over the links. ratio: floor over p50; 1 is the "+
+			"links' speed.", r.Operations, r.Empty))
 		fmt.Fprintf(&b, format, "contract", "op", "tokens", "SMs", "p50", "max", "alone", "p99", "eager",
-			"issue", "cold", "MB", "GB/s", "link", "output")
+			"issue", "cold", "MB", "GB/s", "floor", "ratio", "output")
 	}
-	output, ratio := "verified", ""
+	output, ratio, floor := "verified", "", ""
 	if !r.Verified {
 		output = "WRONG: " + strings.Join(r.Problems, "; ")
 	}
 	if r.Timed != nil || r.UngatedTimed != nil {
 		output += ", replays differ"
 	}
-	if r.Ratio > 0 {
-		ratio = fmt.Sprintf("%.2f", r.Ratio)
-	}
 	us := func(v float64) string { return fmt.Sprintf("%.2f", v) }
+	if r.FloorRatio > 0 {
+		floor, ratio = us(r.Floor), us(r.FloorRatio)
+	}
 	tokens := fmt.Sprint(r.Tokens)
 	if r.Capacity != r.Tokens {
 		tokens += fmt.Sprintf("/%d", r.Capacity)
 	}
 	fmt.Fprintf(&b, format, r.Contract, r.Op, tokens, fmt.Sprint(r.SMsUsed), us(r.P50), us(r.Max), us(r.Kernel),
 		us(r.KernelP99), us(r.Eager), us(r.Issue),
-		us(r.Cold), fmt.Sprintf("%.3f", float64(r.WireBytes)/1e6), fmt.Sprintf("%.0f", r.GBps), ratio, output)
+		us(r.Cold), fmt.Sprintf("%.3f", float64(r.WireBytes)/1e6), fmt.Sprintf("%.0f", r.GBps), floor, ratio, output)
 	_, err := io.WriteString(p.to, b.String())
 	return err
 }

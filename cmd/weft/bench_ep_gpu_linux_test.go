@@ -29,7 +29,7 @@ func TestBenchEPOnGPUsFindsMistakes(t *testing.T) {
 		"--device gpu --ranks 1,2":                     "one number",
 		"--device gpu --replays 0":                     "want at least",
 		"--device gpu --operations 100000":             "at most 2000",
-		"--device gpu --sms 8,-1":                      "neither 0 nor a positive number",
+		"--device gpu --sms 8,-1":                      "want whole numbers from 0 on",
 		"--device gpu --calls phases":                  "--calls is for --device host",
 		"--gradients":                                  "--gradients is for --device gpu",
 		"--mode phases":                                "want ll or ht",
@@ -216,7 +216,7 @@ func TestGPUPrinter(t *testing.T) {
 	rows := []benchep.GPURow{
 		{
 			Op: "dispatch", Contract: "rank-major bf16", Tokens: 8, Capacity: 128, SMsUsed: 17, P50: 4.25,
-			Ratio: 0.07, Verified: true,
+			Floor: 0.3, FloorRatio: 0.07, Verified: true,
 		},
 		{
 			Op: "combine", Contract: "rank-major bf16", Tokens: 8, Capacity: 8,
@@ -259,7 +259,7 @@ func TestGPUPrinter(t *testing.T) {
 	}
 	table, lines := show(false)
 	for _, want := range []string{
-		"8/128", "8/128   17 ", " SMs ", "4.25", "verified", "WRONG: the sum of token 3, replays differ",
+		"8/128", "8/128   17 ", " SMs ", "4.25", " floor  ratio  output\n", " 0.30   0.07  verified\n", "# floor: ", "verified", "WRONG: the sum of token 3, replays differ",
 		"skipped: no torch", "1 MiB", "2026-11-20 (1)", "128 on 24 SMs",
 		"here: somewhere", "in this run, WRONG",
 	} {

@@ -60,6 +60,7 @@ func newEPFlags(cmd *cobra.Command) *epFlags {
 	f.Lookup("experts").Usage += "; 256 with --device gpu if it is not given"
 	oneOf(cmd, &s.DType, "dtype", benchep.Payloads(), "element type (8-bit types are quantised from bf16)")
 	oneOf(cmd, &s.DType, "payload", benchep.Payloads(), "the same as --dtype")
+	hide(cmd, "payload")
 	oneOf(cmd, &s.Scales, "scales", benchep.ScaleOrders(), "order of the scales that arrive with fp8 rows")
 	oneOf(cmd, &s.Layout, "layout", benchep.Layouts(), "order in which a rank receives rows")
 	oneOf(cmd, &s.Reduction, "reduction", benchep.Reductions(), "how rows are summed on their way home")

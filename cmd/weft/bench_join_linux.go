@@ -10,7 +10,7 @@ import (
 )
 
 func newBenchJoin() *cobra.Command {
-	ranks, cfg := counts{8}, bench.Join{Rounds: 20}
+	ranks, cfg := counts{8}, bench.Join{}
 	cmd := &cobra.Command{
 		Use:   "join",
 		Short: "Measure how long joining takes, and how much memory a rank has",
@@ -19,7 +19,7 @@ func newBenchJoin() *cobra.Command {
 	describe(cmd, "bench_join")
 	out := outputFlags(cmd)
 	cmd.Flags().Var(&ranks, "ranks", "how many ranks")
-	cmd.Flags().IntVar(&cfg.Rounds, "iters", cfg.Rounds, "how often to join")
+	effortFlags(cmd, &cfg.Effort)
 	cmd.RunE = func(*cobra.Command, []string) error {
 		var jobs []job
 		for _, n := range ranks {

@@ -183,7 +183,12 @@ func linkTables(to io.Writer, c link.Ceiling) error {
 	if c.Local() {
 		name += ": local memory, no link"
 	}
-	fmt.Fprintf(w, "%s (%s, %d SMs each)\n\nan operation in a graph\tblocks x threads\tus\t\n", name, c.Device, c.SMs)
+	measure.Comment(to, fmt.Sprintf("%s (%s, %d SMs each)\n"+
+		"us: of one operation in a graph of many, of the slowest GPU, the median of replays. empty: a kernel that does "+
+		"nothing. hop: a word from one GPU to another. barrier: all wait for all. dependent: kernels that may begin "+
+		"while the one before ends.\n"+
+		"GB/s: 10^9 bytes a second, by how many SMs a kernel fills; with 0 SMs copy engines.", name, c.Device, c.SMs))
+	fmt.Fprint(w, "\nan operation in a graph\tblocks x threads\tus\t\n")
 	for _, r := range c.Rows {
 		if r.Bytes == 0 {
 			fmt.Fprintf(w, "%s\t%d x %d\t%.2f\t%s\n", r.Way, r.SMs, r.Threads, r.Micros, verdict(r))

@@ -47,8 +47,11 @@ type session struct {
 	printer  measure.Printer
 	base     measure.Record
 	records  []measure.Record
+	shown    int // how many of them the printer has had
 	wrong    bool
 	reports  bool // a report is asked for
+	prints   bool // rows are shown, and not for others alone
+	table    bool // as a table, which ends with a verdict
 	copiers  map[int]*bench.Copier
 }
 
@@ -115,7 +118,7 @@ func sweepAsMember(ctx context.Context, out output, jobs []job) error {
 	s := newSession(out, show)
 	s.host = bench.Member{Context: ctx}
 	if !first {
-		s.printer = measure.Lines(show)
+		s.printer, s.prints, s.table = measure.Lines(show), false, false
 	}
 	err := s.sweep(jobs)
 	s.progress.Close()
@@ -158,17 +161,24 @@ func newSession(to output, show *os.File) *session {
 		base:     measure.Record{Engine: "host", Host: hostname, Version: version()},
 		copiers:  map[int]*bench.Copier{},
 		reports:  to.report != "",
+		prints:   true,
 	}
 	out := s.progress.Above(os.Stdout)
-	s.printer = measure.Table(out)
+	s.printer, s.table = measure.Table(out), true
 	if to.json {
-		s.printer = measure.Lines(out)
+		s.printer, s.table = measure.Lines(out), false
 	}
 	return s
 }
 
-// finish writes the report, and says whether any output was wrong.
+// finish says what the rows amount to, and writes the report. It is an error if any output was wrong.
 func (s *session) finish(to output) error {
+	if s.table && s.shown > 0 {
+		fmt.Println()
+		for _, line := range measure.Verdict(s.records[:s.shown]) {
+			fmt.Println(line)
+		}
+	}
 	if to.report != "" {
 		if err := writeReport(to.report, s.base.Host, report.Report{Records: s.records}); err != nil {
 			return err
@@ -224,6 +234,7 @@ func (s *session) run(name string, ranks int, task bench.Task, base measure.Reco
 // print shows records and keeps them for the report.
 func (s *session) print(records []measure.Record) error {
 	s.records = append(s.records, records...)
+	s.shown = len(s.records)
 	for _, r := range records {
 		if err := s.printer.Print(r); err != nil {
 			return err

@@ -136,13 +136,14 @@ func (p *overlapPrinter) row(r benchep.OverlapRow) error {
 	var b strings.Builder
 	if !p.headed {
 		p.headed = true
-		fmt.Fprintf(&b, "%s on %s (%s): us of the slowest rank, alone and beside each other. product: bf16 "+
-			"%s, %.0f TFLOPS alone.\n"+
-			"SMs: the slow-down of a product that loses the exchange's %s\n\n",
-			measure.Count(r.Ranks, "rank"), measure.Count(r.GPUs,
-				"GPU"), p.here.Device, r.Product, r.TFlops, "multiprocessors and nothing else")
+		measure.Comment(&b, fmt.Sprintf("%s on %s (%s)\n"+
+			"alone, beside: us of the slowest rank, of an operation and then of a product, alone and beside the other. "+
+			"times: beside over alone; 1 is no slow-down.\n"+
+			"product: of bf16 matrices, %s, %.0f TFLOPS alone. floor: times of a product that loses the operation's SMs "+
+			"and nothing else.", measure.Count(r.Ranks, "rank"), measure.Count(r.GPUs, "GPU"), p.here.Device, r.Product,
+			r.TFlops))
 		fmt.Fprintf(&b, format, "contract", "op", "tokens", "SMs", "alone", "beside", "times", "product",
-			"beside", "times", "SMs", "output")
+			"beside", "times", "floor", "output")
 	}
 	output := "verified"
 	if !r.Verified {

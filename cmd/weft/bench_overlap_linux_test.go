@@ -12,7 +12,7 @@ import (
 func TestBenchOverlapFindsMistakes(t *testing.T) {
 	for line, want := range map[string]string{
 		"--gpus -1":                            "want at least 0",
-		"--sms 0":                              "not a positive number",
+		"--sms 0":                              "want whole numbers from 1 on",
 		"--operations 0":                       "want 1 to",
 		"--replays 100000":                     "want 1 to",
 		"--deadline 0s":                        "more than 0s",
@@ -70,7 +70,7 @@ func TestOverlapPrinter(t *testing.T) {
 	}
 	table, lines := show(false)
 	for _, want := range []string{
-		"4 ranks on 4 GPUs (NVIDIA H200)", "bf16 4096x4096x7168, 300 TFLOPS", "525.2", "601.5", "1.15", "860.0",
+		"4 ranks on 4 GPUs (NVIDIA H200)", "4096x4096x7168, 300 TFLOPS", "525.2", "601.5", "1.15", "860.0",
 		"1.07", "1.06", "verified\n",
 		"WRONG: the sum of token 3, not covered",
 	} {

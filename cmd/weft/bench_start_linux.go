@@ -129,9 +129,12 @@ func (p *startPrinter) row(r benchep.StartRow) error {
 	ms := func(us float64) string { return fmt.Sprintf("%.1f", us/1e3) }
 	if !p.headed {
 		p.headed = true
-		fmt.Fprintf(&b, "%s on %s (%s): ms of the slowest rank, medians of the rounds. handle: windows and kernels.\n"+
-			"driver: cuInit and contexts; all starts come after it, and do not "+
-			"count it\n\n", measure.Count(r.Ranks, "rank"), measure.Count(r.GPUs, "GPU"), p.here.Device)
+		measure.Comment(&b, fmt.Sprintf("%s on %s (%s)\n"+
+			"all, max: ms from nothing to the end of the first dispatch, of the slowest rank: the median and the maximum of "+
+			"the rounds. join, handle, dispatch: of that, Join, NewHandle (windows and kernels), and the first dispatch.\n"+
+			"driver: cuInit and contexts; all starts come after it, and do not count it. start-cold compiles kernels, "+
+			"start-first and start-warm find them in the cache.", measure.Count(r.Ranks, "rank"),
+			measure.Count(r.GPUs, "GPU"), p.here.Device))
 		fmt.Fprintf(&b, format, "op", "rounds", "all", "max", "join", "handle", "dispatch")
 	}
 	join, handle, dispatch := "", "", ""

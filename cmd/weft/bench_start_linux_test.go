@@ -18,10 +18,10 @@ import (
 
 func TestBenchStartFindsMistakes(t *testing.T) {
 	for line, want := range map[string]string{
-		"extra":                    "there are no arguments",
+		"extra":                    "it takes no arguments",
 		"--gpus -1":                "want at least 0",
 		"--ranks -1":               "want at least 0",
-		"--ranks 1,2":              "invalid argument",
+		"--ranks 1,2":              "want a whole number",
 		"--ranks 3":                "experts",
 		"--rounds 0":               "1 to 100",
 		"--rounds 101":             "1 to 100",
@@ -30,7 +30,7 @@ func TestBenchStartFindsMistakes(t *testing.T) {
 		"--capacity -1":            "a capacity of -1",
 		"--dtype fp8 --hidden 100": "multiple of 128",
 		"--dtype opaque":           "want ",
-		"--sms 8":                  "unknown flag",
+		"--sms 8":                  "there is no flag --sms",
 
 		"--lines " + t.TempDir() + "/x/y": "no such file",
 	} {

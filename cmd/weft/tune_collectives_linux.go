@@ -286,7 +286,10 @@ func (t *tuneCollectives) print(profile string, table, before *tuning.Table, ran
 		return err
 	}
 	gpu := t.device == onGPU
-	fmt.Printf("\n%s, %s of %v\n", profile, measure.Count(ranks, "rank"), dtype)
+	fmt.Println()
+	measure.Comment(os.Stdout, fmt.Sprintf("%s, %s of %v\n"+
+		"operands: where they lie. algorithms: which runs up to which size of nccl-tests. before: what ran, where that "+
+		"changed.", profile, measure.Count(ranks, "rank"), dtype))
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "operation\toperands\talgorithms\tbefore")
 	was := benchcollective.Choices(gpu, t.options, before, t.kinds, ranks, dtype)

@@ -15,6 +15,7 @@ import (
 
 	benchep "github.com/weftgo/weft/cmd/weft/internal/bench/ep"
 	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
+	"github.com/weftgo/weft/cmd/weft/internal/measure"
 	"github.com/weftgo/weft/cmd/weft/internal/terminal"
 	"github.com/weftgo/weft/collective/tuning"
 	"github.com/weftgo/weft/cuda"
@@ -28,6 +29,7 @@ func newTune() *cobra.Command {
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
+	describe(cmd, "tune_root")
 	cmd.AddCommand(newTuneEP(), newTuneCollectives())
 	return cmd
 }
@@ -144,6 +146,8 @@ func (t *tuneFlags) tune(ctx context.Context, g benchep.GPUs, shapes []benchep.S
 	}
 	bar := progress.Start("tune", 100*len(shapes))
 	defer bar.Done("")
+	measure.Comment(progress.Above(os.Stdout), "tried: tunings that were measured. dispatch, combine: us of the slowest "+
+		"rank in a graph, with the library's choice; tuned: with the tuning that was found. how: that tuning, as in the table.")
 	w := tabwriter.NewWriter(progress.Above(os.Stdout), 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "contract\ttokens\ttried\tdispatch\ttuned\tcombine\ttuned\thow")
 	wrong := 0

@@ -20,9 +20,9 @@ func TestTuneEPFindsMistakes(t *testing.T) {
 		"--tokens 0":                         "0",
 		"--deadline 0s":                      "more than 0s",
 		"--layout none":                      "want",
-		"--sms -1":                           "neither 0",
+		"--sms -1":                           "want whole numbers from 0 on",
 		"--quantize bf16 --dtype fp16":       "fp16 rows are not quantised",
-		"--wire per-rank":                    "unknown flag",
+		"--wire per-rank":                    "there is no flag --wire",
 		"--tokens 3 --hidden 3 --out unmade": "16 bytes",
 	} {
 		_, errs := command(t, 2, append([]string{"tune", "ep"}, strings.Fields(line)...)...)

@@ -23,6 +23,13 @@ func oneOf[S ~string](cmd *cobra.Command, value *S, name string, list []S, usage
 	}
 }
 
+// hide keeps a second spelling of a flag out of the help. Scripts that have it go on.
+func hide(cmd *cobra.Command, name string) {
+	if err := cmd.Flags().MarkHidden(name); err != nil {
+		panic(err) // there is no such flag
+	}
+}
+
 // word is the value of such a flag.
 type word[S ~string] struct {
 	value *S

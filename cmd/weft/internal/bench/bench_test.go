@@ -55,7 +55,7 @@ func TestValidate(t *testing.T) {
 		}
 		return Task{Collective: &a}
 	}
-	join := func(n int) Task { return Task{Join: &Join{Rounds: n}} }
+	join := func(n int) Task { return Task{Join: &Join{timing.Effort{Iterations: n}}} }
 	longest := shape(func(e *ep.Shape) {
 		e.Effort = timing.Effort{Iterations: timing.MostIterations, Time: timing.MostTime}
 	})
@@ -74,7 +74,7 @@ func TestValidate(t *testing.T) {
 		"warmup 100001":        shape(func(e *ep.Shape) { e.Warmup = timing.MostIterations + 1 }),
 		"iters -1":             shape(func(e *ep.Shape) { e.Iterations = -1 }),
 		"iters 100001":         reduce(func(a *collective.Sweep) { a.Iterations = timing.MostIterations + 1 }),
-		"iters 0: want 1":      join(0),
+		"iters -2":             join(-2),
 		"time -1s":             reduce(func(a *collective.Sweep) { a.Time = -time.Second }),
 		"time 2h":              shape(func(e *ep.Shape) { e.Time = 2 * time.Hour }),
 		"batches 0":            shape(func(e *ep.Shape) { e.Batches = 0 }),
@@ -112,7 +112,8 @@ func TestRunWithProcesses(t *testing.T) {
 			Kind: "allreduce", Bytes: []int64{8}, DType: "fp32", Op: "sum",
 			Effort: timing.Effort{Iterations: 30},
 		}},
-		{Join: &Join{Rounds: 3}},
+		{Join: &Join{timing.Effort{Iterations: 3}}},
+		{Join: &Join{timing.Effort{Time: time.Millisecond}}},
 	} {
 		byRank, err := h.Run(2, task, nil)
 		if err != nil {

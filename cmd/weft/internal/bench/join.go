@@ -12,9 +12,7 @@ import (
 )
 
 // Join measures how long joining takes, again and again among the same processes.
-type Join struct {
-	Rounds int
-}
+type Join struct{ timing.Effort }
 
 // measure times joining, from the call to its return. The first join, during which
 // processes still start, has brought the ranks together; the others are timed.
@@ -36,7 +34,8 @@ func (j Join) measure(ctx context.Context, first *weft.Comm, progress func(done,
 		return joined.Close()
 	}
 	h := &timing.Host{Context: ctx, Comm: first, Meet: meet, Progress: progress}
-	series, err := h.Time(timing.Effort{Iterations: j.Rounds}, timing.Rounds{
+	series, err := h.Time(j.Effort, timing.Rounds{
+		Warmup: j.Warmup, Rehearsal: 2,
 		Operations: []timing.Operation{{
 			Name:  "join",
 			Renew: func(bool) error { return leave() },

@@ -31,6 +31,9 @@ func Merge(base measure.Record, byRank [][]timing.Series, speed float64) (record
 			times = append(times, s.Durations())
 			wire, logical, deepep, moved = wire+s.Wire, logical+s.Logical, deepep+s.DeepEP, moved+s.Moved
 			rec.Memory = max(rec.Memory, s.Memory)
+			if rec.Collective != nil {
+				rec.Wrong += s.Wrong
+			}
 			if s.Problem != "" {
 				rec.Verified = false
 				problems = append(problems, fmt.Sprintf("rank %d: %s", r, s.Problem))

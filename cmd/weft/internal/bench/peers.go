@@ -201,7 +201,7 @@ func MeasureCollectivePeers(ctx context.Context, gpus int, graph bool, s collect
 // peerRow is a row of NCCL's beside one of ours.
 func peerRow(r measure.Record, p50, p99 float64, call string, verified bool) measure.Record {
 	c := *r.Collective
-	c.Algorithm = call
+	c.Algorithm, c.Wrong = call, 0 // the peer does not count
 	row := measure.Record{
 		Op: r.Op, Engine: "nccl", Ranks: r.GPU.GPUs, DType: r.DType, Reduction: r.Reduction, Mode: r.Mode,
 		WireBytes: r.WireBytes, Host: r.Host, Version: r.Version, Verified: verified, Collective: &c,

@@ -24,6 +24,8 @@ func (t Task) time() time.Duration {
 		return t.EP.Time
 	case t.Collective != nil:
 		return t.Collective.Time * time.Duration(len(t.Collective.Bytes))
+	case t.Join != nil:
+		return t.Join.Time
 	}
 	return 0
 }
@@ -40,7 +42,7 @@ func (t Task) Validate(ranks int) error {
 	case t.Collective != nil:
 		return t.Collective.Validate(false)
 	case t.Join != nil:
-		return timing.Within("iters", t.Join.Rounds, 1, timing.MostIterations)
+		return t.Join.Effort.Validate()
 	}
 	return errors.New("an empty task")
 }

@@ -1,12 +1,9 @@
 package measure
 
 import (
-	"bufio"
 	"encoding/json"
 	"fmt"
 	"io"
-	"slices"
-	"strings"
 )
 
 // Record is one measured operation in one configuration: one line of --json. Keys
@@ -55,7 +52,7 @@ type Record struct {
 	GBps float64 `json:"gbps"`
 
 	// in which memcpy moves moved_bytes through cold memory, a thread for each rank that has a
-	// processor
+	// processor; of collectives: bytes times bus_factor over ceiling_gbps
 	Floor      float64 `json:"floor_us,omitempty"`
 	FloorRatio float64 `json:"floor_ratio,omitempty"` // floor_us over p50_us: 1 is the speed of memcpy
 
@@ -75,8 +72,9 @@ type Collective struct {
 	AlgBW     float64 `json:"algbw"`     // 1e9 bytes a second: bytes over p50_us
 	BusBW     float64 `json:"busbw"`     // algbw times bus_factor
 	Bus       float64 `json:"bus_factor"`
-	// 1e9 bytes a second that the links carry out of a GPU, or memcpy for each rank of the host: the
-	// most that busbw can be. Measured for reports.
+	Wrong     int64   `json:"wrong"` // elements of the first output of each rank that was wrong
+	// 1e9 bytes a second that the links carry out of a GPU, or memcpy for each rank of the host, through
+	// cold memory. On GPUs it is measured for reports.
 	Ceiling float64 `json:"ceiling_gbps,omitempty"`
 }
 
@@ -100,6 +98,19 @@ func (r *Record) Message() int64 {
 	return r.Collective.Bytes
 }
 
+// SetCeiling notes what the links, or memcpy, carry, and the floor that follows from it. Times must be set
+// before.
+func (r *Record) SetCeiling(gbps float64) {
+	c := r.Collective
+	if c == nil || gbps <= 0 {
+		return
+	}
+	c.Ceiling = gbps
+	if r.Floor = float64(c.Bytes) * c.Bus / gbps / 1e3; r.P50 > 0 {
+		r.FloorRatio = r.Floor / r.P50
+	}
+}
+
 // SetTimes fills in the times of a summary and the fields that follow from them. Bytes must be set
 // before.
 func (r *Record) SetTimes(s Summary) {
@@ -116,25 +127,6 @@ func (r *Record) SetTimes(s Summary) {
 	if c := r.Collective; c != nil {
 		c.UsP50, c.UsP99, c.AlgBW, c.BusBW = r.P50, r.P99, r.GBps, r.GBps*c.Bus
 	}
-}
-
-// Shape is the configuration in a few words, for a row or a legend.
-func (r *Record) Shape() string {
-	if r.Tokens > 0 {
-		return fmt.Sprintf("%s x %d %s, top-%d of %d", Count(r.Tokens, "token"), r.Hidden, r.DType, r.TopK, r.Experts)
-	}
-	if c := r.Collective; c != nil {
-		_, algorithm, _ := strings.Cut(c.Algorithm, "/")
-		words := []string{"", "", r.Reduction, algorithm}
-		if c.Bytes > 0 {
-			words[0], words[1] = Size(c.Bytes), r.DType
-		}
-		return strings.Join(slices.DeleteFunc(words, func(s string) bool { return s == "" }), " ")
-	}
-	if r.Memory > 0 {
-		return Size(r.Memory) + " resident"
-	}
-	return ""
 }
 
 // Count writes a number of things: "1 token", "2 tokens".
@@ -171,40 +163,3 @@ func Lines(w io.Writer) Printer {
 type lines struct{ enc *json.Encoder }
 
 func (l lines) Print(r Record) error { return l.enc.Encode(r) }
-
-// Table prints records as rows of a table whose columns do not depend on later rows.
-func Table(w io.Writer) Printer { return &table{w: bufio.NewWriter(w)} }
-
-type table struct {
-	w      *bufio.Writer
-	headed bool
-}
-
-func (t *table) Print(r Record) error {
-	const format = "%-13s %5v  %-42s %-14s %10s %10s %6s %8s %7s  %s\n"
-	if !t.headed {
-		t.headed = true
-		fmt.Fprintf(t.w, format, "op", "ranks", "shape", "layout", "p50 us", "p99 us", "slow", "GB/s", "floor", "output")
-	}
-	output, floor, layout := "verified", "", r.Layout
-	if !r.Verified {
-		output = "WRONG"
-	}
-	if r.Floor > 0 {
-		floor = fmt.Sprintf("%.2f", r.FloorRatio)
-	}
-	fmt.Fprintf(t.w, format, r.Op, r.Ranks, r.Shape(), layout, number(r.P50), number(r.P99),
-		fmt.Sprintf("r%d", r.Slowest), number(r.GBps), floor, output)
-	return t.w.Flush()
-}
-
-// number writes three significant digits or so, never with an exponent.
-func number(v float64) string {
-	switch {
-	case v >= 100:
-		return fmt.Sprintf("%.0f", v)
-	case v >= 10:
-		return fmt.Sprintf("%.1f", v)
-	}
-	return fmt.Sprintf("%.2f", v)
-}

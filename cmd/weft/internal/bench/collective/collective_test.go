@@ -130,25 +130,27 @@ func TestChecksCatchErrors(t *testing.T) {
 					return err
 				}
 				defer free()
-				problem := func() (string, error) {
+				problem := func() (text string, wrong int64, err error) {
 					all, err := h.Time(timing.Effort{Iterations: 1}, timing.Rounds{
 						Operations: []timing.Operation{o}, Checked: func(int, int) bool { return true },
 					})
 					if err != nil {
-						return "", err
+						return "", 0, err
 					}
-					return all[0].Problem, nil
+					return all[0].Problem, all[0].Wrong, nil
 				}
-				if p, err := problem(); err != nil || p != "" {
-					return fmt.Errorf("%s: before anything is wrong: %w %s", k.Name, err, p)
+				if p, n, err := problem(); err != nil || p != "" || n != 0 {
+					return fmt.Errorf("%s: before anything is wrong: %w %s %d", k.Name, err, p, n)
 				}
 				o.Run = func(bool) error { return nil }
-				want := "the result of " + k.Name + " of 64 B is wrong"
+				want := " of the result of " + k.Name + " of 64 B are wrong"
 				if x.out == nil || inPlace && x.me == root && !k.outParts && !k.Collective.Reduces() {
 					want = "" // it has no output, or has had it from the beginning
 				}
-				if p, err := problem(); err != nil || p != want {
-					return fmt.Errorf("%s that does nothing: %w %q", k.Name, err, p)
+				p, n, err := problem()
+				if err != nil || want == "" && (p != "" || n != 0) ||
+					want != "" && (n < 1 || n > 16 || p != measure.Count(int(n), "element")+want) {
+					return fmt.Errorf("%s that does nothing: %w %q %d", k.Name, err, p, n)
 				}
 				return nil
 			})
@@ -176,6 +178,9 @@ func TestContent(t *testing.T) {
 					}
 					whole := make([]byte, c.bytes())
 					c.write(whole, 0)
+					if c == x.in {
+						seen[string(whole)] = true
+					}
 					middle := make([]byte, c.bytes()/2)
 					c.write(middle, c.bytes()/3)
 					if !c.holds(whole, 0) || !c.holds(middle, c.bytes()/3) ||
@@ -185,8 +190,13 @@ func TestContent(t *testing.T) {
 					if middle[len(middle)-1] ^= 1; c.holds(middle, c.bytes()/3) {
 						t.Errorf("%s: a wrong byte is not seen", k.Name)
 					}
-					if c == x.in {
-						seen[string(whole)] = true
+					whole[0], whole[3], whole[9] = whole[0]^1, whole[3]^1, whole[9]^1
+					if n := c.wrong(whole, 0, 4, false); n != 2 {
+						t.Errorf("%s: %d elements are wrong, want 2", k.Name, n)
+					}
+					clear(whole)
+					if n := c.wrong(whole, 0, 4, true); n != 0 {
+						t.Errorf("%s: %d elements are wrong, and zeros may be there", k.Name, n)
 					}
 				}
 			}
@@ -426,8 +436,8 @@ func TestGPUChecksCatchErrors(t *testing.T) {
 		})
 	}
 	err := g.Measure(t.Context(), sweepOf(*kind), func(r measure.Record) error {
-		if r.Verified {
-			t.Errorf("%d bytes of an all-gather pass as an all-to-all", r.Bytes)
+		if r.Verified || r.Wrong == 0 {
+			t.Errorf("%d bytes of an all-gather pass as an all-to-all, with %d elements wrong", r.Bytes, r.Wrong)
 		}
 		return nil
 	})

@@ -45,16 +45,20 @@ func (c *content) holds(got []byte, at int) bool {
 	})
 }
 
-// holdsOrZero is holds for a loopback: parts of a result that a peer would have sent are zeros.
-func (c *content) holdsOrZero(got []byte, at int) bool {
-	return c.each(at, len(got), func(from int, want []byte) bool {
+// wrong counts the elements, of so many bytes, that are not the content from at on. With zeros an element may
+// be zero as well, as in a loopback, where parts of a result that a peer would have sent are zeros.
+func (c *content) wrong(got []byte, at, size int, zeros bool) int64 {
+	var n int64
+	last := -1
+	c.each(at, len(got), func(from int, want []byte) bool {
 		for i, b := range got[from : from+len(want)] {
-			if b != want[i] && b != 0 {
-				return false
+			if element := (from + i) / size; b != want[i] && !(zeros && b == 0) && element != last {
+				n, last = n+1, element
 			}
 		}
 		return true
 	})
+	return n
 }
 
 // longUnit is about how many bytes of a unit are made: then content is compared in long pieces.

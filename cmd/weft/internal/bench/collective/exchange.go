@@ -2,6 +2,7 @@ package collective
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
@@ -162,17 +163,29 @@ func (x *exchange) run(ctx context.Context, g *collective.Group, s *weft.Stream)
 	return err
 }
 
-// right reports whether a piece of the output is.
-func (x *exchange) right(got []byte, at int) bool {
-	if !x.alone || !x.Collective.Reduces() {
-		return x.out.holds(got, at)
+// wrongElements counts those of a piece of the output.
+func (x *exchange) wrongElements(got []byte, at int) int64 {
+	if x.out.holds(got, at) {
+		return 0
 	}
-	first := min(len(got), x.call.DType.Size()) // this rank's own
-	return (at > 0 || x.out.holds(got[:first], 0)) && x.out.holdsOrZero(got, at)
+	size := x.call.DType.Size()
+	if !x.alone || !x.Collective.Reduces() {
+		return x.out.wrong(got, at, size, false)
+	}
+	n := x.out.wrong(got, at, size, true)
+	if first := got[:min(len(got), size)]; n == 0 && at == 0 { // this rank's own
+		n = x.out.wrong(first, 0, size, false)
+	}
+	return n
 }
 
-func (x *exchange) wrong() error {
-	return timing.Wrongf("the result of %s of %s is wrong", x.Name, measure.Size(int64(x.size)))
+// verdict is an error if elements are wrong.
+func (x *exchange) verdict(elements int64) error {
+	if elements == 0 {
+		return nil
+	}
+	return &timing.WrongError{Elements: elements, Text: fmt.Sprintf("%s of the result of %s of %s are wrong",
+		measure.Count(int(elements), "element"), x.Name, measure.Size(int64(x.size)))}
 }
 
 // message is what rows say of the exchange.

@@ -217,15 +217,17 @@ func (m *gpuRank) operation(ctx context.Context, x *exchange) timing.Operation {
 		if m.norm != nil {
 			return m.checkRows(x, out)
 		}
-		return m.pieces(x.out, func(at int, piece []byte) error {
+		var wrong int64
+		if err := m.pieces(x.out, func(at int, piece []byte) error {
 			if err := m.Context.Download(piece, out.Add(at)); err != nil {
 				return err
 			}
-			if !x.right(piece, at) {
-				return x.wrong()
-			}
+			wrong += x.wrongElements(piece, at)
 			return nil
-		})
+		}); err != nil {
+			return err
+		}
+		return x.verdict(wrong)
 	}
 	return o
 }
@@ -241,7 +243,7 @@ func (m *gpuRank) checkRows(x *exchange, out cuda.Pointer) error {
 		wrong += x.wrongRows(m.norm, rows)
 	}
 	if wrong > 0 && !(x.alone && m.norm.apart && wrong < x.ranks) {
-		return x.wrong()
+		return x.verdict(int64(wrong) * int64(m.norm.row/x.call.DType.Size()))
 	}
 	return nil
 }
@@ -272,6 +274,7 @@ func (m *gpuRank) row(x *exchange, o timing.Operation, f timing.Figures) (row me
 			EmptyIssue: us(m.empty.Issue.P50),
 		},
 	}
+	row.Wrong = f.Wrong
 	if x.Collective.Reduces() {
 		row.Reduction = x.call.Op.String()
 	}

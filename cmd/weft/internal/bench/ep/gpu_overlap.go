@@ -168,7 +168,7 @@ func (r *overlapRank) overlap(ctx context.Context, o timing.Operation) (row Over
 	row.TFlops = ratio(r.product.Flops(), row.ProductAlone) / 1e6
 	row.Share = ratio(float64(row.GPUSMs), float64(row.GPUSMs-row.SMsUsed))
 	row.Covered = beside.product >= beside.exchange && loaded.exchange >= loaded.product
-	row.Verified, row.Problems, err = r.Verdict(r.problem)
+	row.Verified, row.Problems, _, err = r.Verdict(r.problem)
 	return row, err
 }
 

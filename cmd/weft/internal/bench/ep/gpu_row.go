@@ -71,6 +71,9 @@ type GPURow struct {
 	LinkGBps float64 `json:"link_gbps,omitempty"`  // the bandwidth of kernels on the links in this run
 	Ratio    float64 `json:"link_ratio,omitempty"` // gbps over link_gbps
 
+	Floor      float64 `json:"floor_us,omitempty"`    // in which the links carry wire_bytes, at link_gbps
+	FloorRatio float64 `json:"floor_ratio,omitempty"` // floor_us over p50_us, as in all benchmarks
+
 	// Of every rank, if the slowest replay took more than five times as long as the fastest.
 	Timed        [][]float64 `json:"replays_us,omitempty"`
 	UngatedTimed [][]float64 `json:"ungated_replays_us,omitempty"`
@@ -86,6 +89,7 @@ const outlier = 5
 func (r *GPURow) SetLink(gbps float64) {
 	if gbps > 0 {
 		r.LinkGBps, r.Ratio = gbps, r.GBps/gbps
+		r.Floor, r.FloorRatio = float64(r.WireBytes)/gbps/1e3, r.Ratio
 	}
 }
 

@@ -28,6 +28,7 @@ type Figures struct {
 
 	Verified bool     // all that was checked was right
 	Problems []string // the first problem of each rank that met one
+	Wrong    int64    // elements of these, where they are counted
 }
 
 // Measure times an operation in all ways that are asked for, and checks the results of each.
@@ -56,19 +57,20 @@ func (m *GPU) Measure(ctx context.Context, o Operation) (f Figures, err error) {
 			return f, err
 		}
 	}
-	f.Verified, f.Problems, err = m.Verdict(v)
+	f.Verified, f.Problems, f.Wrong, err = m.Verdict(v)
 	return f, err
 }
 
-// Verdict joins the problems of all ranks.
-func (m *GPU) Verdict(mine Verdict) (verified bool, problems []string, err error) {
-	all, err := Gather(m.Team, m.Me, mine.problem)
-	for _, p := range all {
-		if p != "" {
-			problems = append(problems, p)
+// Verdict joins the problems of all ranks, and counts their wrong elements.
+func (m *GPU) Verdict(mine Verdict) (verified bool, problems []string, wrong int64, err error) {
+	all, err := Gather(m.Team, m.Me, mine)
+	for _, v := range all {
+		if v.problem != "" {
+			problems = append(problems, v.problem)
 		}
+		wrong += v.elements
 	}
-	return err == nil && len(problems) == 0, problems, err
+	return err == nil && len(problems) == 0, problems, wrong, err
 }
 
 // inGraph times graphs of many operations.

@@ -77,7 +77,7 @@ func (h *Host) Time(e Effort, r Rounds) ([]Series, error) {
 	for k, o := range r.Operations {
 		b := o.Bytes
 		series[k] = Series{
-			Op: o.Name, Times: times[k].pack(), Problem: v.problem,
+			Op: o.Name, Times: times[k].pack(), Problem: v.problem, Wrong: v.elements,
 			Wire: b.Wire, Logical: b.Logical, DeepEP: b.DeepEP, Moved: b.Moved,
 		}
 	}

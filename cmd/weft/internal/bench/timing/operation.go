@@ -27,16 +27,22 @@ type Bytes struct {
 	Moved   float64 // on the host: read from where they are, and written to where they go
 }
 
-// WrongError describes an error in an operation's output.
-type WrongError struct{ Text string }
+// WrongError describes an error in an operation's output, of so many elements where they are counted.
+type WrongError struct {
+	Text     string
+	Elements int64
+}
 
 func (e *WrongError) Error() string { return e.Text }
 
 // Wrongf is a *WrongError.
-func Wrongf(format string, args ...any) error { return &WrongError{fmt.Sprintf(format, args...)} }
+func Wrongf(format string, args ...any) error { return &WrongError{Text: fmt.Sprintf(format, args...)} }
 
 // Verdict is the first error.
-type Verdict struct{ problem string }
+type Verdict struct {
+	problem  string
+	elements int64 // of it
+}
 
 // Take keeps a WrongError, and returns any other error.
 func (v *Verdict) Take(err error) error {
@@ -45,7 +51,7 @@ func (v *Verdict) Take(err error) error {
 		return err
 	}
 	if v.problem == "" {
-		v.problem = w.Text
+		v.problem, v.elements = w.Text, w.Elements
 	}
 	return nil
 }

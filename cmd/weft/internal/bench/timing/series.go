@@ -19,6 +19,7 @@ type Series struct {
 	Wire, Logical, DeepEP, Moved float64
 
 	Problem string // the first error; empty is verified
+	Wrong   int64  // elements of it, where they are counted
 	Memory  int64  // join: resident bytes of the process, shared memory not counted
 }
 
