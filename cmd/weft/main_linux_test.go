@@ -260,6 +260,9 @@ func TestCommandsFindMistakes(t *testing.T) {
 
 func TestDoctor(t *testing.T) {
 	table, _ := command(t, 0, "doctor")
+	if !regexp.MustCompile(`\n\nready on the host.*\n$`).MatchString(table) {
+		t.Errorf("no verdict in the end:\n%s", table)
+	}
 	for _, want := range []string{"CPUs", "pages", "SIMD", "GPUs", "launch", "libfabric.so.1"} {
 		if !strings.Contains(table, want) {
 			t.Errorf("no line about %s:\n%s", want, table)
@@ -271,7 +274,7 @@ func TestDoctor(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, key := range strings.Fields("weft go os kernel arch cpu numa memory pages simd limits gpu cuda " +
-		"compiler kernel_caches libraries torch launch") {
+		"compiler kernel_caches libraries torch launch ready gpu_ready verdict problems") {
 		if _, ok := m[key]; !ok {
 			t.Errorf("no key %q", key)
 		}
@@ -334,6 +337,40 @@ func TestCompletionOffersWhatFlagsTake(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Every command has an example at least, and examples have flags that there are.
+func TestExamples(t *testing.T) {
+	var visit func(*cobra.Command)
+	visit = func(cmd *cobra.Command) {
+		for _, c := range cmd.Commands() {
+			visit(c)
+		}
+		if cmd.Hidden || cmd.Name() == "help" {
+			return
+		}
+		own := false
+		for line := range strings.Lines(cmd.Example) {
+			_, line, ok := strings.Cut(line, "weft ")
+			if !ok { // of what it has made
+				continue
+			}
+			line, _, _ = strings.Cut(line, " #")
+			line = strings.TrimRight(regexp.MustCompile(` *(\||&&|\)).*`).ReplaceAllString(line, ""), "\n")
+			found, args, err := newRoot().Find(strings.Fields(line))
+			own = own || err == nil && found.CommandPath() == cmd.CommandPath() || cmd.HasAvailableSubCommands()
+			if err == nil {
+				err = found.ParseFlags(args)
+			}
+			if err != nil {
+				t.Errorf("%s: weft %s: %v", cmd.CommandPath(), line, err)
+			}
+		}
+		if !own {
+			t.Errorf("%s has no example", cmd.CommandPath())
+		}
+	}
+	visit(newRoot())
 }
 
 // keys lists the JSON keys of a struct: those that are always there, and the others.
@@ -432,7 +469,7 @@ func TestBenchEP(t *testing.T) {
 
 func TestBenchOthers(t *testing.T) {
 	out, _ := command(t, 0, "bench", "join", "--ranks", "2", "--iters", "2")
-	if !strings.Contains(out, "join") || !strings.Contains(out, "resident") {
+	if !strings.Contains(out, "join") || !strings.Contains(out, " MiB\n") {
 		t.Errorf("%s", out)
 	}
 }
@@ -463,7 +500,7 @@ func TestBenchCollectives(t *testing.T) {
 				if err := json.Unmarshal([]byte(line), &object); err != nil {
 					t.Fatalf("%v: %s", err, line)
 				}
-				for _, key := range strings.Fields("op dtype ranks bytes algorithm us_p50 us_p99 algbw busbw verified") {
+				for _, key := range strings.Fields("op dtype ranks bytes algorithm us_p50 us_p99 algbw busbw wrong verified") {
 					if _, ok := object[key]; !ok {
 						t.Errorf("no %s in %s", key, line)
 					}
@@ -477,7 +514,7 @@ func TestBenchCollectives(t *testing.T) {
 	}
 	out, _ := command(t, 0, "bench", "allgather", "--sizes", "64", "--iters", "30", "--inplace", "--algorithm",
 		"all-gather/eager")
-	if !strings.Contains(out, "64 B fp32 eager ") {
+	if !regexp.MustCompile(`# fp32, in place\n(.|\n)* 64 B .* verified +eager\n`).MatchString(out) {
 		t.Errorf("%s", out)
 	}
 	if _, err := cuda.Open(); err != nil {
@@ -523,7 +560,7 @@ func TestBenchRefusesBeforeItStarts(t *testing.T) {
 		{"bench", "allreduce", "--device", "gpu", "--algorithm", "all-reduce/eager"},
 		{"bench", "sendrecv", "--inplace"},
 		{"bench", "allreduce", "--ranks", "1025"},
-		{"bench", "join", "--iters", "0"},
+		{"bench", "join", "--iters", "-1"},
 		{"bench", "join", "--iters", "100001"},
 		{"bench", "all", "--time", "-1s"},
 		{"bench", "all", "--rounds", "0"},

@@ -282,20 +282,71 @@ func TestIncludeLoopEnds(t *testing.T) {
 func TestOutput(t *testing.T) {
 	m := Collect(machine())
 	var table, object strings.Builder
-	if err := Table(&table, Findings(m), false); err != nil {
+	v := Judge(m, Findings(m), NeedHost)
+	if err := Table(&table, Findings(m), v, false); err != nil {
 		t.Fatal(err)
 	}
-	if n := strings.Count(table.String(), "\n"); n != len(Findings(m)) || strings.Contains(table.String(), "\x1b") {
-		t.Errorf("%d lines\n%s", n, &table)
+	text, found := table.String(), 0
+	for line := range strings.Lines(text) {
+		if len(line) > lineWidth+1 {
+			t.Errorf("%d columns: %s", len(line), line)
+		}
+		if strings.HasPrefix(line, "ok ") || strings.HasPrefix(line, "-- ") {
+			found++
+		}
 	}
-	if err := JSON(&object, m); err != nil {
+	if found != len(Findings(m)) || strings.Contains(text, "\x1b") || !strings.HasSuffix(text, "\n\nready on the host; no GPU\n") {
+		t.Errorf("%d findings\n%s", found, text)
+	}
+	if err := JSON(&object, m, v); err != nil {
 		t.Fatal(err)
 	}
-	var back Machine
+	var back struct {
+		Machine
+		Verdict
+	}
 	if err := json.Unmarshal([]byte(object.String()), &back); err != nil {
 		t.Fatal(err)
 	}
-	if d := cmp.Diff(m, back); d != "" {
+	if d := cmp.Diff(m, back.Machine) + cmp.Diff(v, back.Verdict); d != "" {
 		t.Error(d)
+	}
+}
+
+func TestVerdict(t *testing.T) {
+	gpu := Device{Name: "A", Arch: "sm_90a", SMs: 132, Memory: 1 << 30, VMM: true, FD: true}
+	nvrtc := Compiler{Path: "/x/libnvrtc.so.13", Version: "13.0"}
+	with := func(devices []Device, c Compiler, launch error) Machine {
+		s := machine("usr/lib/libcuda.so.1", "")
+		s.CUDA = func() CUDA { return CUDA{Version: "13.0", Devices: devices, Peers: [][]bool{{true}}} }
+		s.Compiler = func() Compiler { return c }
+		if launch != nil {
+			s.Launch = func() (string, error) { return "", launch }
+		}
+		return Collect(s)
+	}
+	cached := with([]Device{gpu}, Compiler{}, nil)
+	cached.Caches = []Cache{{Dir: "d", Kernels: 180}}
+	for _, tc := range []struct {
+		m          Machine
+		need       Need
+		ready, gpu bool
+		text       string
+	}{
+		{Collect(machine()), NeedHost, true, false, "ready on the host; no GPU"},
+		{Collect(machine()), NeedGPU, false, false, "not ready: ranks cannot work on GPUs here, which is required"},
+		{with([]Device{gpu}, nvrtc, nil), NeedGPU, true, true, "ready on the host and 1 GPU"},
+		{with([]Device{gpu, gpu}, nvrtc, nil), NeedHost, true, true, "ready on the host and 2 GPUs"},
+		{with([]Device{gpu}, Compiler{}, nil), NeedHost, true, false, "ready on the host; GPUs lack kernels, and NVRTC to compile them"},
+		{cached, NeedGPU, true, true, "ready on the host and 1 GPU"},
+		{
+			with(nil, nvrtc, errors.New("RANK is not a number")), NeedHost, false, false,
+			"not ready: launch: RANK is not a number - Join will fail with this",
+		},
+	} {
+		v := Judge(tc.m, Findings(tc.m), tc.need)
+		if v.Ready != tc.ready || v.GPU != tc.gpu || v.Text != tc.text || v.Ready != (len(v.Problems) == 0) {
+			t.Errorf("%+v, want %+v", v, tc.text)
+		}
 	}
 }

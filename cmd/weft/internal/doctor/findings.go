@@ -32,17 +32,22 @@ func Findings(m Machine) []Finding {
 	out = append(out, cpuFinding(m.CPU), numaFinding(m), memoryFinding(m.Memory))
 	switch {
 	case strings.HasPrefix(m.Pages, "2 MiB"):
-		add(Good, "pages", m.Pages, "windows fault in fast")
+		add(Good, "pages", m.Pages, "the first touch of a window's memory is fast")
 	case m.Pages == "":
 		add(Note, "pages", "unknown", "windows use the system's default")
 	default:
-		add(Note, "pages", m.Pages, "right, but slower to touch for the first time")
+		size, why, _ := strings.Cut(m.Pages, ": ")
+		meaning := "windows work, and the first touch of their memory is slower"
+		if why != "" {
+			meaning += " (" + why + ")"
+		}
+		add(Note, "pages", size, meaning)
 	}
 	switch m.SIMD {
 	case "avx512", "avx2":
-		add(Good, "SIMD", m.SIMD, "assembly kernels")
+		add(Good, "SIMD", m.SIMD, "host arithmetic uses it")
 	default:
-		add(Note, "SIMD", m.SIMD, "same results as the assembly, more slowly")
+		add(Note, "SIMD", m.SIMD, "host arithmetic is portable code: the same results, more slowly")
 	}
 	out = append(out, limitFindings(m.Limits)...)
 	out = append(out, gpuFindings(m)...)
@@ -70,7 +75,7 @@ func cpuFinding(c CPU) Finding {
 		f.Value += fmt.Sprintf(", cgroup quota %.3g", c.Quota)
 		f.Meaning, f.Grade = "the quota throttles ranks that wait actively; raise it, or narrow the mask to it", Note
 	default:
-		f.Meaning = fmt.Sprintf("up to %d ranks spin; more than that yield", c.Usable)
+		f.Meaning = fmt.Sprintf("up to %s have one each; with more, waiting is slower", count(c.Usable, "rank"))
 	}
 	return f
 }
@@ -103,6 +108,13 @@ func memoryFinding(m Memory) Finding {
 		f.Grade, f.Meaning = Note, "tight: large windows may be refused"
 	}
 	return f
+}
+
+func count(n int, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return fmt.Sprintf("%d %s", n, noun)
 }
 
 func gib(n uint64) string { return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30)) }
