@@ -47,26 +47,48 @@ func (a *axis) room(values []float64, gap float64, label func(float64) string) {
 func (a *axis) atData(values []float64, label func(float64) string) {
 	v := slices.Clone(values)
 	slices.Sort(v)
-	a.room(slices.Compact(v), 36, label)
+	longest := 0
+	for _, x := range v {
+		longest = max(longest, len(label(x)))
+	}
+	a.room(slices.Compact(v), float64(character*longest+8), label)
 }
 
-// atRound puts ticks at round values: 1, 2, 5, 10, ... over a short range, powers of
-// ten over a long one.
+// atRound puts ticks at round values, as many of a decade as have room, or at some powers of ten.
 func (a *axis) atRound(label func(float64) string) {
-	steps := []float64{1, 2, 5}
-	switch decades := math.Log10(a.hi / a.lo); {
-	case decades > 4:
-		steps = []float64{1}
+	const gap = 24
+	decades := math.Log10(a.hi / a.lo)
+	decade := math.Abs(a.to-a.from) / decades
+	every := 1.0 // decade
+	steps := []float64{1}
+	switch {
 	case decades < 0.7:
 		steps = []float64{1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9}
+	case decade*math.Log10(2) >= gap:
+		steps = []float64{1, 2, 5}
+	case decade*math.Log10(3) >= gap:
+		steps = []float64{1, 3}
+	default:
+		every = math.Ceil(gap / decade)
 	}
 	var values []float64
-	for e := math.Floor(math.Log10(a.lo)); e <= math.Ceil(math.Log10(a.hi)); e++ {
+	for e := math.Floor(math.Log10(a.lo)/every) * every; e <= math.Ceil(math.Log10(a.hi)); e += every {
 		for _, s := range steps {
 			values = append(values, s*math.Pow(10, e))
 		}
 	}
-	a.room(values, 22, label)
+	a.room(values, gap, label)
+}
+
+// tick writes a value of an axis: 20k and 3M are 20,000 and 3,000,000.
+func tick(v float64) string {
+	switch {
+	case v >= 1e6:
+		return short(v/1e6) + "M"
+	case v >= 1e4:
+		return short(v/1e3) + "k"
+	}
+	return short(v)
 }
 
 // short writes a value with at most three significant digits and no exponent.

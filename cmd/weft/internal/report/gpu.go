@@ -43,8 +43,8 @@ func (a *along) several(rows []benchep.GPURow) bool {
 	return slices.ContainsFunc(rows, func(r benchep.GPURow) bool { return a.key(&r) != a.key(&rows[0]) })
 }
 
-// plots draws the time and the bandwidth of every operation: the measurement, the same bytes at the
-// links' ceiling of the run, and other libraries.
+// plots draws the time and the bandwidth of every operation: the measurement, the floor or the ceiling of the
+// links in the run, and other libraries.
 func (g *GPUs) plots() []Plot {
 	axes := []*along{byTokens}
 	if bySMs.several(g.Rows) {
@@ -80,9 +80,17 @@ func (l *lines) add(name string, p Point) {
 	(*l)[i].Points = append((*l)[i].Points, p)
 }
 
-// beside joins the measurements and the lines that they are compared with; equal lines are drawn
-// once.
-func (l lines) beside(others lines) []Series {
+// limits makes floors or ceilings of lines, each of the series of its name.
+func (l lines) limits() []Series {
+	all := slices.Clone(l)
+	for i := range all {
+		all[i].Of, all[i].Name, all[i].Points = all[i].Name, "limit of "+all[i].Name, medians(all[i].Points)
+	}
+	return all
+}
+
+// beside joins the measurements, their limits and the lines of others; equal lines are drawn once.
+func (l lines) beside(limits []Series, others lines) []Series {
 	for i := range l {
 		l[i].Points = medians(l[i].Points)
 	}
@@ -92,7 +100,13 @@ func (l lines) beside(others lines) []Series {
 			l = append(l, o)
 		}
 	}
-	return l
+	return append(l, limits...)
+}
+
+// quantity is the same for sentences.
+func (a *along) quantity() quantity {
+	noun := strings.TrimSuffix(a.name, "s")
+	return quantity{say: func(v float64) string { return measure.Count(int(v), noun) }}
 }
 
 // eachRow calls f for the rows of an operation, with their place on the axis, and the properties
@@ -116,7 +130,7 @@ func (g *GPUs) eachRow(op string, a *along, f func(r *benchep.GPURow, x float64,
 
 // time draws an operation's time.
 func (g *GPUs) time(op string, a *along) Plot {
-	var ours, others lines
+	var ours, floors, others lines
 	g.eachRow(op, a, func(r *benchep.GPURow, x float64, but string) {
 		ours.add(r.Contract+but, Point{X: x, Y: r.P50, High: r.P99})
 		if r.WireBytes == 0 {
@@ -129,9 +143,7 @@ func (g *GPUs) time(op string, a *along) Plot {
 		case "combine-backward":
 			rows = "gradients"
 		}
-		if r.LinkGBps > 0 {
-			others.add("the links' ceiling for "+rows+but, Point{X: x, Y: float64(r.WireBytes) / r.LinkGBps / 1e3})
-		}
+		floors.add(r.Contract+but, Point{X: x, Y: r.Floor})
 		if a == bySMs {
 			rows += but
 		}
@@ -147,22 +159,30 @@ func (g *GPUs) time(op string, a *along) Plot {
 			others.add(fmt.Sprintf("%s, quoted of %s", p.Contract, p.Date), Point{X: float64(a.peer(p)), Y: p.P50})
 		}
 	}
+	all := ours.beside(floors.limits(), others)
 	return Plot{
-		Title: op + ": time by " + a.name, X: a.axis, Y: "time in a graph, us (p50, whisker to p99)",
-		Series: ours.beside(others),
+		Title: op + ": time by " + a.name, X: a.axis,
+		Y:      "time in a graph, in us: the median, and a whisker to the 99th percentile",
+		Limits: "floor: the links' time for the same bytes, in this run",
+		Series: all, Says: saysTime(op, a.quantity(), ours, floors.limits()),
 	}
 }
 
 // bandwidth draws an operation's bandwidth on the links.
 func (g *GPUs) bandwidth(op string, a *along) Plot {
-	var ours, others lines
+	var ours, ceilings lines
 	g.eachRow(op, a, func(r *benchep.GPURow, x float64, but string) {
 		if r.WireBytes > 0 {
 			ours.add(r.Contract+but, Point{X: x, Y: r.GBps})
-			others.add("links, kernels of as many SMs"+but, Point{X: x, Y: r.LinkGBps})
+			ceilings.add(r.Contract+but, Point{X: x, Y: r.LinkGBps})
 		}
 	})
-	return Plot{Title: op + ": bandwidth by " + a.name, X: a.axis, Y: "GB/s to other ranks", Series: ours.beside(others)}
+	all := ours.beside(ceilings.limits(), nil)
+	return Plot{
+		Title: op + ": bandwidth by " + a.name, X: a.axis, Y: "GB/s to other ranks",
+		Limits: "ceiling: kernels of as many SMs on the links, in this run",
+		Series: all, Says: saysRate(a.quantity(), ours, ceilings.limits(), true),
+	}
 }
 
 // comparable says whether a quoted figure belongs beside the rows: of as many ranks, and as many
@@ -180,36 +200,40 @@ func alike(a, b int64) bool { return math.Abs(float64(a-b)) <= 0.01*float64(b) }
 func (g *GPUs) tables() []Table {
 	rows := Table{
 		Title: "All rows",
-		Head: heads("contract", "op", "#tokens", "#capacity", "#SMs asked", "#used", "#p50 us", "#p99", "#min",
-			"#max", "#ungated", "#alone", "#alone p99", "#eager", "#issue", "#cold",
-			"#wire", "#logical", "#per selection", "#GB/s", "#links", "#of links", "output"),
-		Note: "Times are of the slowest rank of each replay or sample: p50, p99, min and max in a graph of " +
-			"many operations that begins on all GPUs together, ungated the same without that, " +
-			"alone a graph of one between two events, eager without a graph until the host sees the end and " +
-			"issue the call of it, cold in a graph with caches emptied before each. " +
-			"Bytes are of one rank, in the mean: wire leaves the rank, logical counts a token once for each " +
-			"rank that it visits, per selection counts every (token, expert) pair, the rank's own included. " +
-			"GB/s is wire over p50, links is the bandwidth of kernels of as many SMs on the links, all to all, in " +
-			"this run. Ceilings in plots are the wire bytes at that rate.",
+		Note:  "All times are of the slowest rank of each replay or sample. Bytes are of one rank, in the mean.",
+		Columns: columns("!contract", "!op", "#tokens", "#capacity: tokens that the handle takes", "#SMs asked",
+			"#used: SMs that the kernel runs on",
+			"!#p50 us: in a graph of many operations that begins on all GPUs together, the median of replays",
+			"#p99: the same, the 99th percentile", "#GB/s: 10^9 bytes a second: wire over p50",
+			"#floor us: the links' time for wire, at the bandwidth of kernels of as many SMs, all to all, in this run",
+			"#ratio: floor over p50; 1 is the speed of the links", "!output: verified in this run or not",
+			"#min: as p50, the fastest replay", "#max: as p50, the slowest",
+			"#ungated: as p50, but GPUs begin as their hosts launch", "#alone: a graph of one operation, between two events",
+			"#alone p99", "#eager: without a graph, until the host sees the end", "#issue: of eager, the call alone",
+			"#cold: in a graph, with caches emptied before each", "#wire: bytes that leave the rank",
+			"#logical: a token counted once for each rank that it visits",
+			"#per selection: every (token, expert) pair counted, the rank's own included",
+			"#links: their bandwidth in this run, which gives the floor"),
 	}
 	for _, r := range g.Rows {
-		output := Cell{Text: "verified", Class: "good"}
 		if rows.Checked++; !r.Verified {
 			rows.Wrong++
-			output = Cell{Text: "wrong: " + strings.Join(r.Problems, "; "), Class: "bad"}
 		}
-		rows.Rows = append(rows.Rows, append(cells(r.Contract, r.Op, r.Tokens, r.Capacity, r.SMs, r.SMsUsed,
-			r.P50, r.P99, r.Min, r.Max, r.Ungated, r.Kernel, r.KernelP99,
-			r.Eager, r.Issue, r.Cold, r.WireBytes, r.LogicalBytes, r.DeepEPBytes, r.GBps, r.LinkGBps, r.Ratio), output))
+		row := append(cells(r.Contract, r.Op, r.Tokens, r.Capacity, r.SMs, r.SMsUsed, r.P50, r.P99, r.GBps, r.Floor,
+			r.FloorRatio), verified(r.Verified, r.Problems...))
+		rows.Rows = append(rows.Rows, append(row, cells(r.Min, r.Max, r.Ungated, r.Kernel, r.KernelP99, r.Eager, r.Issue,
+			r.Cold, r.WireBytes, r.LogicalBytes, r.DeepEPBytes, r.LinkGBps)...))
 	}
 	peers := Table{
-		Title: "Other libraries",
-		Head:  heads("library", "op", "#ranks", "#tokens", "#bytes to other ranks", "#SMs", "#us", "measured"),
+		Title:   "Other libraries",
+		Columns: columns("!library", "!op", "#ranks", "#tokens", "#bytes to other ranks", "#SMs", "#us", "!measured"),
 	}
 	for _, p := range g.Peers {
 		peers.Rows = append(peers.Rows, append(cells(p.Contract, p.Op, p.Ranks, p.Tokens, p.WireBytes, p.SMs,
 			p.P50), g.origin(p, &peers)))
 	}
+	rows.condense()
+	peers.condense()
 	return []Table{rows, peers}
 }
 
@@ -226,40 +250,4 @@ func (g *GPUs) origin(p bench.Peer, t *Table) Cell {
 		return Cell{Text: "in this run: wrong", Class: "bad"}
 	}
 	return Cell{Text: "in this run, verified", Class: "good"}
-}
-
-// heads makes the heads of columns; those of numbers begin with #.
-func heads(names ...string) []Cell {
-	var all []Cell
-	for _, name := range names {
-		c := Cell{Text: strings.TrimPrefix(name, "#")}
-		if c.Text != name {
-			c.Class = "n"
-		}
-		all = append(all, c)
-	}
-	return all
-}
-
-// cells writes values: bytes are int64, and zero is left out.
-func cells(values ...any) []Cell {
-	var all []Cell
-	for _, v := range values {
-		c := Cell{Class: "n"}
-		switch v := v.(type) {
-		case string:
-			c = Cell{Text: v}
-		case int:
-			c.Text = fmt.Sprint(v)
-		case int64:
-			c.Text = measure.Size(v)
-		case float64:
-			c.Text = fmt.Sprintf("%.4g", v)
-		}
-		if v == any(0) || v == any(int64(0)) || v == any(0.0) {
-			c.Text = ""
-		}
-		all = append(all, c)
-	}
-	return all
 }

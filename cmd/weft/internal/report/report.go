@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"html/template"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
@@ -23,54 +24,39 @@ type Report struct {
 	GPUs    *GPUs // nil: nothing of them
 }
 
-// Table is one more table of a report. Of its rows so many were checked in the run, and so many of
-// those were wrong.
-type Table struct {
-	Title, Note    string
-	Head           []Cell
-	Rows           [][]Cell
-	Checked, Wrong int
-}
-
-// Cell is one field of a table. Its class is one of the style sheet: n for numbers, good, bad,
-// soft.
-type Cell struct{ Text, Class string }
-
 //go:embed report.html
 var page string
 
-var pageTemplate = template.Must(template.New("report").Funcs(template.FuncMap{
-	"number": func(v float64) string { return fmt.Sprintf("%.4g", v) },
-	"size":   func(n int64) string { return measure.Size(n) },
-}).Parse(page))
+var pageTemplate = template.Must(template.New("report").Parse(page))
 
 // Write writes the report as one HTML page.
 func Write(w io.Writer, r Report) error {
 	type figure struct {
-		Title string
-		SVG   template.HTML
+		Plot
+		Drawing, Entries template.HTML
 	}
 	data := struct {
 		Report
+		Verdict []string
 		Figures []figure
 		Tables  []Table
 		Checked int
 		Wrong   int
-	}{Report: r, Checked: len(r.Records)}
+	}{Report: r}
 	all := plots(r.Records)
+	if len(r.Records) > 0 {
+		data.Verdict = measure.Verdict(r.Records)[1:]
+		data.Tables = append(data.Tables, ofRecords(r.Records)...)
+	}
 	if r.GPUs != nil {
 		all = append(all, r.GPUs.plots()...)
-		data.Tables = r.GPUs.tables()
+		data.Tables = append(data.Tables, r.GPUs.tables()...)
 	}
+	colours := palette{}
 	for _, p := range all {
-		if svg := p.SVG(); svg != "" {
-			// SVG escapes every text that it is given.
-			data.Figures = append(data.Figures, figure{p.Title, template.HTML(svg)})
-		}
-	}
-	for _, rec := range r.Records {
-		if !rec.Verified {
-			data.Wrong++
+		if svg := p.SVG(colours); svg != "" {
+			// SVG and Legend escape every text that they are given.
+			data.Figures = append(data.Figures, figure{p, template.HTML(svg), template.HTML(p.Legend(colours))})
 		}
 	}
 	for _, t := range data.Tables {
@@ -81,4 +67,15 @@ func Write(w io.Writer, r Report) error {
 		return fmt.Errorf("writing the report: %w", err)
 	}
 	return nil
+}
+
+// sentences joins those that are not empty.
+func sentences(all ...string) string {
+	var said []string
+	for _, s := range all {
+		if s != "" {
+			said = append(said, s)
+		}
+	}
+	return strings.Join(said, " ")
 }

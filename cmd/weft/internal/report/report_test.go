@@ -25,9 +25,16 @@ func sweep() []measure.Record {
 			for _, op := range []string{"dispatch", "combine"} {
 				out = append(out, measure.Record{
 					Op: op, Engine: "host", Ranks: ranks, Tokens: tokens, Hidden: 7168, TopK: 8, Experts: 64, DType: "bf16",
-					Layout: "expert-major", P50: float64(tokens*ranks) * 3, P99: float64(tokens*ranks) * 4, GBps: 2, Verified: true,
+					Layout: "expert-major", P50: float64(tokens*ranks) * 3, P99: float64(tokens*ranks) * 4, Verified: true,
 				})
 			}
+		}
+	}
+	for i := range out {
+		r := &out[i]
+		r.DeepEPBytes, r.Floor, r.FloorRatio = int64(1000*r.Tokens*r.Ranks), r.P50/2, 0.5+float64(i)/100
+		if r.GBps = 2; r.Tokens == 8 && r.Ranks == 2 {
+			r.GBps = 40
 		}
 	}
 	return append(out, measure.Record{
@@ -52,17 +59,20 @@ func TestPageIsSelfContained(t *testing.T) {
 		}
 	}
 	for _, want := range []string{
-		"Time by tokens", "Bandwidth by tokens", "Time by ranks", "allreduce, 2 ranks: time by size",
-		"dispatch, 2 ranks", "combine, 4 ranks", "Fast &amp; Small", "every row was verified", "1970-01-01",
+		"dispatch: time by tokens", "combine: bandwidth by tokens", "allreduce, 2 ranks: time by size",
+		"</svg>2 ranks</li>", "</svg>4 ranks</li>", "Fast &amp; Small", "every row was verified", "1970-01-01",
+		"dispatch (2 ranks) takes 6 us for 1 token and 768 us for 128 tokens, a ratio of 0.5 to the floor; (4 ranks) 12 us",
+		"The most is 40 GB/s, for 8 tokens (2 ranks). Points above the dashed line", "for 128 tokens it is 2 GB/s.",
+		"<th>op</th>", "In all rows: engine host, ", "hidden 7168, top-k 8, experts 64", "<dt>ratio</dt>", "<dt>busbw</dt>",
 	} {
 		if !strings.Contains(html, want) {
 			t.Errorf("page lacks %q", want)
 		}
 	}
-	if n := strings.Count(html, "<svg"); n != 6 {
+	if n := strings.Count(html, "<figure>"); n != 6 {
 		t.Errorf("%d plots", n)
 	}
-	if n := strings.Count(html, "verified</span>"); n != len(r.Records) {
+	if n := strings.Count(html, "verified</td>"); n != len(r.Records) {
 		t.Errorf("%d rows", n)
 	}
 }
@@ -87,23 +97,30 @@ func TestCollectivePlots(t *testing.T) {
 		}
 	}
 	all := plots(records)
-	if len(all) != 3 {
+	if len(all) != 2 {
 		t.Fatalf("%d plots", len(all))
 	}
 	want := []Band{{"one-shot", 1 << 10, 64 << 10}, {"two-shot", 64 << 10, 1 << 20}}
-	for _, p := range all[:2] {
+	const ran = "Shaded is which algorithm ran: one-shot (1 KiB to 16 KiB), two-shot (256 KiB to 1 MiB)."
+	for _, p := range all {
+		if !strings.HasSuffix(p.Says, ran) {
+			t.Errorf("%q", p.Says)
+		}
 		if d := cmp.Diff(want, p.Bands); d != "" {
 			t.Error(d)
 		}
-		if svg := p.SVG(); strings.Count(svg, `class="band"`) != 2 || !strings.Contains(svg, ">two-shot</text>") {
+		if svg := p.SVG(palette{}); strings.Count(svg, `class="band b`) != 2 || !strings.Contains(svg, ">two-shot</text>") {
 			t.Error(svg)
 		}
 	}
 	var names []string
 	for _, s := range all[1].Series {
 		names = append(names, s.Name)
+		if s.Dashed != (s.Name == "NCCL") || s.Of != "" != (s.Name == "limit of Weft on GPUs") {
+			t.Errorf("%+v", s)
+		}
 	}
-	if d := cmp.Diff([]string{"gpu", "nccl", "ceiling of the links or of memcpy, in this run"}, names); d != "" {
+	if d := cmp.Diff([]string{"Weft on GPUs", "NCCL", "limit of Weft on GPUs"}, names); d != "" {
 		t.Error(d)
 	}
 }
@@ -135,7 +152,7 @@ func TestSVGIsWellFormedAndInside(t *testing.T) {
 			s.Points = append(s.Points, Point{X: 0, Y: 1}) // cannot be drawn
 			p.Series = append(p.Series, s)
 		}
-		svg := p.SVG()
+		svg := p.SVG(palette{})
 		d := xml.NewDecoder(strings.NewReader(svg))
 		for {
 			if _, err := d.Token(); errors.Is(err, io.EOF) {
@@ -156,11 +173,11 @@ func TestSVGIsWellFormedAndInside(t *testing.T) {
 }
 
 func TestOnePointIsDrawn(t *testing.T) {
-	svg := Plot{Series: []Series{{Name: "a", Points: []Point{{X: 4, Y: 10}}}}}.SVG()
+	svg := Plot{Series: []Series{{Name: "a", Points: []Point{{X: 4, Y: 10}}}}}.SVG(palette{})
 	if strings.Count(svg, "<circle") != 1 || !strings.Contains(svg, ">4</text>") || !strings.Contains(svg, ">10</text>") {
 		t.Error(svg)
 	}
-	if svg := (Plot{}).SVG(); svg != "" {
+	if svg := (Plot{}).SVG(palette{}); svg != "" {
 		t.Errorf("an empty plot draws %q", svg)
 	}
 }
@@ -174,12 +191,104 @@ func TestShort(t *testing.T) {
 			t.Errorf("short(%v) = %q, want %q", v, got, want)
 		}
 	}
+	for v, want := range map[float64]string{0.01: "0.01", 5000: "5000", 2e4: "20k", 3e6: "3M"} {
+		if got := tick(v); got != want {
+			t.Errorf("tick(%v) = %q, want %q", v, got, want)
+		}
+	}
+}
+
+// Ticks are as far from each other as their labels need, and evenly so over many decades.
+func TestTicks(t *testing.T) {
+	for _, hi := range []float64{1.5, 3, 30, 1e3, 1e5, 1e9, 1e15} {
+		a := fit([]float64{1, hi}, 270, 26)
+		if a.atRound(tick); len(a.ticks) < 2 || len(a.ticks) > 11 {
+			t.Errorf("to %g: %v", hi, a.ticks)
+		}
+		for i := range a.ticks[1:] {
+			if gap := a.pixel(a.ticks[i]) - a.pixel(a.ticks[i+1]); gap < 24 {
+				t.Errorf("to %g: %g from %g to %g", hi, gap, a.ticks[i], a.ticks[i+1])
+			}
+			if ratio := a.ticks[i+1] / a.ticks[i]; hi >= 1e9 && math.Abs(ratio-a.ticks[1]/a.ticks[0]) > 1e-6*ratio {
+				t.Errorf("to %g: %v", hi, a.ticks)
+			}
+		}
+	}
 }
 
 func TestSeriesNamesSayWhatDiffers(t *testing.T) {
-	series := split(sweep()[:4], "tokens", func(r *measure.Record) Point { return Point{X: float64(r.Tokens), Y: r.P50} })
-	if len(series) != 2 || series[0].Name != "dispatch" || len(series[0].Points) != 2 {
+	all := sweep()[:12]
+	n := naming(all)
+	series := split(all, func(r *measure.Record) string { return n.name(r, "tokens") }, tokens.time)
+	if len(series) != 2 || series[0].Name != "2 ranks" || len(series[0].Points) != 3 {
 		t.Errorf("%+v", series)
+	}
+	if n = naming(all[:1]); n.name(&all[0]) != measured {
+		t.Errorf("%q", n.name(&all[0]))
+	}
+}
+
+// A series has the colour of its name, in whichever plots and places it is; what belongs to it has that, too.
+func TestColoursFollowNames(t *testing.T) {
+	line := func(name, of string) Series {
+		return Series{Name: name, Of: of, Points: []Point{{X: 1, Y: 1}, {X: 2, Y: 2}}}
+	}
+	colours := palette{}
+	first := Plot{Series: []Series{line("a", ""), line("b", "")}}.SVG(colours)
+	second := Plot{Series: []Series{line("b", ""), line("floor", "b"), line("c", "")}}
+	if strings.Count(first, `<g class="c1"`) != 1 || strings.Count(second.SVG(colours), `<g class="c1"`) != 1 ||
+		strings.Count(second.SVG(colours), `<g class="c1 limit"`) != 1 || strings.Count(second.SVG(colours), `<g class="c2"`) != 1 {
+		t.Errorf("%s%s", first, second.SVG(colours))
+	}
+	if legend := second.Legend(colours); strings.Count(legend, "<li>") != 3 || strings.Contains(legend, "floor</li>") {
+		t.Error(legend) // the third is that of all limits
+	}
+	styles := map[string]bool{}
+	for i := range 3 * colors {
+		s := line(strings.Repeat("x", i+1), "")
+		styles[palette(colours).style(&s)] = true
+	}
+	if len(styles) != 3*colors {
+		t.Errorf("%d styles for %d series", len(styles), 3*colors)
+	}
+}
+
+// Columns that are empty or the same everywhere are out of the table; what stays is asked for.
+func TestCondense(t *testing.T) {
+	table := Table{
+		Columns: columns("!op: what", "engine", "#ranks", "#none: nothing"),
+		Rows:    [][]Cell{cells("a", "host", 2, 0), cells("a", "host", 4, 0)},
+	}
+	table.condense()
+	var names []string
+	for _, c := range table.Columns {
+		names = append(names, c.Name+c.Class)
+	}
+	if d := cmp.Diff([]string{"op", "ranksn"}, names); d != "" || table.Same != "engine host" ||
+		len(table.Legend()) != 1 || len(table.Rows[1]) != 2 || table.Rows[1][1].Text != "4" {
+		t.Errorf("%+v %s", table, d)
+	}
+	one := Table{Columns: columns("a", "b"), Rows: [][]Cell{cells("x", "")}}
+	if one.condense(); len(one.Columns) != 1 || one.Same != "" {
+		t.Errorf("of one row: %+v", one)
+	}
+}
+
+// Time by ranks is drawn where there are three numbers of them.
+func TestByRanks(t *testing.T) {
+	var records []measure.Record
+	for _, n := range []int{2, 4, 8} {
+		for _, tokens := range []int{1, 2, 4, 8, 16, 32, 64} {
+			records = append(records, measure.Record{Op: "combine", Ranks: n, Tokens: tokens, P50: float64(n * tokens)})
+		}
+	}
+	last := func(records []measure.Record) Plot { all := plots(records); return all[len(all)-1] }
+	if p := last(records); p.Title != "combine: time by ranks" || len(p.Series) != 5 || p.Series[0].Name != "1 token" ||
+		p.Series[4].Name != "64 tokens" || !strings.HasPrefix(p.Says, "combine (1 token) takes 2 us for 2 ranks and 8 us for 8 ranks;") {
+		t.Errorf("%+v", p)
+	}
+	if p := last(records[:14]); p.Title != "combine: bandwidth by tokens" {
+		t.Errorf("%+v", p)
 	}
 }
 
@@ -239,7 +348,8 @@ func TestGPUPage(t *testing.T) {
 		{name: "tokens", tokens: []int{1, 3, 128}, sms: []int{0}, plots: 7, with: []string{
 			"dispatch: time by tokens", "combine: bandwidth by tokens", "Low, quoted of 2026-11-20",
 			"NCCL, in this run, as many bytes as bf16 rows",
-			"as many bytes as partial sums", "the links&#39;? ceiling for bf16 rows",
+			"as many bytes as partial sums", "floor: the links&#39;? time",
+			"The most is 100 GB/s, for 1 token \\(rank-major bf16\\). For 128 tokens it is 0.286 of the ceiling.",
 			"quoted, not measured here: 2026-11-20, another machine", "every row was verified",
 		}, without: []string{"by SMs", "Many, quoted of", "Eight, quoted of"}},
 		{name: "SMs", tokens: []int{4096}, sms: []int{8, 24}, plots: 7, with: []string{
@@ -286,11 +396,11 @@ func TestGPUPage(t *testing.T) {
 					t.Errorf("page contains %q", bad)
 				}
 			}
-			if n, known := strings.Count(page, ">Low, quoted of")+strings.Count(page,
-				">Many, quoted of"), 2; !tc.wrong && n < known {
+			if n, known := strings.Count(page, "</svg>Low, quoted of")+strings.Count(page,
+				"</svg>Many, quoted of"), 2; !tc.wrong && n < known {
 				t.Errorf("quoted figures in %d plots, want at least %d", n, known)
 			}
-			if n := strings.Count(page, "<svg"); n != tc.plots {
+			if n := strings.Count(page, "<figure>"); n != tc.plots {
 				t.Errorf("%d plots, want %d", n, tc.plots)
 			}
 			if n := strings.Count(page, "verified</td>"); !tc.wrong && n != len(g.Rows)+1 {

@@ -26,9 +26,22 @@ func count(get func(*measure.Record) int, one, many string) func(*measure.Record
 	}
 }
 
+// engine is what did the operation, in words.
+func engine(r *measure.Record) string {
+	switch r.Engine {
+	case "host":
+		return "Weft on the host"
+	case "gpu":
+		return "Weft on GPUs"
+	case "nccl":
+		return "NCCL"
+	}
+	return r.Engine
+}
+
 var dimensions = []dimension{
 	{"op", func(r *measure.Record) string { return r.Op }},
-	{"engine", func(r *measure.Record) string { return r.Engine }},
+	{"engine", func(r *measure.Record) string { return engine(r) }},
 	{"ranks", count(func(r *measure.Record) int { return r.Ranks }, "rank", "ranks")},
 	{"tokens", count(func(r *measure.Record) int { return r.Tokens }, "token", "tokens")},
 	{"bytes", func(r *measure.Record) string { return measure.Size(r.Message()) }},
@@ -64,45 +77,58 @@ var dimensions = []dimension{
 	{"routing", func(r *measure.Record) string { return r.Routing }},
 }
 
-// split makes a series of every group of records that differ only in along, and names it by the
-// properties that distinguish the groups.
-func split(records []measure.Record, along string, point func(*measure.Record) Point) []Series {
-	var varying []dimension
+// namer names records by the properties in which those of all plots differ, so that a series has the same name, and
+// colour, in each.
+type namer []dimension
+
+// naming makes a namer, for plots of one operation each.
+func naming(all []measure.Record) namer {
+	var n namer
 	for _, d := range dimensions {
-		if d.name == along {
-			continue
-		}
-		for i := range records {
-			if d.value(&records[i]) != d.value(&records[0]) {
-				varying = append(varying, d)
-				break
-			}
+		if d.name != "op" && slices.ContainsFunc(all, func(r measure.Record) bool { return d.value(&r) != d.value(&all[0]) }) {
+			n = append(n, d)
 		}
 	}
-	var series []Series
-	index := map[string]int{}
+	return n
+}
+
+// measured is the name of a series that needs none.
+const measured = "measured"
+
+// name is that of the series of a record, in a plot along one of the dimensions. Plots of one number of ranks say
+// it in their titles.
+func (n namer) name(r *measure.Record, along ...string) string {
+	var words []string
+	for _, d := range n {
+		if w := d.value(r); w != "" && !slices.Contains(along, d.name) {
+			words = append(words, w)
+		}
+	}
+	if len(words) == 0 {
+		return measured
+	}
+	return strings.Join(words, ", ")
+}
+
+// split makes a series of all records of one name.
+func split(records []measure.Record, name func(*measure.Record) string, point func(*measure.Record) Point) []Series {
+	var l lines
 	for i := range records {
-		r := &records[i]
-		var words []string
-		for _, d := range varying {
-			words = append(words, d.value(r))
-		}
-		name := strings.Join(words, ", ")
-		if name == "" {
-			name = r.Op
-		}
-		at, ok := index[name]
-		if !ok {
-			at = len(series)
-			index[name] = at
-			series = append(series, Series{Name: name})
-		}
-		series[at].Points = append(series[at].Points, point(r))
+		l.add(name(&records[i]), point(&records[i]))
 	}
-	for i := range series {
-		series[i].Points = medians(series[i].Points)
+	for i := range l {
+		l[i].Points = medians(l[i].Points)
 	}
-	return series
+	return l
+}
+
+// limits are series of floors or ceilings, each of the series of its name.
+func limits(records []measure.Record, name func(*measure.Record) string, point func(*measure.Record) Point) []Series {
+	all := split(records, name, point)
+	for i := range all {
+		all[i].Of, all[i].Name = all[i].Name, "limit of "+all[i].Name
+	}
+	return all
 }
 
 // medians sorts points and keeps, of those that were measured several times, the one
@@ -119,8 +145,40 @@ func medians(points []Point) []Point {
 	return out
 }
 
-// plots draws time and bandwidth by tokens (or by bytes, for collectives), and time by ranks, as
-// far as the records have them.
+// quantity is what is on a plot's horizontal axis.
+type quantity struct {
+	dimension, axis string
+	at              func(*measure.Record) float64
+	tick            func(float64) string // nil: a number
+	say             func(float64) string
+}
+
+var (
+	tokens = quantity{
+		"tokens", "tokens per rank", func(r *measure.Record) float64 { return float64(r.Tokens) }, nil,
+		func(v float64) string { return measure.Count(int(v), "token") },
+	}
+	bytes = quantity{
+		"bytes", "size in bytes, as nccl-tests counts it", func(r *measure.Record) float64 { return float64(r.Message()) },
+		func(v float64) string {
+			return strings.NewReplacer(" B", "", " KiB", "K", " MiB", "M", " GiB", "G").Replace(measure.Size(int64(v)))
+		},
+		func(v float64) string { return measure.Size(int64(v)) },
+	}
+	ranks = quantity{
+		"ranks", "ranks", func(r *measure.Record) float64 { return float64(r.Ranks) }, nil,
+		func(v float64) string { return measure.Count(int(v), "rank") },
+	}
+)
+
+// time is a point of the time, and floor of its floor.
+func (q quantity) time(r *measure.Record) Point  { return Point{X: q.at(r), Y: r.P50, High: r.P99} }
+func (q quantity) floor(r *measure.Record) Point { return Point{X: q.at(r), Y: r.Floor} }
+
+const timeAxis = "time in us: the median, and a whisker to the 99th percentile"
+
+// plots draws every operation's time and bandwidth by tokens (or by size, for collectives), and its time by ranks
+// where there are enough numbers of them, as far as the records have them.
 func plots(records []measure.Record) []Plot {
 	var ep, coll []measure.Record
 	for _, r := range records {
@@ -130,55 +188,27 @@ func plots(records []measure.Record) []Plot {
 			ep = append(ep, r)
 		}
 	}
-	p50 := func(x func(*measure.Record) float64) func(*measure.Record) Point {
-		return func(r *measure.Record) Point { return Point{X: x(r), Y: r.P50, High: r.P99} }
-	}
-	gbps := func(x func(*measure.Record) float64) func(*measure.Record) Point {
-		return func(r *measure.Record) Point { return Point{X: x(r), Y: r.GBps} }
-	}
-	tokens := func(r *measure.Record) float64 { return float64(r.Tokens) }
-	bytes := func(r *measure.Record) float64 { return float64(r.Message()) }
-	ranks := func(r *measure.Record) float64 { return float64(r.Ranks) }
-	size := func(v float64) string { return measure.Size(int64(v)) }
-
-	const time = "time, us (p50, whisker to p99)"
 	var out []Plot
-	if len(ep) > 0 {
-		out = append(out,
-			Plot{Title: "Time by tokens", X: "tokens per rank", Y: time, Series: split(ep, "tokens", p50(tokens))},
-			Plot{
-				Title: "Bandwidth by tokens", X: "tokens per rank", Y: "GB/s, one row per selection",
-				Series: split(ep, "tokens", gbps(tokens)),
-			},
-			Plot{Title: "Time by ranks", X: "ranks", Y: time, Series: split(ep, "ranks", p50(ranks))})
+	n := naming(ep)
+	for _, group := range groups(ep, func(r *measure.Record) string { return r.Op }) {
+		out = append(out, expertPlots(n, group)...)
+		out = append(out, byRanks(n, group, tokens)...)
 	}
-	busbw := func(r *measure.Record) Point { return Point{X: bytes(r), Y: r.BusBW} }
-	for _, group := range groups(coll) {
-		title := fmt.Sprintf("%s, %s", group[0].Op, measure.Count(group[0].Ranks, "rank"))
-		shaded := bands(group)
-		out = append(out,
-			Plot{
-				Title: title + ": time by size", X: "bytes", Y: time, LabelX: size, Bands: shaded,
-				Series: split(group, "bytes", p50(bytes)),
-			},
-			Plot{
-				Title: title + ": bus bandwidth by size", X: "bytes", Y: "GB/s, as nccl-tests counts it", LabelX: size,
-				Bands: shaded, Series: append(split(group, "bytes", busbw), ceiling(group)...),
-			})
+	n = naming(coll)
+	for _, group := range groups(coll, func(r *measure.Record) string { return fmt.Sprint(r.Op, r.Ranks) }) {
+		out = append(out, collectivePlots(n, group)...)
 	}
-	if len(coll) > 0 {
-		out = append(out, Plot{
-			Title: "Collectives: time by ranks", X: "ranks", Y: time, Series: split(coll, "ranks", p50(ranks)),
-		})
+	for _, group := range groups(coll, func(r *measure.Record) string { return r.Op }) {
+		out = append(out, byRanks(n, group, bytes)...)
 	}
 	return out
 }
 
-// groups are the rows of each collective and number of ranks.
-func groups(coll []measure.Record) [][]measure.Record {
+// groups are the records that have the same key.
+func groups(records []measure.Record, key func(*measure.Record) string) [][]measure.Record {
 	var all [][]measure.Record
-	for _, r := range coll {
-		i := slices.IndexFunc(all, func(g []measure.Record) bool { return g[0].Op == r.Op && g[0].Ranks == r.Ranks })
+	for _, r := range records {
+		i := slices.IndexFunc(all, func(g []measure.Record) bool { return key(&g[0]) == key(&r) })
 		if i < 0 {
 			i, all = len(all), append(all, nil)
 		}
@@ -187,11 +217,101 @@ func groups(coll []measure.Record) [][]measure.Record {
 	return all
 }
 
-// bands are the ranges of sizes in which the library chose each algorithm.
-func bands(group []measure.Record) []Band {
-	ours := slices.DeleteFunc(slices.Clone(group), func(r measure.Record) bool { return r.Engine == "nccl" })
+// expertPlots are those of dispatch, combine or prepare.
+func expertPlots(n namer, group []measure.Record) []Plot {
+	op := group[0].Op
+	name := func(r *measure.Record) string { return n.name(r, "tokens") }
+	times, floors := split(group, name, tokens.time), limits(group, name, tokens.floor)
+	rate := func(r *measure.Record) Point { return Point{X: tokens.at(r), Y: r.GBps} }
+	most := func(r *measure.Record) Point {
+		return Point{X: tokens.at(r), Y: float64(r.DeepEPBytes) / max(r.Floor, 1e-9) / 1e3}
+	}
+	rates, ceilings := split(group, name, rate), limits(group, name, most)
+	return []Plot{
+		{
+			Title: op + ": time by tokens", X: tokens.axis, Y: timeAxis, Series: slices.Concat(times, floors),
+			Limits: "floor: memcpy's time for the same bytes, through cold memory",
+			Says:   sentences(saysTime(op, tokens, times, floors)),
+		},
+		{
+			Title: op + ": bandwidth by tokens", X: tokens.axis, Y: "GB/s: 10^9 bytes a second, a row per selection",
+			Series: slices.Concat(rates, ceilings), Limits: "ceiling: the same bytes in the time of the floor",
+			Says: saysRate(tokens, rates, ceilings, false),
+		},
+	}
+}
+
+// collectivePlots are those of one collective and number of ranks: our curve, peers', the floor or the ceiling,
+// and which algorithm ran where.
+func collectivePlots(n namer, group []measure.Record) []Plot {
+	title := fmt.Sprintf("%s, %s", group[0].Op, measure.Count(group[0].Ranks, "rank"))
+	name := func(r *measure.Record) string { return n.name(r, "bytes", "ranks") }
+	ours := slices.DeleteFunc(slices.Clone(group), func(r measure.Record) bool { return peer(&r) })
+	mine := slices.DeleteFunc(slices.Clone(ours), func(r measure.Record) bool { return name(&r) != name(&ours[0]) })
+	busbw := func(r *measure.Record) Point { return Point{X: bytes.at(r), Y: r.BusBW} }
+	ceiling := func(r *measure.Record) Point { return Point{X: bytes.at(r), Y: r.Ceiling} }
+	times, floors := split(group, name, bytes.time), limits(mine, name, bytes.floor)
+	rates, ceilings := split(group, name, busbw), limits(mine, name, ceiling)
+	for i := range group {
+		if peer(&group[i]) {
+			dash(times, name(&group[i]))
+			dash(rates, name(&group[i]))
+		}
+	}
+	shaded, ran := bands(mine)
+	return []Plot{
+		{
+			Title: title + ": time by size", X: bytes.axis, Y: timeAxis, LabelX: bytes.tick, Bands: shaded,
+			Series: slices.Concat(times, floors), Limits: "floor: the bytes at the ceiling of memcpy or of the links",
+			Says: sentences(saysTime(group[0].Op, bytes, times, floors), ran),
+		},
+		{
+			Title: title + ": bus bandwidth by size", X: bytes.axis, Y: "busbw in GB/s, as nccl-tests counts it",
+			LabelX: bytes.tick, Bands: shaded, Series: slices.Concat(rates, ceilings),
+			Limits: "ceiling: memcpy for each rank, through cold memory, or the links, in this run",
+			Says:   sentences(saysRate(bytes, rates, ceilings, group[0].Engine == "gpu"), ran),
+		},
+	}
+}
+
+// peer says whether a record is another library's.
+func peer(r *measure.Record) bool { return r.Engine != "host" && r.Engine != "gpu" && r.Engine != "" }
+
+func dash(all []Series, name string) {
+	for i := range all {
+		all[i].Dashed = all[i].Dashed || all[i].Name == name
+	}
+}
+
+// byRanks draws an operation's time by ranks, where there are three numbers of them or more: of two, a line says
+// no more than the other plots do. Few of many lines are drawn.
+func byRanks(n namer, group []measure.Record, q quantity) []Plot {
+	counts := map[int]bool{}
+	for _, r := range group {
+		counts[r.Ranks] = true
+	}
+	const fewest, most = 3, 5
+	if len(counts) < fewest {
+		return nil
+	}
+	all := split(group, func(r *measure.Record) string { return n.name(r, "ranks") }, ranks.time)
+	var few []Series
+	for i := range min(len(all), most) {
+		few = append(few, all[i*(len(all)-1)/max(min(len(all), most)-1, 1)])
+	}
+	return []Plot{{
+		Title: group[0].Op + ": time by ranks", X: ranks.axis, Y: timeAxis, Series: few,
+		Says: sentences(saysTime(group[0].Op, ranks, few, nil)),
+	}}
+}
+
+// bands are the ranges of sizes in which each algorithm ran, and a sentence about them. Between two sizes that
+// were measured the border is in the middle.
+func bands(ours []measure.Record) (all []Band, says string) {
+	ours = slices.Clone(ours)
 	slices.SortStableFunc(ours, func(a, b measure.Record) int { return cmp.Compare(a.Bytes, b.Bytes) })
-	var all []Band
+	var ranges []string
+	from := int64(0)
 	for i := range ours {
 		_, name, _ := strings.Cut(ours[i].Algorithm, "/")
 		at := float64(ours[i].Bytes)
@@ -201,21 +321,19 @@ func bands(group []measure.Record) []Band {
 		} else if n == 0 {
 			all = []Band{{name, at, at}}
 		}
-		all[len(all)-1].To = at
-	}
-	return all
-}
-
-// ceiling is what the links, or memcpy, carry.
-func ceiling(group []measure.Record) []Series {
-	s := Series{Name: "ceiling of the links or of memcpy, in this run", Dashed: true}
-	for i := range group {
-		if c := group[i].Ceiling; c > 0 {
-			s.Points = append(s.Points, Point{X: float64(group[i].Bytes), Y: c})
+		if all[len(all)-1].To = at; i == 0 || all[len(all)-1].From > float64(ours[i-1].Bytes) {
+			from = ours[i].Bytes
+		}
+		if i+1 == len(ours) || !strings.HasSuffix(ours[i+1].Algorithm, "/"+name) {
+			span := measure.Size(from)
+			if from != ours[i].Bytes {
+				span += " to " + measure.Size(ours[i].Bytes)
+			}
+			ranges = append(ranges, fmt.Sprintf("%s (%s)", name, span))
 		}
 	}
-	if s.Points = medians(s.Points); len(s.Points) == 0 {
-		return nil
+	if len(ranges) > 0 {
+		says = "Shaded is which algorithm ran: " + strings.Join(ranges, ", ") + "."
 	}
-	return []Series{s}
+	return all, says
 }
