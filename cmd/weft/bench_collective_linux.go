@@ -34,7 +34,8 @@ and rank 0 prints.
 With --device gpu ranks are goroutines of this process, rank r on GPU r % GPUs. A call is
 timed until the host sees the end, or with --graph as one of many in a graph. With
 --in-place the compared output is that of one more call. Rows of NCCL, through PyTorch,
-follow where it can be loaded and there are two GPUs.
+follow where it can be loaded and there are two GPUs. On the host rows of Gloo, through
+PyTorch, follow with --report.
 
 --loopback has one rank, whose peers are regions of its own GPU's memory: it makes every load,
 store and wait of an operation among as many ranks, and no wait lasts. What peers send are
@@ -59,7 +60,7 @@ type collectiveFlags struct {
 var (
 	collectiveHostOnly = []string{"iters", "time", "warmup"}
 	collectiveGPUOnly  = []string{
-		"gpus", "sms", "staging", "graph", "loopback", "replays", "operations", "deadline", "no-peers", "norm", "hidden",
+		"gpus", "sms", "staging", "graph", "loopback", "replays", "operations", "deadline", "norm", "hidden",
 	}
 )
 
@@ -110,7 +111,7 @@ func newBenchCollective(k *benchcollective.Kind) *cobra.Command {
 		"GPU: bytes of each rank's memory that hold what peers send (0: the library's choice)")
 	f.BoolVar(&c.graph, "graph", false, "GPU: time operations in a graph of many, and not calls")
 	f.BoolVar(&c.loopback, "loopback", false, "GPU: one rank, whose peers are regions of its own GPU's memory")
-	f.BoolVar(&c.noPeers, "no-peers", false, "GPU: do not measure NCCL in the same run")
+	f.BoolVar(&c.noPeers, "no-peers", false, "do not measure NCCL in the same run (host: Gloo, which is measured for a report)")
 	f.IntVar(&c.replays, "replays", c.replays, "GPU: how many replays of a graph are timed")
 	f.IntVar(&c.ops, "operations", c.ops, "GPU: how many operations a graph has")
 	f.DurationVar(&c.deadline, "deadline", c.deadline, "GPU: the deadline of each wait on a GPU")
@@ -130,9 +131,50 @@ func newBenchCollective(k *benchcollective.Kind) *cobra.Command {
 		if launched() > 0 {
 			return sweepAsMember(cmd.Context(), *out, c.jobs())
 		}
-		return sweep(*out, c.jobs())
+		if err := validate(c.jobs()); err != nil {
+			return err
+		}
+		return benchmark(*out, func(s *session) error { return c.onHost(cmd.Context(), s) })
 	}
 	return cmd
+}
+
+// onHost measures ranks of the host, and for a report Gloo beside each number of them.
+func (c *collectiveFlags) onHost(parent context.Context, s *session) error {
+	ctx, stop := signal.NotifyContext(parent, os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	for _, j := range c.jobs() {
+		before := len(s.records)
+		if err := s.sweep([]job{j}); err != nil {
+			return err
+		}
+		if !s.reports || c.noPeers {
+			continue
+		}
+		bar := s.progress.Start(fmt.Sprintf("%s of Gloo, %s", c.sweep.Kind, measure.Count(j.ranks, "rank")), 1)
+		peers, err := bench.MeasureHostPeers(ctx, c.sweep, s.records[before:])
+		bar.Advance(1)
+		bar.Done("")
+		if err != nil {
+			_, _ = fmt.Fprintf(s.progress.Above(os.Stderr), "weft: Gloo is not available: %v\n", err)
+			c.noPeers = ctx.Err() == nil
+		}
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		if err := s.peers(peers); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// peers shows rows of other libraries.
+func (s *session) peers(rows []measure.Record) error {
+	for _, r := range rows {
+		s.wrong = s.wrong || !r.Verified
+	}
+	return s.print(rows)
 }
 
 func defaultCollective(name string) benchcollective.Sweep {
@@ -293,8 +335,5 @@ func (c *collectiveFlags) measure(ctx context.Context, s *session, m benchcollec
 	if err != nil {
 		_, _ = fmt.Fprintf(s.progress.Above(os.Stderr), "weft: NCCL is not available: %v\n", err)
 	}
-	for _, r := range peers {
-		s.wrong = s.wrong || !r.Verified
-	}
-	return s.print(peers)
+	return s.peers(peers)
 }

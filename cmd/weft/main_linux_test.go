@@ -528,6 +528,34 @@ func TestBenchCollectives(t *testing.T) {
 	}
 }
 
+// A report of a collective has Gloo's curve beside ours, where there is a Python with PyTorch.
+func TestBenchGloo(t *testing.T) {
+	dir := t.TempDir()
+	python, file := filepath.Join(dir, "python"), filepath.Join(dir, "report.html")
+	script := "#!/bin/sh\n[ \"$1\" = -c ] && exit 0\n" +
+		`echo '{"contract": "Gloo all_reduce", "bytes": 64, "p50_us": 80, "p99_us": 90, "verified": true}'` + "\n"
+	if err := os.WriteFile(python, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("WEFT_PYTHON", python)
+	args := []string{"bench", "allreduce", "--sizes", "8,64", "--iters", "30", "--json", "--report", file}
+	out, _ := command(t, 0, args...)
+	if lines := strings.Split(strings.TrimSpace(out), "\n"); len(lines) != 3 || !strings.Contains(lines[2], `"engine":"gloo"`) {
+		t.Errorf("%s", out)
+	}
+	page, err := os.ReadFile(file)
+	if err != nil || !bytes.Contains(page, []byte("</svg>Gloo</li>")) || !bytes.Contains(page, []byte("</svg>Weft on the host</li>")) {
+		t.Errorf("no curves of both, %v", err)
+	}
+	if out, _ := command(t, 0, append(args, "--no-peers")...); strings.Contains(out, "gloo") {
+		t.Errorf("%s", out)
+	}
+	t.Setenv("WEFT_PYTHON", filepath.Join(dir, "nosuch"))
+	if out, errs := command(t, 0, args...); strings.Contains(out, "gloo") || !strings.Contains(errs, "Gloo is not available") {
+		t.Errorf("%s%s", out, errs)
+	}
+}
+
 func TestBenchRefusesBeforeItStarts(t *testing.T) {
 	for _, args := range [][]string{
 		{"bench", "ep", "--ranks", "3"},

@@ -78,8 +78,8 @@ func skipped(err error) []Peer {
 	return list
 }
 
-// runPeers runs the script with arguments, a process on each GPU.
-func runPeers(ctx context.Context, gpus int, given []string) ([]byte, error) {
+// runPeers runs the script with arguments, so many processes, each on a GPU of its own if it uses one.
+func runPeers(ctx context.Context, ranks int, given []string) ([]byte, error) {
 	python := os.Getenv("WEFT_PYTHON")
 	if python == "" {
 		python = "python3"
@@ -100,7 +100,7 @@ func runPeers(ctx context.Context, gpus int, given []string) ([]byte, error) {
 	if err := os.WriteFile(script, peersScript, 0o600); err != nil {
 		return nil, err
 	}
-	args := []string{"-m", "torch.distributed.run", "--standalone", "--nproc-per-node", strconv.Itoa(gpus), script}
+	args := []string{"-m", "torch.distributed.run", "--standalone", "--nproc-per-node", strconv.Itoa(ranks), script}
 	args = append(args, given...)
 	c := exec.CommandContext(ctx, program, args...)
 	c.Env = append(os.Environ(), "NCCL_NVLS_ENABLE=0", "TORCH_SYMM_MEM_DISABLE_MULTICAST=1", "OMP_NUM_THREADS=1")
@@ -163,13 +163,28 @@ func MeasureCollectivePeers(ctx context.Context, gpus int, graph bool, s collect
 	case len(rows) == 0 || rows[0].Ranks != gpus:
 		return nil, errors.New("it has one rank on each GPU")
 	}
-	args := []string{s.Kind, s.DType, s.Op, map[bool]string{false: "eager", true: "graph"}[graph]}
+	return collectivePeers(ctx, "nccl", map[bool]string{false: "eager", true: "graph"}[graph], s, rows)
+}
+
+// MeasureHostPeers times Gloo, through PyTorch, at the sizes of rows of a collective, between as many processes.
+// Without such a Python, or with one rank, the error says why there are no rows.
+func MeasureHostPeers(ctx context.Context, s collective.Sweep, rows []measure.Record) ([]measure.Record, error) {
+	if len(rows) == 0 || rows[0].Ranks < 2 {
+		return nil, errors.New("it sends between ranks, and there is one")
+	}
+	return collectivePeers(ctx, "gloo", "host", s, rows)
+}
+
+// collectivePeers times a library as often as rows have ranks.
+func collectivePeers(ctx context.Context, engine, how string, s collective.Sweep, rows []measure.Record,
+) ([]measure.Record, error) {
+	args := []string{s.Kind, s.DType, s.Op, how}
 	for i := range rows {
 		args = append(args, strconv.FormatInt(rows[i].Message(), 10))
 	}
 	ctx, cancel := context.WithTimeout(ctx, peersTime)
 	defer cancel()
-	out, err := runPeers(ctx, gpus, args)
+	out, err := runPeers(ctx, rows[0].Ranks, args)
 	if err != nil {
 		return nil, err
 	}
@@ -191,22 +206,25 @@ func MeasureCollectivePeers(ctx context.Context, gpus int, graph bool, s collect
 		}
 		for _, r := range rows {
 			if r.Message() == p.Bytes {
-				peers = append(peers, peerRow(r, p.P50, p.P99, p.Contract, p.Verified != nil && *p.Verified))
+				row := peerRow(r, p.P50, p.P99, p.Contract, p.Verified != nil && *p.Verified)
+				row.Engine = engine
+				peers = append(peers, row)
 			}
 		}
 	}
 	return peers, nil
 }
 
-// peerRow is a row of NCCL's beside one of ours.
+// peerRow is a row of another library beside one of ours.
 func peerRow(r measure.Record, p50, p99 float64, call string, verified bool) measure.Record {
 	c := *r.Collective
 	c.Algorithm, c.Wrong = call, 0 // the peer does not count
 	row := measure.Record{
-		Op: r.Op, Engine: "nccl", Ranks: r.GPU.GPUs, DType: r.DType, Reduction: r.Reduction, Mode: r.Mode,
+		Op: r.Op, Ranks: r.Ranks, DType: r.DType, Reduction: r.Reduction, Mode: r.Mode,
 		WireBytes: r.WireBytes, Host: r.Host, Version: r.Version, Verified: verified, Collective: &c,
 	}
 	us := func(v float64) time.Duration { return time.Duration(v * float64(time.Microsecond)) }
 	row.SetTimes(measure.Summary{Iterations: 1, P50: us(p50), P99: us(p99), Min: us(p50), Max: us(p99), Mean: us(p50)})
+	row.SetCeiling(c.Ceiling)
 	return row
 }

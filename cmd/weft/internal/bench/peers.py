@@ -1,11 +1,12 @@
-"""Times other libraries between GPUs.
+"""Times other libraries between GPUs, and Gloo between processes.
 
     peers.py exchange BYTES...                 as many bytes from every rank to all others as a dispatch
     peers.py KIND DTYPE OP eager|graph BYTES...   a collective through NCCL
+    peers.py KIND DTYPE OP host BYTES...       a collective through Gloo
 
-Started under torchrun, a rank on each GPU. BYTES are those that leave a rank, or the size of a collective as
-nccl-tests has it. Rank 0 prints a line of JSON for each measurement, or one with the reason why there is
-none. The environment turns multicast off.
+Started under torchrun, a rank on each GPU, or on the host. BYTES are those that leave a rank, or the size of a
+collective as nccl-tests has it. Rank 0 prints a line of JSON for each measurement, or one with the reason why
+there is none. The environment turns multicast off.
 """
 
 import json
@@ -15,6 +16,7 @@ import sys
 import time
 
 OPERATIONS, REPLAYS, WARMUPS = 50, 7, 2
+SECONDS, FEWEST, MOST = 0.2, 7, 200  # of calls on the host
 
 
 def say(**line):
@@ -51,19 +53,25 @@ def measure(torch, dist, run):
     return sorted(times)[len(times) // 2]
 
 
-def eager(torch, dist, run, calls=200):
+def eager(torch, dist, run, device, calls=MOST):
     """Microseconds of a call until the host sees its end: of the slowest rank, the median and the 99th percentile."""
-    times = []
-    for i in range(10 + calls):
-        torch.cuda.synchronize()
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+
+    def timed():
+        wait()
         dist.barrier()
-        torch.cuda.synchronize()
+        wait()
         start = time.perf_counter()
         run()
-        torch.cuda.synchronize()
-        if i >= 10:
-            times.append(1e6 * (time.perf_counter() - start))
-    slowest = torch.tensor(times, device="cuda")
+        wait()
+        return time.perf_counter() - start
+
+    warm = [timed() for _ in range(10)]
+    if device == "cpu":  # as many as fit, the same on all ranks
+        slowest = torch.tensor([sorted(warm)[len(warm) // 2]])
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        calls = min(max(int(SECONDS / slowest.item()), FEWEST), MOST)
+    slowest = torch.tensor([1e6 * timed() for _ in range(calls)], device=device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     ordered = sorted(slowest.tolist())
     return ordered[calls // 2], ordered[calls * 99 // 100]
@@ -81,19 +89,20 @@ DTYPES = {
 }
 
 
-def collective(torch, dist, rank, ranks, kind, dtype, op, size):
+def collective(torch, dist, rank, ranks, kind, dtype, op, size, device):
     """A call, what it is named, the bytes it is of, and a function that checks it.
 
-    Rank r brings r + 1 everywhere to a reduction, and numbers that say sender and receiver to a move. NCCL
-    reduces in place through PyTorch; the timed calls of these reduce whatever is there.
+    Rank r brings r + 1 everywhere to a reduction, and numbers that say sender and receiver to a move. Both
+    libraries reduce in place through PyTorch; the timed calls of these reduce whatever is there.
     """
     kinds = getattr(torch, DTYPES[dtype])
+    library = "NCCL" if device == "cuda" else "Gloo"
     width = torch.tensor([], dtype=kinds).element_size()
     parts = ranks if kind in ("allgather", "reducescatter", "alltoall") else 1
     count = max(1, size // (parts * width))
 
     def full(value, n=count):
-        return torch.full((n,), value, dtype=kinds, device="cuda")
+        return torch.full((n,), value, dtype=kinds, device=device)
 
     def tag(sender, receiver):
         return (1 + sender * ranks + receiver) % 100
@@ -109,7 +118,7 @@ def collective(torch, dist, rank, ranks, kind, dtype, op, size):
             out.copy_(given)
             dist.all_reduce(out, op=reduction)
 
-        timed, name = (lambda: dist.all_reduce(given, op=reduction)), "NCCL all_reduce"
+        timed, name = (lambda: dist.all_reduce(given, op=reduction)), library + " all_reduce"
     elif kind == "reduce":
         given, want = full(rank + 1), full(result) if rank == 0 else None
 
@@ -117,32 +126,33 @@ def collective(torch, dist, rank, ranks, kind, dtype, op, size):
             out.copy_(given)
             dist.reduce(out, 0, op=reduction)
 
-        timed, name = (lambda: dist.reduce(given, 0, op=reduction)), "NCCL reduce"
+        timed, name = (lambda: dist.reduce(given, 0, op=reduction)), library + " reduce"
     elif kind == "broadcast":
         out, want = full(7 if rank == 0 else 0), full(7)
         timed = run = lambda: dist.broadcast(out, 0)
-        name = "NCCL broadcast"
+        name = library + " broadcast"
     elif kind == "allgather":
         given, out = full(tag(rank, 0)), full(0, ranks * count)
         want = torch.cat([full(tag(r, 0)) for r in range(ranks)])
         timed = run = lambda: dist.all_gather_into_tensor(out, given)
-        name = "NCCL all_gather_into_tensor"
+        name = library + " all_gather_into_tensor"
     elif kind == "reducescatter":
         given, want = full(rank + 1, ranks * count), full(result)
         timed = run = lambda: dist.reduce_scatter_tensor(out, given, op=reduction)
-        name = "NCCL reduce_scatter_tensor"
+        name = library + " reduce_scatter_tensor"
     elif kind == "alltoall":
         given, out = (torch.cat([full(tag(rank, r)) for r in range(ranks)]), full(0, ranks * count))
         want = torch.cat([full(tag(r, rank)) for r in range(ranks)])
         timed = run = lambda: dist.all_to_all_single(out, given)
-        name = "NCCL all_to_all_single"
+        name = library + " all_to_all_single"
     else:
         raise ValueError(f"PyTorch's {kind} is not measured")
 
     def right():
         run()
-        torch.cuda.synchronize()
-        wrong = torch.tensor([0 if want is None or torch.equal(out, want) else 1], device="cuda")
+        if device == "cuda":
+            torch.cuda.synchronize()
+        wrong = torch.tensor([0 if want is None or torch.equal(out, want) else 1], device=device)
         dist.all_reduce(wrong)
         return wrong.item() == 0
 
@@ -150,14 +160,15 @@ def collective(torch, dist, rank, ranks, kind, dtype, op, size):
 
 
 def collectives(torch, dist, rank, ranks, kind, dtype, op, how, sizes):
+    device = "cpu" if how == "host" else "cuda"
     for size in sizes:
         try:
-            run, name, took, right = collective(torch, dist, rank, ranks, kind, dtype, op, size)
+            run, name, took, right = collective(torch, dist, rank, ranks, kind, dtype, op, size, device)
             verified = right()
             if how == "graph":
                 p50 = p99 = measure(torch, dist, run)
             else:
-                p50, p99 = eager(torch, dist, run)
+                p50, p99 = eager(torch, dist, run, device)
         except Exception as e:  # another version may lack it
             say(contract=kind, skipped=f"{type(e).__name__}: {e}"[:300])
             return
@@ -217,9 +228,13 @@ def main():
             say(contract=name, skipped=f"{e}")
         return
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
     kind, *given = sys.argv[1:]
+    if kind != "exchange" and given[2] == "host":
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo")
+    else:
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
     if kind != "exchange":
         collectives(torch, dist, rank, ranks, kind, *given[:3], [int(n) for n in given[3:]])
         peers = []

@@ -61,6 +61,22 @@ echo '{"contract": "NCCL all_to_all_single", "bytes": 12, "p50_us": 8}'
 	if rows[1].Algorithm != "all-to-all/flagged" {
 		t.Error("our row has changed")
 	}
+	for i := range rows {
+		rows[i].GPU = nil
+	}
+	python(t, `[ "$1" = -c ] && exit 0
+[ "$5 $7 $8 $9 ${10} ${11} ${12}" = "2 alltoall bf16 sum host 64 4096" ] || exit 3
+echo '{"contract": "Gloo all_to_all_single", "bytes": 64, "p50_us": 8, "p99_us": 9, "verified": true}'
+`)
+	rows[0].SetCeiling(4)
+	got, err = MeasureHostPeers(t.Context(), s, rows)
+	if err != nil || len(got) != 1 || got[0].Engine != "gloo" || got[0].Bytes != 64 || got[0].Floor != 0.008 ||
+		got[0].FloorRatio != 0.001 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if _, err := MeasureHostPeers(t.Context(), s, nil); err == nil || !strings.Contains(err.Error(), "there is one") {
+		t.Error(err)
+	}
 	for gpus, want := range map[int]string{1: "there is one", 3: "one rank on each GPU"} {
 		if _, err := MeasureCollectivePeers(t.Context(), gpus, true, s, rows); err == nil ||
 			!strings.Contains(err.Error(), want) {

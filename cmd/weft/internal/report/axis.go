@@ -83,6 +83,8 @@ func (a *axis) atRound(label func(float64) string) {
 // tick writes a value of an axis: 20k and 3M are 20,000 and 3,000,000.
 func tick(v float64) string {
 	switch {
+	case v < 1e-3:
+		return strconv.FormatFloat(v, 'e', -1, 64)
 	case v >= 1e6:
 		return short(v/1e6) + "M"
 	case v >= 1e4:

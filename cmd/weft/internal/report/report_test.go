@@ -191,7 +191,7 @@ func TestShort(t *testing.T) {
 			t.Errorf("short(%v) = %q, want %q", v, got, want)
 		}
 	}
-	for v, want := range map[float64]string{0.01: "0.01", 5000: "5000", 2e4: "20k", 3e6: "3M"} {
+	for v, want := range map[float64]string{1e-5: "1e-05", 0.01: "0.01", 5000: "5000", 2e4: "20k", 3e6: "3M"} {
 		if got := tick(v); got != want {
 			t.Errorf("tick(%v) = %q, want %q", v, got, want)
 		}

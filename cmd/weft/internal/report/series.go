@@ -35,6 +35,8 @@ func engine(r *measure.Record) string {
 		return "Weft on GPUs"
 	case "nccl":
 		return "NCCL"
+	case "gloo":
+		return "Gloo"
 	}
 	return r.Engine
 }
@@ -77,15 +79,23 @@ var dimensions = []dimension{
 	{"routing", func(r *measure.Record) string { return r.Routing }},
 }
 
-// namer names records by the properties in which those of all plots differ, so that a series has the same name, and
-// colour, in each.
+// namer names records by their engine, and by the properties in which those of one engine differ, in any of the
+// plots: so a series has the same name, and colour, in each.
 type namer []dimension
 
 // naming makes a namer, for plots of one operation each.
 func naming(all []measure.Record) namer {
 	var n namer
 	for _, d := range dimensions {
-		if d.name != "op" && slices.ContainsFunc(all, func(r measure.Record) bool { return d.value(&r) != d.value(&all[0]) }) {
+		first := map[string]string{} // of each engine
+		differ := slices.ContainsFunc(all, func(r measure.Record) bool {
+			was, ok := first[r.Engine]
+			if !ok {
+				first[r.Engine] = d.value(&r)
+			}
+			return ok && d.value(&r) != was || d.name == "engine" && len(first) > 1
+		})
+		if d.name != "op" && differ {
 			n = append(n, d)
 		}
 	}

@@ -87,7 +87,9 @@ func cells(values ...any) []Cell {
 		case int64:
 			c.Text = measure.Size(v)
 		case float64:
-			c.Text = short(v)
+			if c.Text = short(v); v > 0 && v < 1e-4 {
+				c.Text = "<0.0001"
+			}
 		}
 		if v == any(0) || v == any(int64(0)) || v == any(0.0) {
 			c.Text = ""
