@@ -6,7 +6,7 @@
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: ## train a small mixture-of-experts model on four ranks, then measure the exchange (3 minutes)
+demo: ## train a small mixture-of-experts model on four ranks, measure the exchange, say PASS or FAIL (3 minutes)
 	@sh scripts/demo.sh
 
 build: ## build the command line into build/weft

@@ -23,6 +23,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -85,10 +86,15 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "loss %.4f nats per byte, %.4f below the unigram entropy\n", loss, unigram-loss)
-	fmt.Fprintf(out, "hash of all losses %016x, the same on 1, 2 and 4 ranks\n", hash)
+	where := "below"
+	if loss > unigram {
+		where = "above"
+	}
+	fmt.Fprintf(out, "loss %.4f nats per byte, %.4f %s the unigram entropy\n", loss, math.Abs(unigram-loss), where)
+	fmt.Fprintf(out, "hash of all losses %016x; on 1, 2 and 4 ranks it must be the same: compare\n", hash)
 	if *check && !(loss <= unigram-0.5) {
-		return errors.New("the loss is not 0.5 nats per byte below the unigram entropy")
+		return fmt.Errorf("a loss of %.4f is not 0.5 nats per byte below the unigram entropy of %.4f: take more -steps "+
+			"than %d, or -check=false", loss, unigram, cfg.Steps)
 	}
 	return nil
 }

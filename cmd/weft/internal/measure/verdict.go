@@ -69,7 +69,11 @@ func roundTrips(records []Record) (lines []string) {
 			line += fmt.Sprintf(" and %s us for %d", Number(many.p50), many.shape.Tokens)
 		}
 		if many.floor > 0 {
-			line += fmt.Sprintf(": a ratio of %s, where 1 is memcpy's speed for the same bytes", Number(many.floor/many.p50))
+			ratio := many.floor / many.p50
+			line += fmt.Sprintf(": a ratio of %s, where 1 is memcpy's speed for the same bytes", Number(ratio))
+			if ratio > 1 {
+				line += " in cold memory, and more means that rows are in caches"
+			}
 		}
 		lines = append(lines, line)
 	}
