@@ -111,7 +111,8 @@ func newBenchCollective(k *benchcollective.Kind) *cobra.Command {
 		"GPU: bytes of each rank's memory that hold what peers send (0: the library's choice)")
 	f.BoolVar(&c.graph, "graph", false, "GPU: time operations in a graph of many, and not calls")
 	f.BoolVar(&c.loopback, "loopback", false, "GPU: one rank, whose peers are regions of its own GPU's memory")
-	f.BoolVar(&c.noPeers, "no-peers", false, "do not measure NCCL in the same run (host: Gloo, which is measured for a report)")
+	f.BoolVar(&c.noPeers, "no-peers", false,
+		"do not measure NCCL in the same run (host: Gloo, which is measured for a report)")
 	f.IntVar(&c.replays, "replays", c.replays, "GPU: how many replays of a graph are timed")
 	f.IntVar(&c.ops, "operations", c.ops, "GPU: how many operations a graph has")
 	f.DurationVar(&c.deadline, "deadline", c.deadline, "GPU: the deadline of each wait on a GPU")

@@ -259,7 +259,8 @@ func TestGPUPrinter(t *testing.T) {
 	}
 	table, lines := show(false)
 	for _, want := range []string{
-		"8/128", "8/128   17 ", " SMs ", "4.25", " floor  ratio  output\n", " 0.30   0.07  verified\n", "# floor: ", "verified", "WRONG: the sum of token 3, replays differ",
+		"8/128", "8/128   17 ", " SMs ", "4.25", " floor  ratio  output\n", " 0.30   0.07  verified\n", "# floor: ",
+		"verified", "WRONG: the sum of token 3, replays differ",
 		"skipped: no torch", "1 MiB", "2026-11-20 (1)", "128 on 24 SMs",
 		"here: somewhere", "in this run, WRONG",
 	} {

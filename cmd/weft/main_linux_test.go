@@ -241,7 +241,7 @@ func TestCommandsFindMistakes(t *testing.T) {
 		"bench ep --top-k 2":      "bench ep: there is no flag --top-k; did you mean --topk?; see weft bench ep --help",
 		"bench ep --seed -1":      `bench ep: --seed "-1": want a whole number from 0 on; see weft bench ep --help`,
 		"bench ep --ranks 2,x":    `bench ep: --ranks "2,x": want whole numbers from 1 on, as 2,4; see weft bench ep --help`,
-		"bench link --sizes 1T":   `bench link: --sizes "1T": want sizes up to 1024G, as 8,64K,1M; see weft bench link --help`,
+		"bench ep --sms 1,x":      `bench ep: --sms "1,x": want whole numbers from 0 on, as 0,24; see weft bench ep --help`,
 		"bench link --json=maybe": `bench link: --json "maybe": want true or false; see weft bench link --help`,
 		"bench ep --mode x":       `bench ep: --mode "x": want ll or ht; see weft bench ep --help`,
 		"compile --arch sm_12":    `compile: --arch "sm_12": want sm_80 or newer; see weft compile --help`,
@@ -540,18 +540,21 @@ func TestBenchGloo(t *testing.T) {
 	t.Setenv("WEFT_PYTHON", python)
 	args := []string{"bench", "allreduce", "--sizes", "8,64", "--iters", "30", "--json", "--report", file}
 	out, _ := command(t, 0, args...)
-	if lines := strings.Split(strings.TrimSpace(out), "\n"); len(lines) != 3 || !strings.Contains(lines[2], `"engine":"gloo"`) {
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	if len(lines) != 3 || !strings.Contains(lines[2], `"engine":"gloo"`) {
 		t.Errorf("%s", out)
 	}
 	page, err := os.ReadFile(file)
-	if err != nil || !bytes.Contains(page, []byte("</svg>Gloo</li>")) || !bytes.Contains(page, []byte("</svg>Weft on the host</li>")) {
+	if err != nil || !bytes.Contains(page, []byte("</svg>Gloo</li>")) ||
+		!bytes.Contains(page, []byte("</svg>Weft on the host</li>")) {
 		t.Errorf("no curves of both, %v", err)
 	}
 	if out, _ := command(t, 0, append(args, "--no-peers")...); strings.Contains(out, "gloo") {
 		t.Errorf("%s", out)
 	}
 	t.Setenv("WEFT_PYTHON", filepath.Join(dir, "nosuch"))
-	if out, errs := command(t, 0, args...); strings.Contains(out, "gloo") || !strings.Contains(errs, "Gloo is not available") {
+	out, errs := command(t, 0, args...)
+	if strings.Contains(out, "gloo") || !strings.Contains(errs, "Gloo is not available") {
 		t.Errorf("%s%s", out, errs)
 	}
 }

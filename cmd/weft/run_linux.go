@@ -46,7 +46,8 @@ func newRun() *cobra.Command {
 				return usageError{fmt.Errorf("%d ranks: a job has at most %d", job.Size, bootstrap.MaxSize)}
 			}
 			if job.Size > mostRanks && !yes {
-				return usageError{fmt.Errorf("%d ranks: Join takes %d at most; more of a program that does not join start with --yes", job.Size, mostRanks)}
+				return usageError{fmt.Errorf("%d ranks: Join takes %d at most; for a program that does not join, add --yes",
+					job.Size, mostRanks)}
 			}
 			gone, supervisor := launch.Lifeline()
 			if !supervisor {

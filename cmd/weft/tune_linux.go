@@ -147,7 +147,8 @@ func (t *tuneFlags) tune(ctx context.Context, g benchep.GPUs, shapes []benchep.S
 	bar := progress.Start("tune", 100*len(shapes))
 	defer bar.Done("")
 	measure.Comment(progress.Above(os.Stdout), "tried: tunings that were measured. dispatch, combine: us of the slowest "+
-		"rank in a graph, with the library's choice; tuned: with the tuning that was found. how: that tuning, as in the table.")
+		"rank in a graph, with the library's choice; tuned: with the tuning that was found. how: that tuning, as in the "+
+		"table.")
 	w := tabwriter.NewWriter(progress.Above(os.Stdout), 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "contract\ttokens\ttried\tdispatch\ttuned\tcombine\ttuned\thow")
 	wrong := 0

@@ -295,7 +295,8 @@ func TestOutput(t *testing.T) {
 			found++
 		}
 	}
-	if found != len(Findings(m)) || strings.Contains(text, "\x1b") || !strings.HasSuffix(text, "\n\nready on the host; no GPU\n") {
+	if found != len(Findings(m)) || strings.Contains(text, "\x1b") ||
+		!strings.HasSuffix(text, "\n\nready on the host; no GPU\n") {
 		t.Errorf("%d findings\n%s", found, text)
 	}
 	if err := JSON(&object, m, v); err != nil {
@@ -337,7 +338,10 @@ func TestVerdict(t *testing.T) {
 		{Collect(machine()), NeedGPU, false, false, "not ready: ranks cannot work on GPUs here, which is required"},
 		{with([]Device{gpu}, nvrtc, nil), NeedGPU, true, true, "ready on the host and 1 GPU"},
 		{with([]Device{gpu, gpu}, nvrtc, nil), NeedHost, true, true, "ready on the host and 2 GPUs"},
-		{with([]Device{gpu}, Compiler{}, nil), NeedHost, true, false, "ready on the host; GPUs lack kernels, and NVRTC to compile them"},
+		{
+			with([]Device{gpu}, Compiler{}, nil), NeedHost, true, false,
+			"ready on the host; GPUs lack kernels, and NVRTC to compile them",
+		},
 		{cached, NeedGPU, true, true, "ready on the host and 1 GPU"},
 		{
 			with(nil, nvrtc, errors.New("RANK is not a number")), NeedHost, false, false,

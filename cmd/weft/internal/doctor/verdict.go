@@ -35,7 +35,8 @@ func Judge(m Machine, findings []Finding, need Need) Verdict {
 		}
 	}
 	gpus := usable(m.CUDA)
-	kernels := m.Compiler.Path != "" || slices.ContainsFunc(m.Caches, func(c Cache) bool { return c.Kernels > 0 && c.Err == "" })
+	filled := func(c Cache) bool { return c.Kernels > 0 && c.Err == "" }
+	kernels := m.Compiler.Path != "" || slices.ContainsFunc(m.Caches, filled)
 	v.GPU = gpus > 0 && kernels
 	text := "the host; no GPU"
 	switch {

@@ -627,7 +627,7 @@ func TestBind(t *testing.T) {
 		}
 	}
 	p.want(0)
-	start(t, testJob{Job: Job{Args: []string{"rank:affinity"}, Size: n + 1, Bind: BindOn}}).want(1, `take --bind auto or off`)
+	start(t, testJob{Job: Job{Args: []string{"rank:affinity"}, Size: n + 1, Bind: BindOn}}).want(1, `--bind auto or off`)
 }
 
 func TestStdinIsEmptyUnlessGiven(t *testing.T) {

@@ -146,9 +146,11 @@ func TestTable(t *testing.T) {
 	}
 	// Values end where the names of their columns do.
 	for start, ends := range map[string]map[string]string{
-		"dispatch ":                     {"p50 us": "123", "floor us": "-", "tokens": "128"},
-		"allreduce         2     1 MiB": {"p50 us": "0.40", "busbw": "3.50", "ratio": "0.50", "#wrong": "7", "floor us": "0.20"},
-		"barrier ":                      {"size": "-", "algbw": "-"},
+		"dispatch ": {"p50 us": "123", "floor us": "-", "tokens": "128"},
+		"allreduce         2     1 MiB": {
+			"p50 us": "0.40", "busbw": "3.50", "ratio": "0.50", "#wrong": "7", "floor us": "0.20",
+		},
+		"barrier ": {"size": "-", "algbw": "-"},
 	} {
 		before, rest, _ := strings.Cut(text, "\n"+start)
 		line, _, _ := strings.Cut(start+rest, "\n")

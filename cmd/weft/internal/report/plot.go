@@ -190,7 +190,8 @@ func (p Plot) drawBands(b *strings.Builder, x axis) {
 
 // Legend lists the series, each with a piece of its line. Floors and ceilings have one entry together.
 func (p Plot) Legend(colours palette) string {
-	const entry = `<li><svg viewBox="0 0 30 8" aria-hidden="true"><g %s><path class="line" d="M0 4h30"/></g></svg>%s</li>` + "\n"
+	const entry = `<li><svg viewBox="0 0 30 8" aria-hidden="true"><g %s><path class="line" d="M0 4h30"/></g></svg>%s</li>
+`
 	var b strings.Builder
 	limits := false
 	for _, s := range p.drawn() {

@@ -236,9 +236,10 @@ func TestColoursFollowNames(t *testing.T) {
 	colours := palette{}
 	first := Plot{Series: []Series{line("a", ""), line("b", "")}}.SVG(colours)
 	second := Plot{Series: []Series{line("b", ""), line("floor", "b"), line("c", "")}}
-	if strings.Count(first, `<g class="c1"`) != 1 || strings.Count(second.SVG(colours), `<g class="c1"`) != 1 ||
-		strings.Count(second.SVG(colours), `<g class="c1 limit"`) != 1 || strings.Count(second.SVG(colours), `<g class="c2"`) != 1 {
-		t.Errorf("%s%s", first, second.SVG(colours))
+	then := second.SVG(colours)
+	if strings.Count(first, `<g class="c1"`) != 1 || strings.Count(then, `<g class="c1"`) != 1 ||
+		strings.Count(then, `<g class="c1 limit"`) != 1 || strings.Count(then, `<g class="c2"`) != 1 {
+		t.Errorf("%s%s", first, then)
 	}
 	if legend := second.Legend(colours); strings.Count(legend, "<li>") != 3 || strings.Contains(legend, "floor</li>") {
 		t.Error(legend) // the third is that of all limits
@@ -283,8 +284,9 @@ func TestByRanks(t *testing.T) {
 		}
 	}
 	last := func(records []measure.Record) Plot { all := plots(records); return all[len(all)-1] }
+	const says = "combine (1 token) takes 2 us for 2 ranks and 8 us for 8 ranks;"
 	if p := last(records); p.Title != "combine: time by ranks" || len(p.Series) != 5 || p.Series[0].Name != "1 token" ||
-		p.Series[4].Name != "64 tokens" || !strings.HasPrefix(p.Says, "combine (1 token) takes 2 us for 2 ranks and 8 us for 8 ranks;") {
+		p.Series[4].Name != "64 tokens" || !strings.HasPrefix(p.Says, says) {
 		t.Errorf("%+v", p)
 	}
 	if p := last(records[:14]); p.Title != "combine: bandwidth by tokens" {
