@@ -84,6 +84,7 @@ func newBenchCollective(k *benchcollective.Kind) *cobra.Command {
 		Short: fmt.Sprintf("Measure %v, on the host or on GPUs", k.Collective),
 		Long:  fmt.Sprintf("Measure %v, on the host or on GPUs.", k.Collective) + collectiveHelp,
 		Example: fmt.Sprintf(`  weft bench %[1]s --ranks 2,4 --json
+  weft bench %[1]s --report %[1]s.html
   weft run -n 4 weft bench %[1]s
   weft bench %[1]s --device gpu --ranks 4 --graph --loopback`, k.Name),
 		Args: noArgs,

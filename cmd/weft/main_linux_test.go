@@ -251,9 +251,15 @@ func TestCommandsFindMistakes(t *testing.T) {
 			t.Errorf("%s: %q, want %q", line, errs, want)
 		}
 	}
-	for _, line := range []string{"", "bench", "help", "help bench ep"} {
-		if out, _ := command(t, 0, strings.Fields(line)...); !strings.Contains(out, "Usage:") {
+	for _, line := range []string{"", "bench", "help", "help bench ep", "help bench allreduce"} {
+		out, _ := command(t, 0, strings.Fields(line)...)
+		if !strings.Contains(out, "Usage:") || !strings.Contains(out, "Examples:") {
 			t.Errorf("%s: %q", line, out)
+		}
+		for line := range strings.Lines(out) {
+			if len(line) > 121 {
+				t.Errorf("%d columns: %s", len(line), line)
+			}
 		}
 	}
 }

@@ -68,6 +68,7 @@ func newRoot() *cobra.Command {
 	}
 	describe(root, "root")
 	root.CompletionOptions.DisableDefaultCmd = true
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "FlagUsages ", "FlagUsagesWrapped 100 "))
 	root.SetFlagErrorFunc(mistake)
 	root.AddCommand(newRun(), newDoctor(), newBench(), newTune(), newCompile(), newCompletion())
 	root.InitDefaultHelpCmd()

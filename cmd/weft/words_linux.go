@@ -13,7 +13,9 @@ import (
 func oneOf[S ~string](cmd *cobra.Command, value *S, name string, list []S, usage string) {
 	var words []string
 	for _, s := range list {
-		words = append(words, string(s))
+		if !slices.Contains(words, string(s)) {
+			words = append(words, string(s))
+		}
 	}
 	cmd.Flags().Var(&word[S]{value, words}, name, usage+": "+enumerate(words))
 	// An error would mean that the flag, which was added just now, does not exist, or exists twice.
