@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 )
 
@@ -62,6 +61,9 @@ func (m *mesh) collect(ctx context.Context, op op, b []byte) ([][]byte, error) {
 	m.seq++
 	m.mu.Unlock()
 
+	defer reportWhile(ctx, func(ctx context.Context) Wait {
+		return Wait{Op: op.String(), Ranks: m.missingRanks(ctx, s), Size: m.size, Address: m.meeting}
+	})()
 	var blocks [][]byte
 	if m.rank == 0 {
 		blocks, err = m.gather(ctx, s)
@@ -354,37 +356,13 @@ func (m *mesh) takeAnswer(from int, a missing) error {
 
 // describe says which ranks have not entered a collective: "ranks 3, 5-7 have not joined".
 func describe(ranks []uint32, op op) string {
-	var b strings.Builder
-	b.WriteString("rank")
+	verb := " has"
 	if len(ranks) > 1 {
-		b.WriteByte('s')
+		verb = " have"
 	}
-	for i := 0; i < len(ranks); {
-		j := i
-		for j+1 < len(ranks) && ranks[j+1] == ranks[j]+1 {
-			j++
-		}
-		if i > 0 {
-			b.WriteByte(',')
-		}
-		if b.Len() > 120 {
-			fmt.Fprintf(&b, " and %d more", len(ranks)-i)
-			break
-		}
-		if fmt.Fprintf(&b, " %d", ranks[i]); j > i {
-			fmt.Fprintf(&b, "-%d", ranks[j])
-		}
-		i = j + 1
-	}
-	if len(ranks) > 1 {
-		b.WriteString(" have")
-	} else {
-		b.WriteString(" has")
-	}
+	text := listRanks(ranksOf(ranks)) + verb
 	if op == opJoin {
-		b.WriteString(" not joined")
-	} else {
-		fmt.Fprintf(&b, " not entered the %v", op)
+		return text + " not joined"
 	}
-	return b.String()
+	return fmt.Sprintf("%s not entered the %v", text, op)
 }

@@ -17,6 +17,7 @@ import (
 // Nothing is sent while mu is held, so that in-process links may call straight into the peer.
 type mesh struct {
 	rank, size int
+	meeting    string // where the ranks meet, for reports; may be empty
 	open       opener
 	trace      tracer
 	stop       func()         // closes the links' transport, after the farewell

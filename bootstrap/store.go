@@ -43,8 +43,15 @@ func DialTCPStore(ctx context.Context, cfg StoreConfig) (Bootstrap, error) {
 		ctx, cancel = context.WithTimeout(ctx, DefaultJoinTimeout)
 		defer cancel()
 	}
+	stop := reportWhile(ctx, func(context.Context) Wait {
+		w := Wait{Op: opJoin.String(), Size: cfg.Size, Address: cfg.Address}
+		if cfg.Rank != 0 {
+			w.Ranks = []int{0}
+		}
+		return w
+	})
 	var id ID
-	err := reachUntilEnded(ctx, ledger{cfg.ended, cfg.Rank, cfg.Size}, func(ctx context.Context) error {
+	err := reachUntilEnded(ctx, ledger{path: cfg.ended, rank: cfg.Rank, size: cfg.Size}, func(ctx context.Context) error {
 		c, err := dialStore(ctx, cfg.Address)
 		if err != nil {
 			return fmt.Errorf("join: %w", err)
@@ -53,6 +60,7 @@ func DialTCPStore(ctx context.Context, cfg StoreConfig) (Bootstrap, error) {
 		id, err = c.exchange(ctx, cfg)
 		return err
 	})
+	stop()
 	if err != nil {
 		return nil, err
 	}

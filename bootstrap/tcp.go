@@ -38,6 +38,14 @@ type TCPConfig struct {
 	trace tracer // for tests
 }
 
+// meeting is where rank 0 listens, as the other ranks know it.
+func (c *TCPConfig) meeting() string {
+	if c.ID.IsZero() {
+		return c.Address
+	}
+	return strings.Join(c.ID.targets(), " or ")
+}
+
 // helloTimeout is how long a connection may take to say its first word, handshakeTimeout how long
 // from there to prove itself.
 const (
@@ -132,6 +140,7 @@ func (t *tcpRank) host(ctx context.Context, cfg TCPConfig) error {
 	if t.port, err = takePort(bind, t); err != nil {
 		return fmt.Errorf("join: rank 0 can't listen: %w", err)
 	}
+	t.meeting = cfg.meeting()
 	stop := t.hostUntilEnded(cfg.ended)
 	table, err := t.collect(ctx, opJoin, nil)
 	stop()
@@ -220,12 +229,17 @@ func (t *tcpRank) join(ctx context.Context, cfg TCPConfig) error {
 	if err != nil {
 		return fmt.Errorf("join: %w", err)
 	}
+	t.meeting = strings.Join(targets, " or ")
 	var conn *net.TCPConn
 	var job jobID
-	err = reachUntilEnded(ctx, ledger{cfg.ended, t.rank, t.size}, func(ctx context.Context) (err error) {
+	stop := reportWhile(ctx, func(context.Context) Wait {
+		return Wait{Op: opJoin.String(), Ranks: []int{0}, Size: t.size, Address: t.meeting}
+	})
+	err = reachUntilEnded(ctx, ledger{path: cfg.ended, rank: t.rank, size: t.size}, func(ctx context.Context) (err error) {
 		conn, job, err = t.dial(ctx, roleHub, 0, targets)
 		return err
 	})
+	stop()
 	if err != nil {
 		return err
 	}
