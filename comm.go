@@ -40,7 +40,9 @@ type Comm struct {
 	inProcess  int // ranks in this process, this one included
 
 	sameProcess []bool // by rank
-	remote      int    // the lowest rank on another host, or -1
+	processes   []int  // by rank: process ids on this host, else 0
+	ends        ends
+	remote      int // the lowest rank on another host, or -1
 
 	device   *Device        // nil on the host
 	record   *device.Record // the device's, or noRecord
@@ -148,6 +150,7 @@ func (c *Comm) event(e shm.Event) {
 	case shm.Left:
 		c.control.MarkLeft(e.Peer)
 	case shm.Died:
+		c.noteEnd(e)
 		c.control.MarkDied(e.Peer, e.Err)
 	}
 }

@@ -3,6 +3,7 @@ package weft
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/channel"
@@ -43,6 +44,11 @@ func ownLimit(op string, rank int, err error) error {
 		return err
 	}
 	return &PeerError{Rank: rank, Op: op, Err: fmt.Errorf("%w: %w", ErrAborted, filelimit.Error())}
+}
+
+// trimCause is an error's text without the words of the sentinel that it begins with.
+func trimCause(err, sentinel error) string {
+	return strings.TrimPrefix(err.Error(), sentinel.Error()+": ")
 }
 
 // Unsupportedf makes an error that wraps [ErrUnsupported]. The text says what is not supported and

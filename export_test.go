@@ -24,3 +24,5 @@ func (d *Device) RefuseSegment(p cuda.Pointer, size int, info cuda.PointerInfo, 
 func WithDriver(d *cuda.Driver, err error) Option {
 	return func(o *config) { o.driver = func() (*cuda.Driver, error) { return d, err } }
 }
+
+var Loggers = loggers

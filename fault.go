@@ -66,14 +66,15 @@ const deviceGrace = 500 * time.Millisecond
 func (c *Comm) recordError(f channel.Fault, r device.Record) error {
 	op := r.OperationName(c.words(r))
 	if f.Cause == channel.CauseMasked { // what it has seen of the others was not meant for it
-		return f.Err(op)
+		return c.control.Waiter.Err(f, op)
 	}
 	if r.Cause == device.CauseMismatch {
 		why := fmt.Errorf("%w: %s", ErrMismatch, r.MismatchText(c.words(r)))
 		return &PeerError{Rank: int(r.Peer), Op: op, Err: why}
 	}
 	if f.Cause == channel.CauseTimeout && f.Reporter == c.rank && f.Rank == int(r.Peer) {
-		why := fmt.Errorf("%w: epoch %d on the GPU: expected %d, seen %d", ErrTimeout, r.Epoch, r.Expected, r.Seen)
+		why := fmt.Errorf("%w: epoch %d on the GPU: expected %d, seen %d; %s", ErrTimeout, r.Epoch, r.Expected, r.Seen,
+			c.explain(f))
 		return &PeerError{Rank: f.Rank, Op: op, Err: why}
 	}
 	return c.control.Waiter.Err(f, op)

@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/weftgo/weft/internal/control"
 	"github.com/weftgo/weft/internal/filelimit"
@@ -79,7 +78,7 @@ func messageOf(text string, own error) []byte {
 		kind, why := byte('a'), own.Error()
 		for k, sentinel := range passedOn {
 			if errors.Is(own, sentinel) {
-				kind, why = k, strings.TrimPrefix(why, sentinel.Error()+": ")
+				kind, why = k, trimCause(own, sentinel)
 			}
 		}
 		note := append([]byte{'!', kind}, why...)

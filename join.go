@@ -3,7 +3,9 @@ package weft
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -25,33 +27,42 @@ import (
 func Join(ctx context.Context, options ...Option) (_ *Comm, err error) {
 	rank := 0
 	defer func() { err = ownLimit("join", rank, err) }()
-	cfg := config{deadline: DefaultDeadline, hugePages: true, logger: slog.New(slog.DiscardHandler), driver: cuda.Open}
+	begun := time.Now()
+	cfg := config{deadline: DefaultDeadline, hugePages: true, driver: cuda.Open}
 	for _, o := range options {
 		o(&cfg)
 	}
-	if cfg.logger == nil {
-		cfg.logger = slog.New(slog.DiscardHandler)
+	var waits *slog.Logger
+	if cfg.logger, waits, err = loggers(cfg.logger, os.Getenv(LogVariable), os.Stderr); err != nil {
+		return nil, err
 	}
 	b := cfg.bootstrap
-	if b == nil {
+	switch {
+	case b != nil:
+	case cfg.dial != nil:
+		if b, err = cfg.dial(bootstrap.WithReport(ctx, reportWaits(waits))); err != nil {
+			return nil, err
+		}
+	default:
 		env, err := bootstrap.Detect(os.Getenv)
 		if err != nil {
 			return nil, fmt.Errorf("join: %w", err)
 		}
-		cfg.logger.Info("launch environment", "environment", env.String())
+		cfg.logger.Info("launch environment", "rank", env.Rank, "op", "join", "environment", env.String())
 		if err := checkSize(env.Size); err != nil {
 			return nil, err
 		}
 		rank = env.Rank
-		if b, err = env.Dial(ctx); err != nil {
+		if b, err = env.Dial(bootstrap.WithReport(ctx, reportWaits(waits.With("rank", env.Rank)))); err != nil {
 			return nil, err
 		}
 	}
 	rank = b.Rank()
-	c, err := join(ctx, b, cfg)
+	c, err := join(bootstrap.WithReport(ctx, reportWaits(waits.With("rank", rank))), b, cfg)
 	if err != nil {
 		return nil, errors.Join(err, b.Close())
 	}
+	c.logJoin(time.Since(begun))
 	return c, nil
 }
 
@@ -85,7 +96,7 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 			err = errors.Join(err, gpu.close())
 		}
 	}()
-	own, peers, err := exchangePeerInfo(ctx, b, peerInfo{address: listener.Address(), device: gpu.message(unbound)})
+	own, peers, notes, err := exchangePeerInfo(ctx, b, peerInfo{address: listener.Address(), device: gpu.message(unbound)})
 	if err != nil {
 		return nil, errors.Join(err, listener.Close())
 	}
@@ -93,12 +104,14 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 		rank:      b.Rank(),
 		size:      b.Size(),
 		bootstrap: b,
-		logger:    cfg.logger,
+		logger:    cfg.logger.With("comm", nameOf(notes), "rank", b.Rank()),
 		hugePages: cfg.hugePages,
 		remote:    -1,
 		device:    gpu,
 
 		sameProcess: make([]bool, b.Size()),
+		processes:   make([]int, b.Size()),
+		ends:        ends{how: map[int]string{}, asked: map[int]bool{}},
 	}
 	c.record = &c.noRecord
 	var cpus channel.CPUs
@@ -116,6 +129,7 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 			c.sameProcess[r] = true
 		}
 		c.local++
+		c.processes[r] = p.address.PID
 		cpus.Add(p.cpus)
 	}
 
@@ -132,7 +146,7 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 	}
 	c.control = control.New(control.Config{
 		Rank: c.rank, Size: c.size, InProcess: c.inProcess, Policy: policy, Timeout: cfg.deadline,
-		Fault: c.fault, Blame: c.spread, Logger: cfg.logger,
+		Fault: c.fault, Blame: c.spread, Explain: c.explain, Report: c.reportWait, Logger: c.logger,
 	}, region.Bytes())
 	// A rank that cannot use its device continues until it can report that to the others.
 	if gpu != nil {
@@ -275,23 +289,36 @@ type peerInfo struct {
 
 const peerInfoVersion = 3
 
-func exchangePeerInfo(ctx context.Context, b bootstrap.Bootstrap, own peerInfo) (peerInfo, []peerInfo, error) {
+// exchangePeerInfo returns the ranks' information, and the notes that carried it.
+func exchangePeerInfo(ctx context.Context, b bootstrap.Bootstrap, own peerInfo) (_ peerInfo, _ []peerInfo,
+	notes [][]byte, err error,
+) {
 	own.cpus = channel.Affinity()
 	note, err := own.append(nil)
 	if err != nil {
-		return peerInfo{}, nil, fmt.Errorf("join: %w", err)
+		return peerInfo{}, nil, nil, fmt.Errorf("join: %w", err)
 	}
 	all, err := b.AllGather(ctx, note)
 	if err != nil {
-		return peerInfo{}, nil, fmt.Errorf("join: %w", err)
+		return peerInfo{}, nil, nil, fmt.Errorf("join: %w", err)
 	}
 	peers := make([]peerInfo, len(all))
 	for r, raw := range all {
 		if peers[r], err = parsePeerInfo(raw); err != nil {
-			return peerInfo{}, nil, &PeerError{Rank: r, Op: "join", Err: err}
+			return peerInfo{}, nil, nil, &PeerError{Rank: r, Op: "join", Err: err}
 		}
 	}
-	return own, peers, nil
+	return own, peers, all, nil
+}
+
+// nameOf is a communicator's name in logs: a hash of the notes that its ranks joined with, the same on
+// every rank.
+func nameOf(notes [][]byte) string {
+	h := sha256.New()
+	for _, n := range notes {
+		h.Write(n)
+	}
+	return hex.EncodeToString(h.Sum(nil)[:4])
 }
 
 // append encodes the information.

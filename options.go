@@ -1,6 +1,7 @@
 package weft
 
 import (
+	"context"
 	"log/slog"
 	"time"
 
@@ -15,6 +16,7 @@ const DefaultDeadline = 60 * time.Second
 
 type config struct {
 	bootstrap bootstrap.Bootstrap
+	dial      func(context.Context) (bootstrap.Bootstrap, error)
 	deadline  time.Duration
 	policy    *channel.Policy
 	logger    *slog.Logger
@@ -35,6 +37,13 @@ type Option func(*config)
 // then on.
 func WithBootstrap(b bootstrap.Bootstrap) Option { return func(c *config) { c.bootstrap = b } }
 
+// WithDial joins through the bootstrap that dial returns, which the communicator owns. Join calls it
+// with its context, so the ranks' meeting counts as a part of the join. [bootstrap.ID.Dial] with a rank
+// and a size is one.
+func WithDial(dial func(context.Context) (bootstrap.Bootstrap, error)) Option {
+	return func(c *config) { c.dial = dial }
+}
+
 // WithDeadline bounds every wait of the communicator, host and device. Contexts may end a wait
 // sooner, never later.
 func WithDeadline(d time.Duration) Option { return func(c *config) { c.deadline = d } }
@@ -44,7 +53,7 @@ func WithWaitPolicy(p channel.Policy) Option { return func(c *config) { c.policy
 
 // WithLogger sets the logger of events outside the hot path: joins, faults, masks, the first call by each
 // algorithm of a group of collectives, and kernels that are compiled because no cache has them. (A cache of
-// [WithKernels] uses its own logger.) The default, and nil, log nothing.
+// [WithKernels] uses its own logger.) The default, and nil, log what [LogVariable] says.
 func WithLogger(l *slog.Logger) Option { return func(c *config) { c.logger = l } }
 
 // WithHugePages lets windows use huge pages from the system's pool, if that has any. The default is

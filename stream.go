@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/cuda"
 )
 
@@ -58,6 +59,7 @@ func (c *Comm) Wait(ctx context.Context, s *Stream) error {
 
 // await waits for work of this rank's GPU, of which wait says when it has ended: see [Operations.Await].
 func (c *Comm) await(ctx context.Context, op string, wait func(context.Context) error) error {
+	begun, report := time.Now(), bootstrap.ReportAfter
 	timeout := c.control.Waiter.Timeout + c.control.Waiter.Timeout/4
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, ErrTimeout)
 	defer cancel()
@@ -70,11 +72,15 @@ func (c *Comm) await(ctx context.Context, op string, wait func(context.Context) 
 		fault := c.begin(op)
 		switch {
 		case errors.Is(err, errSlice):
+			if waited := time.Since(begun); waited > report {
+				report *= 2
+				c.logger.Warn("waiting for work on the GPU for "+bootstrap.Seconds(waited), "op", op)
+			}
 			continue
 		case fault != nil:
 			return fault
 		case err != nil && ctx.Err() != nil:
-			return fmt.Errorf("%s: the work has not ended: %w", op, err)
+			return fmt.Errorf("%s: the work has not ended in %s: %w", op, bootstrap.Seconds(time.Since(begun)), err)
 		case err != nil:
 			return deviceError(op, err)
 		}

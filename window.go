@@ -163,6 +163,7 @@ func (c *Comm) bounded(ctx context.Context, op string) (_ context.Context, stop 
 			}
 			if peer >= 0 {
 				c.control.Waiter.Show(op, peer)
+				c.control.Waiter.ReportWait(op, peer, &watch)
 			}
 			if waited > c.control.Waiter.Timeout && peer >= 0 {
 				culprit := c.control.Waiter.Culprit(channel.Record{Op: op, Peer: peer}, 0)
@@ -204,6 +205,13 @@ func (c *Comm) meshError(op string, err error) error {
 		(errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)) {
 		// The caller's context ended: no peer is to blame.
 		err = fmt.Errorf("%s: still waiting for rank %d: %w", op, peer.Rank, peer.Err)
+	}
+	if peer, ok := err.(*PeerError); ok && (peer.Err == ErrDied || peer.Err == ErrLeft) {
+		cause := channel.CauseDied
+		if peer.Err == ErrLeft {
+			cause = channel.CauseLeft
+		}
+		err = c.control.Waiter.Err(channel.Fault{Cause: cause, Rank: peer.Rank, Reporter: c.rank}, op)
 	}
 	if err = c.fail(err); c.control.LeftOut() {
 		return c.begin(op)

@@ -2,6 +2,7 @@ package bootstrap
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"os"
 	"strconv"
@@ -32,6 +33,7 @@ const (
 type ledger struct {
 	path       string // empty: there is none
 	rank, size int
+	interval   time.Duration // between looks; 0: endedInterval
 }
 
 // ledgerOf is the ledger of the launcher that made this process the rank of so many. Other numbers
@@ -42,6 +44,27 @@ func ledgerOf(rank, size int) string {
 		return ""
 	}
 	return e.ended
+}
+
+// Ended is how a rank of this process's job has ended, in the launcher's words: "exit status 7 after
+// 12ms". The process is the rank of so many. The launcher may take a moment to find out, which Ended
+// waits for. The text is empty if there is no launcher that says, or the rank has not ended.
+func Ended(rank, size, peer int, patience time.Duration) string {
+	l := ledger{path: ledgerOf(rank, size), rank: rank, size: size}
+	if l.path == "" {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	found := ""
+	l.interval = endedInterval / 10
+	l.watch(ctx, func(r int, how string) {
+		if r == peer {
+			found = how
+			cancel()
+		}
+	})
+	return found
 }
 
 // watch calls ended for every other rank that the file says has ended, until the context ends.
@@ -55,7 +78,7 @@ func (l ledger) watch(ctx context.Context, ended func(rank int, how string)) {
 		return // of another namespace, or user
 	}
 	defer f.Close()
-	look := time.NewTicker(endedInterval)
+	look := time.NewTicker(cmp.Or(l.interval, endedInterval))
 	defer look.Stop()
 	var text []byte
 	var read int64
@@ -104,7 +127,7 @@ func endedEarly(rank int, how string) fault {
 func (t *tcpRank) hostUntilEnded(path string) (stop func()) {
 	ctx, cancel := context.WithCancel(t.life)
 	t.mesh.work.Go(func() {
-		ledger{path, t.rank, t.size}.watch(ctx, func(rank int, how string) {
+		ledger{path: path, rank: t.rank, size: t.size}.watch(ctx, func(rank int, how string) {
 			t.mu.Lock()
 			arrived := t.out[rank] != nil
 			t.mu.Unlock()

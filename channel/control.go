@@ -85,6 +85,15 @@ const (
 	CauseFiles         // it has reached its limit of open files
 )
 
+// String is the cause in a word.
+func (c Cause) String() string {
+	names := [...]string{"none", "died", "timeout", "aborted", "left", "masked", "open files"}
+	if int(c) < len(names) {
+		return names[c]
+	}
+	return fmt.Sprintf("cause %d", uint8(c))
+}
+
 // Fault is the content of an abort word: a cause, the culprit and the reporter. The rank is -1
 // where ranks wait for each other in a cycle.
 type Fault struct {
@@ -178,11 +187,11 @@ func (r Record) String() string {
 	if r.Peer < 0 {
 		return "not waiting"
 	}
-	return fmt.Sprintf("%s waits for rank %d: expected %d, seen %d", r.what(), r.Peer, r.Expected, r.Seen)
+	return fmt.Sprintf("%s waits for rank %d: expected %d, seen %d", r.What(), r.Peer, r.Expected, r.Seen)
 }
 
-// the name of an operation and its object.
-func (r Record) what() string {
+// What is the name of the operation and of its object.
+func (r Record) What() string {
 	if r.Object == "" {
 		return r.Op
 	}

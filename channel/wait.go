@@ -1,6 +1,7 @@
 package channel
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -60,6 +61,12 @@ type Waiter struct {
 	// Blame, if set, gets the culprit of a wait that ended, and reports it to the others. The rank
 	// is -1 when they wait for each other.
 	Blame func(f Fault)
+	// Explain, if set, says what is known of a fault beside its cause, and the way on.
+	Explain func(f Fault) string
+	// Report, if set, is called by waits that last for long: after ReportAfter, and again after pauses
+	// that grow twofold. A ReportAfter of 0 is [bootstrap.ReportAfter].
+	Report      func(op string, peer int, waited time.Duration)
+	ReportAfter time.Duration
 }
 
 // Wait returns when c has reached want. It fails when the deadline passes, the communicator is
@@ -108,8 +115,9 @@ const slice = 5 * time.Millisecond
 // that says nothing about the ranks that it waits for. The zero value begins with the first look.
 // Looks follow one another closely.
 type Stopwatch struct {
-	last   time.Time
-	waited time.Duration
+	last     time.Time
+	waited   time.Duration
+	reported time.Duration // what had been waited at the last report
 }
 
 // Look returns how long it was since the first look.
@@ -275,12 +283,14 @@ func (w *Waiter) check(ctx context.Context, c *Counter, want uint64, op string, 
 	}
 	// Gone first, then the word once more: values that a peer published before it left still count.
 	if w.Gone != nil && w.Gone(peer) && c.value.Load() < want {
-		return &bootstrap.PeerError{Rank: peer, Op: op, Err: ErrLeft}
+		return w.Err(Fault{Cause: CauseLeft, Rank: peer, Reporter: w.Rank}, op)
 	}
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("%s: still waiting for rank %d: %w", op, peer, err)
 	}
-	if waited := watch.Look(); w.Timeout > 0 && waited > w.Timeout {
+	waited := watch.Look()
+	w.report(op, peer, watch)
+	if w.Timeout > 0 && waited > w.Timeout {
 		f := Fault{Cause: CauseTimeout, Rank: w.Culprit(Record{Op: op, Object: w.Object, Peer: peer}, 0), Reporter: w.Rank}
 		// Ranks reach their deadlines at about the same time. The peer may have reached its
 		// deadline while this rank followed the chain, and then looked idle. It reported the
@@ -302,10 +312,29 @@ func (w *Waiter) check(ctx context.Context, c *Counter, want uint64, op string, 
 	return nil
 }
 
-// Err is the error of a fault, with the cycle where ranks wait for each other.
+// ReportWait reports a wait that is not the Waiter's own, if it has lasted for long.
+func (w *Waiter) ReportWait(op string, peer int, watch *Stopwatch) { w.report(op, peer, watch) }
+
+func (w *Waiter) report(op string, peer int, watch *Stopwatch) {
+	if w.Report != nil && watch.waited >= max(cmp.Or(w.ReportAfter, bootstrap.ReportAfter), 2*watch.reported) {
+		watch.reported = watch.waited
+		w.Report(op, peer, watch.waited)
+	}
+}
+
+// Err is the error of a fault, with what is known of it, and with the cycle where ranks wait for each
+// other.
 func (w *Waiter) Err(f Fault, op string) error {
 	if f.Cause != CauseTimeout || f.Rank >= 0 {
-		return f.Err(op)
+		err := f.Err(op)
+		peer, ok := err.(*bootstrap.PeerError)
+		if !ok || w.Explain == nil {
+			return err
+		}
+		if more := w.Explain(f); more != "" {
+			peer.Err = fmt.Errorf("%w: %s", peer.Err, more)
+		}
+		return peer
 	}
 	cycle := ""
 	if f.Reporter >= 0 && f.Reporter < len(w.Peers) && w.Peers[f.Reporter] != nil {
@@ -390,7 +419,7 @@ func cycleOf(chain []int, records []Record) string {
 	const room = len(Status{}.cycle) * 8
 	words := ""
 	for i, r := range chain {
-		more := fmt.Sprintf("rank %d for rank %d in %s", r, records[i].Peer, records[i].what())
+		more := fmt.Sprintf("rank %d for rank %d in %s", r, records[i].Peer, records[i].What())
 		if i > 0 {
 			more = ", " + more
 		}

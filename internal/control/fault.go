@@ -75,7 +75,7 @@ func (r *Rank) Tell(f channel.Fault) {
 		return
 	}
 	f = r.report(f)
-	r.logger.Warn("fault", "rank", r.rank, "about", f.Rank, "cause", f.Cause)
+	r.logger.Warn("fault", "peer", f.Rank, "cause", f.Cause.String())
 	r.own.fault.Abort(f)
 	for p, v := range r.views {
 		if v != nil && p != r.rank && !r.Masked(p) && !r.maskedBy(v) {
@@ -91,7 +91,7 @@ func (r *Rank) MarkLeft(peer int) { r.left.Add(peer) }
 func (r *Rank) MarkDied(peer int, why error) {
 	r.died.Add(peer)
 	if !r.Masked(peer) {
-		r.logger.Warn("rank died", "rank", r.rank, "about", peer, "error", why)
+		r.logger.Warn("rank died", "peer", peer, "error", why)
 		r.accuse(channel.CauseDied, peer)
 	}
 }

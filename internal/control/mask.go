@@ -44,7 +44,7 @@ func (r *Rank) SetMask(ctx context.Context, op string, set rankset.Set, entered 
 	for p := range set.All() {
 		r.transport.Abort(p, r.report(channel.Fault{Cause: channel.CauseMasked, Rank: p}))
 	}
-	r.logger.Info("mask", "rank", r.rank, "set", set.String(), "generation", target)
+	r.logger.Info("mask", "op", op, "set", set.String(), "generation", target)
 	return nil
 }
 
@@ -103,7 +103,7 @@ func (r *Rank) agree(ctx context.Context, op string, set rankset.Set) (uint64, e
 			time.Sleep(nap)
 			continue
 		}
-		err := r.refusal(ctx, op, last, first, target, set, late, waited)
+		err := r.refusal(ctx, op, last, first, target, set, late, &watch)
 		if highest = max(highest, last.Generation+1); err == nil && highest > target {
 			target, nap = highest, 20*time.Microsecond
 			r.propose(target, set)
@@ -172,9 +172,9 @@ func (r *Rank) proposes(rank int, target uint64, set rankset.Set) bool {
 
 // refusal is why a proposal is given up, if it is. Late is who does not support it, or -1.
 func (r *Rank) refusal(ctx context.Context, op string, last Decision, first, target uint64, set rankset.Set,
-	late int, waited time.Duration,
+	late int, watch *channel.Stopwatch,
 ) error {
-	side := r.everyone().Minus(set)
+	side, waited := r.everyone().Minus(set), watch.Look()
 	masked := func(by int) error {
 		err := fmt.Errorf("%w: rank %d goes on without it; wait to be taken back with SetMask without that "+
 			"rank in the set", channel.ErrMasked, by)
@@ -199,6 +199,7 @@ func (r *Rank) refusal(ctx context.Context, op string, last Decision, first, tar
 	if late < 0 {
 		late = leader
 	}
+	r.Waiter.ReportWait(op, late, watch)
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("%s: still waiting for rank %d: %w", op, late, err)
 	}
@@ -215,7 +216,7 @@ func (r *Rank) refusal(ctx context.Context, op string, last Decision, first, tar
 		}
 		return &channel.PeerError{Rank: late, Op: op, Err: err}
 	}
-	return &channel.PeerError{Rank: late, Op: op, Err: channel.ErrTimeout}
+	return r.Waiter.Err(channel.Fault{Cause: channel.CauseTimeout, Rank: late, Reporter: r.rank}, op)
 }
 
 // outvoted returns a rank outside the side that the side has to give way to, or -1.
@@ -262,10 +263,10 @@ func (a claim) beats(b claim) bool {
 // Lost is the error for a rank that is gone and not in the set.
 func (r *Rank) Lost(op string, set rankset.Set) error {
 	if gone := r.died.Load().Minus(set).Lowest(); gone >= 0 {
-		return &channel.PeerError{Rank: gone, Op: op, Err: channel.ErrDied}
+		return r.Waiter.Err(channel.Fault{Cause: channel.CauseDied, Rank: gone, Reporter: r.rank}, op)
 	}
 	if gone := r.left.Load().Minus(set).Lowest(); gone >= 0 {
-		return &channel.PeerError{Rank: gone, Op: op, Err: channel.ErrLeft}
+		return r.Waiter.Err(channel.Fault{Cause: channel.CauseLeft, Rank: gone, Reporter: r.rank}, op)
 	}
 	return nil
 }

@@ -18,9 +18,12 @@ type Config struct {
 	Timeout    time.Duration
 	// Fault and Blame are the Waiter's: what a fault means to the rank, and what it does with one
 	// that a wait of its own ended with.
-	Fault  func(op string) error
-	Blame  func(f channel.Fault)
-	Logger *slog.Logger
+	Fault func(op string) error
+	Blame func(f channel.Fault)
+	// Explain and Report are the Waiter's, too: what is known of a fault, and long waits.
+	Explain func(f channel.Fault) string
+	Report  func(op string, peer int, waited time.Duration)
+	Logger  *slog.Logger
 }
 
 // Rank is one rank's side of the control plane. Its methods may be called by several goroutines.
@@ -55,6 +58,7 @@ func New(cfg Config, own []byte) *Rank {
 	r.Waiter = channel.Waiter{
 		Policy: cfg.Policy, Rank: cfg.Rank, Own: &r.own.fault, Peers: make([]*channel.Status, cfg.Size),
 		Timeout: cfg.Timeout, Fault: cfg.Fault, Gone: r.Left, Blame: cfg.Blame,
+		Explain: cfg.Explain, Report: cfg.Report,
 	}
 	r.mask.Store(&rankset.Set{})
 	alone := make([][]byte, cfg.Size)
