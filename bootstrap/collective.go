@@ -59,6 +59,7 @@ func (m *mesh) collect(ctx context.Context, op op, b []byte) ([][]byte, error) {
 	}
 	s := share{seq: m.seq, op: op, bytes: bytes.Clone(b)}
 	m.seq++
+	m.since = time.Now()
 	m.mu.Unlock()
 
 	defer reportWhile(ctx, func(ctx context.Context) Wait {
@@ -209,7 +210,7 @@ func (m *mesh) giveUpGather(ctx context.Context, s share) error {
 	f := fault{rank: 0, reason: reasonAborted, text: "rank 0 was cancelled"}
 	ranks := m.absent(s.seq)
 	if errors.Is(cause, ErrTimeout) && len(ranks) > 0 {
-		f = fault{rank: ranks[0], reason: reasonTimeout, text: describe(ranks, s.op) + m.refusals()}
+		f = fault{rank: ranks[0], reason: reasonTimeout, text: describe(ranks, s.op) + m.waited() + m.refusals()}
 	} else {
 		m.entered[0] = s.seq
 	}
@@ -324,9 +325,19 @@ func (m *mesh) lateRanks(cause error, op op) error {
 		e.Err = fmt.Errorf("%w: every rank had entered the %v", cause, op)
 	default:
 		e.Rank = int(m.answer.ranks[0])
-		e.Err = fmt.Errorf("%w: %s%s", cause, describe(m.answer.ranks, op), m.answer.text)
+		e.Err = fmt.Errorf("%w: %s%s%s", cause, describe(m.answer.ranks, op), m.waited(), m.answer.text)
 	}
 	return e
+}
+
+// waited says how long the collective in progress lasts, where the ranks of it meet, and what bounds
+// it. The caller holds mu.
+func (m *mesh) waited() string {
+	at := ""
+	if m.meeting != "" {
+		at = " at " + m.meeting
+	}
+	return fmt.Sprintf("%s in %s, which the context sets", at, Seconds(time.Since(m.since)))
 }
 
 // answerInquiry is rank 0's answer to which rank is missing. It needs no call on rank 0 to be in

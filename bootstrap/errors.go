@@ -74,7 +74,13 @@ func (e *PeerError) Unwrap() error { return e.Err }
 func late(ctx context.Context) error {
 	err := context.Cause(ctx)
 	if errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("%w: %w", ErrTimeout, err)
+		return expired{err}
 	}
 	return err
 }
+
+// expired is an ErrTimeout that is a context's error, too.
+type expired struct{ cause error }
+
+func (e expired) Error() string   { return ErrTimeout.Error() }
+func (e expired) Unwrap() []error { return []error{ErrTimeout, e.cause} }

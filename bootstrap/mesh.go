@@ -36,14 +36,15 @@ type mesh struct {
 	seen    map[seenFault]bool
 	limit   map[uint32]uint64 // collectives that a faulty rank took part in, as rank 0 counts them
 
-	seq     uint64   // collectives entered
-	broken  error    // why this rank can enter no more
-	entered []uint64 // rank 0: collectives that each rank has entered
-	hub     hub      // rank 0
-	formed  bool     // rank 0: every rank has joined, and none died before the last one did
-	refused []string // rank 0: connections that were turned away
-	down    [][]byte // other ranks: the result so far of the collective in progress
-	answer  *missing // other ranks: to the last inquiry
+	seq     uint64    // collectives entered
+	since   time.Time // when the last of them was
+	broken  error     // why this rank can enter no more
+	entered []uint64  // rank 0: collectives that each rank has entered
+	hub     hub       // rank 0
+	formed  bool      // rank 0: every rank has joined, and none died before the last one did
+	refused []string  // rank 0: connections that were turned away
+	down    [][]byte  // other ranks: the result so far of the collective in progress
+	answer  *missing  // other ranks: to the last inquiry
 }
 
 // errExpired is how wait says that the context ended.
