@@ -61,6 +61,7 @@ func (c *Comm) Wait(ctx context.Context, s *Stream) error {
 func (c *Comm) await(ctx context.Context, op string, wait func(context.Context) error) error {
 	begun, report := time.Now(), bootstrap.ReportAfter
 	timeout := c.control.Waiter.Timeout + c.control.Waiter.Timeout/4
+	outer := ctx
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, ErrTimeout)
 	defer cancel()
 	// Between the slices it looks for a record of a device wait that has timed out: the work behind
@@ -72,6 +73,10 @@ func (c *Comm) await(ctx context.Context, op string, wait func(context.Context) 
 		fault := c.begin(op)
 		switch {
 		case errors.Is(err, errSlice):
+			// It may say so to this goroutine alone, as the contexts of package clib do.
+			if err := outer.Err(); err != nil && ctx.Err() == nil {
+				return fmt.Errorf("%s: the work has not ended: %w", op, err)
+			}
 			if waited := time.Since(begun); waited > report {
 				report *= 2
 				c.logger.Warn("waiting for work on the GPU for "+bootstrap.Seconds(waited), "op", op)

@@ -23,16 +23,19 @@ type allGather struct {
 	rank, size int
 	call       C.weft_all_gather_fn
 	context    unsafe.Pointer
+	here       func(func()) // runs a function on the thread that joins
 }
 
-func newAllGather(call C.weft_all_gather_fn, context unsafe.Pointer, rank, size int) (bootstrap.Bootstrap, error) {
+func newAllGather(call C.weft_all_gather_fn, context unsafe.Pointer, rank, size int,
+	here func(func()),
+) (bootstrap.Bootstrap, error) {
 	if call == nil {
 		return nil, invalidf("the all-gather function is NULL")
 	}
 	if size < 1 || rank < 0 || rank >= size {
 		return nil, invalidf("rank %d of %d", rank, size)
 	}
-	return &allGather{rank: rank, size: size, call: call, context: context}, nil
+	return &allGather{rank: rank, size: size, call: call, context: context, here: here}, nil
 }
 
 func (a *allGather) Rank() int { return a.rank }
@@ -70,8 +73,11 @@ func (a *allGather) AllGather(_ context.Context, data []byte) ([][]byte, error) 
 
 func (a *allGather) gather(mine []byte) ([]byte, error) {
 	all := make([]byte, a.size*len(mine))
-	if code := C.libweft_all_gather(a.call, a.context, unsafe.Pointer(&mine[0]), C.size_t(len(mine)),
-		unsafe.Pointer(&all[0])); code != 0 {
+	var code C.int
+	a.here(func() {
+		code = C.libweft_all_gather(a.call, a.context, unsafe.Pointer(&mine[0]), C.size_t(len(mine)), unsafe.Pointer(&all[0]))
+	})
+	if code != 0 {
 		return nil, fmt.Errorf("%w: the caller's all-gather returned %d", weft.ErrAborted, code)
 	}
 	if !bytes.Equal(all[a.rank*len(mine):][:len(mine)], mine) {

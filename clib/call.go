@@ -52,8 +52,25 @@ func timed[T any](t *handle.Table[T], id C.uint64_t, ms C.int64_t, f func(contex
 	return run(t, id, func(o *T) error { return within(ms, func(ctx context.Context) error { return f(ctx, o) }) })
 }
 
-// within runs f with a context that ends after so many milliseconds, unless they are 0.
+// within is limited with a context whose Err asks the thread's program: see asking.
 func within(ms C.int64_t, f func(context.Context) error) error {
+	if ms == 0 {
+		return withAsk(context.Background(), f)
+	}
+	return limited(ms, func(ctx context.Context) error { return withAsk(ctx, f) })
+}
+
+// setUp is timed for calls that make something, which wait in more ways than a Waiter does.
+func setUp(id C.uint64_t, ms C.int64_t, f func(context.Context, *comm) error) C.int {
+	return run(comms, id, func(c *comm) error {
+		return limited(ms, func(ctx context.Context) error {
+			return patiently(ctx, func(ctx context.Context, _ func(func())) error { return f(ctx, c) })
+		})
+	})
+}
+
+// limited runs f with a context that ends after so many milliseconds, unless they are 0.
+func limited(ms C.int64_t, f func(context.Context) error) error {
 	if ms == 0 {
 		return f(context.Background())
 	}

@@ -48,7 +48,7 @@ func beside(id C.uint64_t, f func(*comm) error) C.int {
 // join makes a communicator of C's options. Without a bootstrap the environment says which rank
 // this is.
 func join(options *C.weft_comm_options, out *C.weft_comm, ms C.int64_t,
-	meet func(context.Context) (bootstrap.Bootstrap, error),
+	meet func(context.Context, func(func())) (bootstrap.Bootstrap, error),
 ) C.int {
 	return local(func() error {
 		if err := result(unsafe.Pointer(out), "weft_comm"); err != nil {
@@ -64,26 +64,30 @@ func join(options *C.weft_comm_options, out *C.weft_comm, ms C.int64_t,
 			defer keepContext(c.context)()
 		}
 		c.log.warnOfSignals()
-		if err := within(ms, func(ctx context.Context) error { return c.join(ctx, o, meet) }); err != nil {
+		if err := limited(ms, func(ctx context.Context) error { return c.joinUnlessInterrupted(ctx, o, meet) }); err != nil {
 			return err
 		}
 		return own(comms, c, &c.ops, unsafe.Pointer(out), c.weft)
 	})
 }
 
-// join joins through b or, if that is nil, through the environment.
-func (c *comm) join(ctx context.Context, o []weft.Option,
-	meet func(context.Context) (bootstrap.Bootstrap, error),
+// joinUnlessInterrupted joins through the bootstrap that meet makes or, without one, through the environment.
+func (c *comm) joinUnlessInterrupted(ctx context.Context, o []weft.Option,
+	meet func(context.Context, func(func())) (bootstrap.Bootstrap, error),
 ) error {
-	if meet != nil {
-		b, err := meet(ctx)
-		if err != nil {
-			return err
+	ctx, over := interruptible(ctx)
+	defer over()
+	err := patiently(ctx, func(ctx context.Context, here func(func())) (err error) {
+		if meet != nil {
+			o = append(o, weft.WithDial(func(ctx context.Context) (bootstrap.Bootstrap, error) { return meet(ctx, here) }))
 		}
-		o = append(o, weft.WithBootstrap(b))
-	}
-	var err error
-	if c.weft, err = weft.Join(ctx, o...); err != nil {
+		c.weft, err = weft.Join(ctx, o...)
+		return err
+	})
+	if err != nil {
+		if cause := context.Cause(ctx); errors.Is(cause, errInterrupted) {
+			err = fmt.Errorf("join: %w", cause)
+		}
 		c.log.stop()
 	}
 	return err
@@ -133,7 +137,7 @@ func goweft_comm_create(options *C.weft_comm_options, out *C.weft_comm, ms C.int
 func goweft_comm_create_with_id(id *C.char, rank, ranks C.int, options *C.weft_comm_options, out *C.weft_comm,
 	ms C.int64_t,
 ) C.int {
-	return join(options, out, ms, func(ctx context.Context) (bootstrap.Bootstrap, error) {
+	return join(options, out, ms, func(ctx context.Context, _ func(func())) (bootstrap.Bootstrap, error) {
 		id, err := uniqueID(id)
 		if err != nil {
 			return nil, err
@@ -149,8 +153,8 @@ func goweft_comm_create_with_id(id *C.char, rank, ranks C.int, options *C.weft_c
 func goweft_comm_create_with_all_gather(f C.weft_all_gather_fn, its unsafe.Pointer, rank, ranks C.int,
 	options *C.weft_comm_options, out *C.weft_comm, ms C.int64_t,
 ) C.int {
-	return join(options, out, ms, func(context.Context) (bootstrap.Bootstrap, error) {
-		return newAllGather(f, its, int(rank), int(ranks))
+	return join(options, out, ms, func(_ context.Context, here func(func())) (bootstrap.Bootstrap, error) {
+		return newAllGather(f, its, int(rank), int(ranks), here)
 	})
 }
 

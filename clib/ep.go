@@ -100,7 +100,7 @@ func goweft_ep_check(p *C.weft_ep_spec, engine, ranks C.int) C.int {
 
 //export goweft_ep_create
 func goweft_ep_create(id C.uint64_t, p *C.weft_ep_spec, out *C.weft_ep, ms C.int64_t) C.int {
-	return timed(comms, id, ms, func(ctx context.Context, c *comm) error {
+	return setUp(id, ms, func(ctx context.Context, c *comm) error {
 		if err := result(unsafe.Pointer(out), "weft_ep"); err != nil {
 			return err
 		}

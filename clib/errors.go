@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"regexp"
+	"strings"
 	"unsafe"
 
 	"github.com/weftgo/weft"
@@ -80,13 +81,19 @@ var fieldsInC = map[string]string{
 	"Dependent": "dependent",
 }
 
+// callsInC are C's names of what errors tell to do. WithDeadline sets a member of weft_comm_options.
+var callsInC = strings.NewReplacer(
+	"WithDeadline", "deadline_ms", "SetMask", "weft_comm_set_mask", "called Abort", "called weft_comm_abort",
+	"which the context sets", "which weft_timeout_set sets",
+)
+
 // capitalised matches words that may be one of them: errors begin with small letters, and most of
 // their words do.
 var capitalised = regexp.MustCompile(`\b(Tuning\.(Dispatch|Combine)|[A-Z][A-Za-z]+)\b`)
 
 // inC replaces Go's names in an error's words by C's.
 func inC(words string) string {
-	return capitalised.ReplaceAllStringFunc(words, func(name string) string {
+	return capitalised.ReplaceAllStringFunc(callsInC.Replace(words), func(name string) string {
 		if in, ok := fieldsInC[name]; ok {
 			return in
 		}

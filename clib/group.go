@@ -53,7 +53,7 @@ func (g *group) forget(id uint64) {
 
 //export goweft_group_create
 func goweft_group_create(id C.uint64_t, options *C.weft_group_options, out *C.weft_group, ms C.int64_t) C.int {
-	return timed(comms, id, ms, func(ctx context.Context, c *comm) error {
+	return setUp(id, ms, func(ctx context.Context, c *comm) error {
 		return c.newGroup(ctx, options, out, func(*collective.Options) {})
 	})
 }

@@ -22,6 +22,16 @@ int libweft_key(weft_key_fn key, uintptr_t context, const weft_request *request,
 int libweft_prepare(weft_prepare_fn prepare, uintptr_t context, weft_own_context *made);
 void libweft_release(weft_release_fn release, uintptr_t context, uintptr_t state);
 
+// Whether any thread's program is to be asked, whether this one's is; whether it now says that the call is to end,
+// which holds until libweft_ask_over. See weft_ask_set.
+extern int libweft_asks __attribute__((visibility("hidden")));
+int libweft_asking(void);
+int libweft_ask(void);
+void libweft_ask_over(void);
+
+// Makes the pipe of interrupts and returns the end to read from, or minus an errno.
+int libweft_interrupts(void);
+
 // The i-th entry of the environment in C, or NULL behind the last.
 const char *libweft_environment(size_t i);
 

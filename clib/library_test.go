@@ -1,6 +1,7 @@
 package main_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -192,6 +194,35 @@ func TestSignals(t *testing.T) {
 	}
 	if !strings.Contains(got, "SIGUSR1 (0x") || strings.Contains(got, "SIGALRM") || strings.Contains(got, "SIGCHLD") {
 		t.Errorf("the log of a join does not name SIGUSR1, or names what has the flag or is ignored:\n%s", got)
+	}
+}
+
+// A handler of a signal ends waits by weft_interrupt, and SIGINT is the program's.
+func TestInterrupt(t *testing.T) {
+	program := compile(t, "testdata/interrupt.c")
+	if got := run(t, program, "wait", "10"); got != "ok\n" { // other tests keep the processors busy
+		t.Error(got)
+	}
+	c := exec.CommandContext(t.Context(), program, "die", "1")
+	out, err := c.StdoutPipe()
+	if err == nil {
+		err = c.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "waiting\n" {
+		t.Errorf("%q, %v", line, err)
+	}
+	time.Sleep(20 * time.Millisecond)
+	since := time.Now()
+	if err := c.Process.Signal(os.Interrupt); err != nil {
+		t.Error(err)
+	}
+	err = c.Wait()
+	status, ok := c.ProcessState.Sys().(syscall.WaitStatus)
+	if !ok || !status.Signaled() || status.Signal() != syscall.SIGINT || time.Since(since) > 3*time.Second {
+		t.Errorf("after %v: %v", time.Since(since), err)
 	}
 }
 

@@ -37,7 +37,7 @@ func (n *counter) owner() *comm { return n.comm }
 func goweft_ep_token_counter_create(id C.uint64_t, experts, ranks, perNode C.int64_t, out *C.weft_ep_token_counter,
 	ms C.int64_t,
 ) C.int {
-	return timed(comms, id, ms, func(ctx context.Context, c *comm) error {
+	return setUp(id, ms, func(ctx context.Context, c *comm) error {
 		if err := result(unsafe.Pointer(out), "weft_ep_token_counter"); err != nil {
 			return err
 		}

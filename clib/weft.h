@@ -105,6 +105,27 @@ const char *weft_status_name(int status);
  */
 weft_status weft_timeout_set(int64_t milliseconds);
 
+/* Is asked by a thread whose call waits on the host, every 100 ms or so, whether to go on: 0 is yes. It may make weft_
+ * calls on objects that no call is at work on. */
+typedef int (*weft_ask_fn)(void *context);
+
+/*
+ * Sets what this thread asks while its calls wait; NULL is nothing. Once the answer is not 0 the call ends with
+ * WEFT_ERROR_ABORTED, and the other ranks get that with this one's number, as after weft_comm_abort. Interpreters
+ * serve signals so.
+ */
+weft_status weft_ask_set(weft_ask_fn ask, void *context);
+
+/*
+ * Has this thread, the main one of a Python interpreter, serve Python's signal handlers while its calls wait.
+ * functions are the addresses of PyGILState_Ensure, PyGILState_Release, PyErr_CheckSignals and PyErr_Fetch.
+ */
+weft_status weft_ask_python(void **functions);
+
+/* The exception with which such a handler has ended the last call: three objects, as PyErr_Fetch gives them. 1 says
+ * that there was one, which is the caller's now. */
+int weft_python_exception(void **exception);
+
 /*
  * Looks for signal handlers that lack SA_ONSTACK. If there are any it returns WEFT_ERROR_INVALID, and weft_error lists
  * them by signal, and by the function's name where the loader knows it. With repair it adds the flag instead and
@@ -273,6 +294,15 @@ weft_status weft_comm_error(weft_comm comm);
 /* Makes every pending and later operation of every rank fail with WEFT_ERROR_ABORTED and this rank's number, until
  * weft_comm_set_mask. */
 weft_status weft_comm_abort(weft_comm comm);
+
+/*
+ * weft_comm_abort for signal handlers: it is async-signal-safe. What waits returns WEFT_ERROR_ABORTED within 0.3 s. A
+ * comm of NULL means every communicator, and joins in progress. It says nothing of a comm that is stale.
+ *
+ * The library changes no signal's disposition: without a handler SIGINT ends the process, which the peers of this rank
+ * see at once.
+ */
+weft_status weft_interrupt(weft_comm comm);
 
 /*
  * Continues after a failure: the ranks of the mask are left out, all others take part. The mask is n words as

@@ -32,7 +32,7 @@ func (w *window) owner() *comm { return w.comm }
 func newWindow(id C.uint64_t, bytes C.size_t, out *C.weft_window, ms C.int64_t,
 	open func(ctx context.Context, c *comm, size int) (*weft.Window, error),
 ) C.int {
-	return timed(comms, id, ms, func(ctx context.Context, c *comm) error {
+	return setUp(id, ms, func(ctx context.Context, c *comm) error {
 		if err := result(unsafe.Pointer(out), "weft_window"); err != nil {
 			return err
 		}

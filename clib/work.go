@@ -7,6 +7,9 @@ import "C"
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"time"
 	"unsafe"
 
 	"github.com/weftgo/weft"
@@ -56,6 +59,27 @@ func addWork(w *work, out *C.weft_work) error {
 	return err
 }
 
+// await waits for a call that a group has started, and looks at its context's Err meanwhile.
+func (w *work) await(ctx context.Context) error {
+	if C.libweft_asking() == 0 || w.call.Done() {
+		return w.call.Wait(ctx)
+	}
+	for {
+		slice, cancel := context.WithTimeoutCause(ctx, 20*time.Millisecond, errSlice)
+		err := w.call.Wait(slice)
+		cancel()
+		if !errors.Is(err, errSlice) {
+			return err
+		}
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("wait: the call has not ended: %w", err)
+		}
+	}
+}
+
+// errSlice is the cause that ends one slice of a longer wait.
+var errSlice = errors.New("slice of a wait")
+
 //export goweft_work_receive
 func goweft_work_receive(id C.uint64_t, out *C.weft_ep_dispatch_result, ms C.int64_t) C.int {
 	return timed(works, id, ms, func(ctx context.Context, w *work) error {
@@ -78,7 +102,7 @@ func goweft_work_receive(id C.uint64_t, out *C.weft_ep_dispatch_result, ms C.int
 //export goweft_work_wait
 func goweft_work_wait(id C.uint64_t, ms C.int64_t) C.int {
 	if w, err := works.Get(uint64(id)); err == nil && w.group != nil {
-		return asked(id, func(w *work) error { return within(ms, w.call.Wait) })
+		return asked(id, func(w *work) error { return within(ms, w.await) })
 	}
 	return timed(works, id, ms, func(ctx context.Context, w *work) error {
 		if w.combine == nil {

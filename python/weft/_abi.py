@@ -201,6 +201,7 @@ class Collective(Choice):
     """no collective: messages between pairs of ranks"""
 
 
+AskFunction = CFUNCTYPE(c_int, c_void_p)
 LogFunction = CFUNCTYPE(None, c_void_p, c_char_p)
 AllGatherFunction = CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t, c_void_p)
 SelectFunction = CFUNCTYPE(None, c_void_p, c_void_p, c_void_p)
@@ -595,6 +596,9 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
     "weft_error_set": (c_int, c_int, c_char_p),
     "weft_status_name": (c_int,),
     "weft_timeout_set": (c_int64,),
+    "weft_ask_set": (AskFunction, c_void_p),
+    "weft_ask_python": (c_void_p,),
+    "weft_python_exception": (c_void_p,),
     "weft_signal_check": (c_int,),
     "weft_comm_create": (c_void_p, c_void_p),
     "weft_unique_id_create": (c_char_p, c_char_p),
@@ -614,6 +618,7 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
     "weft_comm_mask": (c_void_p, c_void_p, c_int),
     "weft_comm_error": (c_void_p,),
     "weft_comm_abort": (c_void_p,),
+    "weft_interrupt": (c_void_p,),
     "weft_comm_set_mask": (c_void_p, c_void_p, c_int),
     "weft_comm_wait": (c_void_p, c_void_p),
     "weft_window_create": (c_void_p, c_size_t, c_void_p),

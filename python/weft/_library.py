@@ -12,7 +12,7 @@ import os
 import threading
 from typing import Any, NoReturn
 
-from . import _abi, errors
+from . import _abi, _signals, errors
 
 _NAME = "libweft.so"
 
@@ -50,7 +50,9 @@ class Library:
         raise self.failure(status)
 
     def failure(self, status: int) -> errors.WeftError:
-        """The last failure of this thread as an exception."""
+        """The last failure of this thread as an exception. Where a signal's handler has raised one, that is raised."""
+        if status == _abi.Status.ERROR_ABORTED:
+            _signals.raise_pending(self)
         return errors.of_status(status, self.error().decode(errors="replace"), self.error_rank())
 
 

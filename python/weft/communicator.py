@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import warnings
@@ -9,9 +10,9 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
-from . import _abi, rendezvous, streams
+from . import _abi, _signals, rendezvous, streams
 from ._library import Library, library
-from .errors import InvalidError
+from .errors import InvalidError, WeftError
 from .limits import milliseconds
 from .limits import timeout as limit
 from .resources import Garbage, Resource, gone, opened
@@ -190,6 +191,7 @@ class Communicator(Resource):
     @classmethod
     def _made(cls, lib: Library, options: _abi.CommOptions, create: Callable[[Any], int]) -> Communicator:
         out = ctypes.c_uint64()
+        _signals.listen(lib)
         try:
             if status := create(ctypes.addressof(out)):
                 lib.fail(status)
@@ -252,7 +254,12 @@ class Communicator(Resource):
             if not 0 <= r < self.ranks:
                 raise InvalidError(f"set_mask: rank {r} of {self.ranks}")
             words[r // 64] |= 1 << r % 64
-        self._check(self._lib.comm_set_mask(self._handle, words, len(words)))
+        try:
+            self._check(self._lib.comm_set_mask(self._handle, words, len(words)))
+        except BaseException:
+            with contextlib.suppress(WeftError):  # an interrupt may come when it has taken effect
+                self._left_out = self.mask
+            raise
         self._left_out = self.mask
 
     def wait(self, stream: streams.StreamLike = None, *, timeout: float | None = None) -> None:

@@ -5,6 +5,7 @@ Every error has ``status``, the number of the C library's status, and ``rank``, 
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 from ._abi import Status
@@ -145,6 +146,18 @@ _CLASSES: dict[int, type[WeftError]] = {
 }
 
 
+_WORDS = {
+    "weft_comm_set_mask": "set_mask",
+    "weft_comm_abort": "abort",
+    "weft_timeout_set": "weft.timeout",
+    "deadline_ms": "deadline=",
+}
+"""What the library's messages call by C's names."""
+
+_C = re.compile("|".join(_WORDS))
+
+
 def of_status(status: int, message: str, rank: int) -> WeftError:
     """The exception of a status, with the library's words."""
+    message = _C.sub(lambda found: _WORDS[found[0]], message)
     return _CLASSES.get(status, InternalError)(message, None if rank < 0 else rank)
