@@ -69,6 +69,22 @@ func (c *Comm) Size() int { return c.size }
 // LocalSize is the number of ranks on this host.
 func (c *Comm) LocalSize() int { return c.local }
 
+// String says which rank of how many this is, and on which engine: "rank 2 of 4 on the host".
+func (c *Comm) String() string {
+	on := "the host"
+	if c.device != nil {
+		on = "a GPU"
+	}
+	text := fmt.Sprintf("rank %d of %d on %s", c.rank, c.size, on)
+	if c.closed.Load() {
+		return text + ", closed"
+	}
+	if m := c.Mask(); !m.Empty() {
+		text += fmt.Sprintf(", without %v", m)
+	}
+	return text
+}
+
 // Deadline bounds every wait, beside the wait's context.
 func (c *Comm) Deadline() time.Duration { return c.control.Waiter.Timeout }
 

@@ -2,10 +2,13 @@ package weft
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/weftgo/weft/internal/control"
 	"github.com/weftgo/weft/internal/filelimit"
@@ -118,11 +121,47 @@ func agreed(op string, all [][]byte) error {
 		if first < 0 {
 			first = r
 		} else if !bytes.Equal(n, all[first]) {
-			return fmt.Errorf("%s: %w: rank %d says %q, rank %d %q", op, ErrMismatch, first,
-				messageText(all[first]), r, messageText(n))
+			a, b := string(messageText(all[first])), string(messageText(n))
+			// Of notes that were cut the end is a hash.
+			if what := difference(a, b, first, r); what != "" && max(len(n), len(all[first])) < noteSize {
+				return fmt.Errorf("%s: %w on %s", op, ErrMismatch, what)
+			}
+			return fmt.Errorf("%s: %w: rank %d says %q, rank %d %q", op, ErrMismatch, first, a, r, b)
 		}
 	}
 	return nil
+}
+
+// difference says what differs between two ranks' texts of the form "name: value, name: value", and is empty
+// for other texts: "Hidden: 8 on rank 0, 16 on rank 2; TopK: 2 on rank 0, 1 on rank 2".
+func difference(a, b string, rankA, rankB int) string {
+	namesA, valuesA := pairs(a)
+	namesB, valuesB := pairs(b)
+	if namesA == nil || namesB == nil {
+		return ""
+	}
+	var differ []string
+	said := func(values map[string]string, name string) string { return cmp.Or(values[name], "unset") }
+	for _, name := range append(namesA, namesB...) {
+		inA, inB := said(valuesA, name), said(valuesB, name)
+		if inA != inB && !slices.ContainsFunc(differ, func(d string) bool { return strings.HasPrefix(d, name+": ") }) {
+			differ = append(differ, fmt.Sprintf("%s: %s on rank %d, %s on rank %d", name, inA, rankA, inB, rankB))
+		}
+	}
+	return strings.Join(differ, "; ")
+}
+
+// pairs takes such a text apart; it returns nothing for other texts.
+func pairs(text string) (names []string, values map[string]string) {
+	values = map[string]string{}
+	for part := range strings.SplitSeq(text, ", ") {
+		name, value, ok := strings.Cut(part, ": ")
+		if !ok {
+			return nil, nil
+		}
+		names, values[name] = append(names, name), value
+	}
+	return names, values
 }
 
 // messageText is a message without its mark.

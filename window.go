@@ -93,7 +93,7 @@ func (c *Comm) RegisterMemory(ctx context.Context, mem []byte) (*Window, error) 
 		return nil, Unsupportedf("%s: ranks of other processes cannot see plain memory; use Alloc, or "+
 			"Register with a memfd", op)
 	}
-	if err := c.verifySame(ctx, op, fmt.Sprintf("%d bytes", len(mem)), nil); err != nil {
+	if err := c.verifySame(ctx, op, fmt.Sprintf("bytes: %d", len(mem)), nil); err != nil {
 		return nil, err
 	}
 	ctx, cancel := c.bounded(ctx, op)
@@ -112,7 +112,7 @@ func (c *Comm) RegisterMemory(ctx context.Context, mem []byte) (*Window, error) 
 
 // window makes a window of this rank's segment, or passes err to the other ranks.
 func (c *Comm) window(ctx context.Context, op string, size int, own *shm.Region, err error) (*Window, error) {
-	if err := c.verifySame(ctx, op, fmt.Sprintf("%d bytes", size), err); err != nil {
+	if err := c.verifySame(ctx, op, fmt.Sprintf("bytes: %d", size), err); err != nil {
 		if own != nil {
 			return nil, errors.Join(err, own.Release())
 		}
@@ -194,6 +194,9 @@ func (c *Comm) bounded(ctx context.Context, op string) (_ context.Context, stop 
 
 // sendTime is how long after the deadline an exchange may still send before it begins to wait.
 const sendTime = 50 * time.Millisecond
+
+// String names the window and its size: "window 3 of 4096 bytes a rank".
+func (w *Window) String() string { return fmt.Sprintf("window %d of %d bytes a rank", w.id, w.size) }
 
 // meshError turns a failure of the mesh into an error, and reports it to the other ranks.
 func (c *Comm) meshError(op string, err error) error {

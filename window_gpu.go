@@ -224,7 +224,7 @@ func (c *Comm) deviceWindow(ctx context.Context, op string, size int, own *segme
 	if err != nil {
 		err = errors.Join(prefixed(op, err), own.discard())
 	}
-	data, err := c.verifyWith(ctx, op, fmt.Sprintf("%d bytes", size), own.encode(), err)
+	data, err := c.verifyWith(ctx, op, fmt.Sprintf("bytes: %d", size), own.encode(), err)
 	if err != nil {
 		return nil, errors.Join(err, own.discard())
 	}

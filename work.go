@@ -22,5 +22,16 @@ func (w *Work) Wait(ctx context.Context) error {
 	return w.err
 }
 
+// String says whether the operation was completed, and its error.
+func (w *Work) String() string {
+	switch {
+	case !w.done:
+		return "work, to be waited for"
+	case w.err != nil:
+		return "work, failed: " + w.err.Error()
+	}
+	return "work, done"
+}
+
 // Done reports whether Wait has been called.
 func (w *Work) Done() bool { return w.done }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -15,6 +16,8 @@ import (
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
+
+	"github.com/weftgo/weft/ep"
 )
 
 var update = flag.Bool("update", false, "write testdata/abi.txt anew")
@@ -196,5 +199,30 @@ func TestSymbols(t *testing.T) {
 	slices.Sort(want)
 	if diff := gocmp.Diff(want, got); diff != "" {
 		t.Errorf("symbols (-header +library):\n%s", diff)
+	}
+}
+
+// Errors name members of a Spec as weft.h does.
+func TestMembersInC(t *testing.T) {
+	source, err := os.ReadFile("errors.go")
+	if err != nil {
+		t.Skipf("needs the source tree: %v", err)
+	}
+	inC := map[string]string{}
+	for _, m := range regexp.MustCompile(`"([\w.]+)": "(\w+)"`).FindAllStringSubmatch(string(source), -1) {
+		inC[m[1]] = m[2]
+	}
+	members := map[string]bool{}
+	for _, s := range readHeader(t).structs {
+		for _, m := range s.members {
+			members[m] = true
+		}
+	}
+	for _, of := range []reflect.Type{reflect.TypeFor[ep.Spec](), reflect.TypeFor[ep.KernelTuning]()} {
+		for i := range of.NumField() {
+			if name := of.Field(i).Name; name != "Tuning" && !members[inC[name]] {
+				t.Errorf("%s is %q, which is no member", name, inC[name])
+			}
+		}
 	}
 }

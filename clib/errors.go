@@ -71,6 +71,11 @@ func statusOf(err error) (status C.int, rank int) {
 
 // fieldsInC are C's names of the Spec's fields and values that errors name.
 var fieldsInC = map[string]string{
+	"Experts": "experts", "Layout": "layout", "Reduction": "reduction", "Weighting": "weighting",
+	"Payload": "payload", "Quantize": "quantize", "PowerOfTwoScales": "power_of_two_scales",
+	"ScaleOrder": "scale_order", "Counts": "counts", "Overflow": "overflow", "SMs": "sms",
+	"Alignment": "alignment", "Threads": "threads", "Scratch": "scratch", "Staging": "staging",
+	"DTypes": "dtypes", "Force": "force", "Algorithms": "algorithms", "Select": "select",
 	"MaxTokens": "max_tokens", "TopK": "topk", "Hidden": "hidden", "RowBytes": "row_bytes",
 	"ScaleBytes": "scale_bytes", "Capacity": "capacity", "Live": "live",
 	"SerialGroup": "serial_group", "Output": "output", "HostCounts": "host counts", "DeviceCounts": "device counts",

@@ -208,8 +208,8 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 		opts.Staging, unclear = staging()
 		err = cmp.Or(err, unclear)
 	}
-	summary := fmt.Sprintf("scratch %d, staging %d, SMs %d, serial group %d, types %v, algorithms %s, checked %t, "+
-		"own %s, selects %t", opts.Scratch, opts.Staging, opts.SMs, opts.SerialGroup, opts.DTypes,
+	summary := fmt.Sprintf("Scratch: %d, Staging: %d, SMs: %d, SerialGroup: %d, DTypes: %v, Force: %s, "+
+		checkVariable+": %t, Algorithms: %s, Select: %t", opts.Scratch, opts.Staging, opts.SMs, opts.SerialGroup, opts.DTypes,
 		strings.Join(opts.Force, " "), check, namesOf(opts.Algorithms), opts.Select != nil)
 	if err := comm.Operations().VerifySame(ctx, op, summary, err); err != nil {
 		return nil, err
@@ -245,6 +245,14 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 		g.logged = map[string]bool{}
 	}
 	return g, nil
+}
+
+// String says of which communicator the group is.
+func (g *Group) String() string {
+	if g.closed {
+		return "group, closed"
+	}
+	return fmt.Sprintf("group of %v", g.comm)
 }
 
 // Algorithms are the group's: the library's, and users' own.

@@ -36,6 +36,23 @@ type Work struct {
 	generation uint64
 }
 
+// String names the call and says whether it has ended. It does not wait.
+func (w *Work) String() string {
+	name := w.call.Name()
+	switch {
+	case w.captured:
+		return name + ", captured"
+	case !w.Done():
+		return name + ", in progress"
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.err != nil {
+		return name + ", failed: " + w.err.Error()
+	}
+	return name + ", done"
+}
+
 // Start begins a call, as [Group.Do] does, and does not wait for it. Calls of a group run in the order in
 // which they begin, the others among them: a call that is not started waits for those that were. The
 // operands, counts and scalar are the group's until the call has ended; ctx bounds Start alone.

@@ -2,6 +2,7 @@ package ep
 
 import (
 	"context"
+	"fmt"
 	"unsafe"
 
 	"github.com/weftgo/weft/ep/spec"
@@ -66,6 +67,19 @@ type Received struct {
 	scaleShape [3]int
 }
 
+// String says the types and shapes of the rows and their scales.
+func (r *Received) String() string {
+	switch {
+	case r == nil:
+		return "nothing received"
+	case r.released:
+		return "received, released"
+	case r.Scales.IsZero():
+		return fmt.Sprintf("received %v", r.Data)
+	}
+	return fmt.Sprintf("received %v, scales %v", r.Data, r.Scales)
+}
+
 // Release gives the buffer back. Data must not be used after. A combine that reads rows from it
 // must have returned; a later one is refused. If a capture releases the buffer, only work that the
 // same graph runs before its next dispatch may read it in a replay. The Routing has a Release of
@@ -85,6 +99,17 @@ type PendingDispatch struct {
 	received *Received
 	over     bool
 	err      error
+}
+
+// String says whether the dispatch was received, and its error.
+func (p *PendingDispatch) String() string {
+	switch {
+	case !p.over:
+		return "dispatch, to be received"
+	case p.err != nil:
+		return "dispatch, failed: " + p.err.Error()
+	}
+	return "dispatch, received"
 }
 
 // Receive completes the dispatch. Further calls return the same result. A dispatch that was sent

@@ -3,6 +3,7 @@ package ep
 import (
 	"context"
 	"fmt"
+	"log/slog"
 
 	"github.com/weftgo/weft/ep/spec"
 
@@ -35,7 +36,7 @@ func NewHandle(ctx context.Context, comm *weft.Comm, s Spec) (*Handle, error) {
 	if err == nil && e == spec.GPUEngine {
 		s, err = tuned(s, comm)
 	}
-	if err := comm.Operations().VerifySame(ctx, op, fmt.Sprintf("%+v", s), err); err != nil {
+	if err := comm.Operations().VerifySame(ctx, op, s.Text(), err); err != nil {
 		return nil, err
 	}
 	h := &Handle{base: spec.NewBase(comm, s)}
@@ -43,7 +44,31 @@ func NewHandle(ctx context.Context, comm *weft.Comm, s Spec) (*Handle, error) {
 		return nil, err
 	}
 	comm.Operations().Shelf().Add(h.base.Buffers)
+	h.log()
 	return h, nil
+}
+
+// log says at level Debug what the handle is made of and, on GPUs, which forms of kernels it has chosen.
+func (h *Handle) log() {
+	logger, r := h.base.Comm.Operations().Logger(), h.engine.Resources()
+	if !logger.Enabled(context.Background(), slog.LevelDebug) {
+		return
+	}
+	attrs := []any{"op", "new handle", "engine", h.Engine().String(), "spec", h.base.Spec.String(), "bytes", r.Bytes}
+	if h.Engine() == spec.GPUEngine {
+		attrs = append(attrs, "kernels", fmt.Sprintf("%+v", spec.Choose(h.base.Spec, h.base.Comm.Size())),
+			"dispatch_sms", r.DispatchSMs, "combine_sms", r.CombineSMs)
+	}
+	logger.Debug("handle", attrs...)
+}
+
+// String names the handle and what it exchanges.
+func (h *Handle) String() string {
+	closed := ""
+	if h.base.Closed {
+		closed = ", closed"
+	}
+	return fmt.Sprintf("handle of %v (%v%s)", h.base.Comm, h.base.Spec, closed)
 }
 
 // Spec returns the handle's Spec, with defaults filled in.

@@ -25,6 +25,17 @@ type Routing struct {
 	released bool
 }
 
+// String says how many tokens of this rank the Routing is of. It does not wait.
+func (r *Routing) String() string {
+	switch {
+	case r == nil:
+		return "no routing"
+	case r.released:
+		return "routing, released"
+	}
+	return fmt.Sprintf("routing of %d tokens", r.batch.Tokens)
+}
+
 // shared is the engine's part of r, which may be nil.
 func (r *Routing) shared() *spec.Batch {
 	if r == nil {

@@ -1,0 +1,69 @@
+package weft_test
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"testing"
+
+	"github.com/weftgo/weft"
+)
+
+// TestNames: what is printed of the package's objects is short, and says what one wants to know.
+func TestNames(t *testing.T) {
+	ctx := testContext(t)
+	group := join(t, 3)
+	is := func(v any, want string) {
+		t.Helper()
+		if got := fmt.Sprintf("%v", v); !regexp.MustCompile("^" + want + "$").MatchString(got) {
+			t.Errorf("%q, want %s", got, want)
+		}
+	}
+	is(group[2], "rank 2 of 3 on the host")
+	must(t, group, func(c *weft.Comm) error {
+		w, err := c.Alloc(ctx, 4096)
+		if err == nil {
+			is(w, `window \d+ of 4096 bytes a rank`)
+			err = w.Close()
+		}
+		return err
+	})
+	group[0].Abort()
+	must(t, group[:2], func(c *weft.Comm) error { return c.SetMask(ctx, 2) })
+	is(group[0], `rank 0 of 3 on the host, without \[2\]`)
+	if err := group[0].Close(); err != nil {
+		t.Fatal(err)
+	}
+	is(group[0], "rank 0 of 3 on the host, closed")
+	var none *weft.Comm
+	is(none, "<nil>")
+}
+
+// TestDisagreements: what differs is named, and nothing else.
+func TestDisagreements(t *testing.T) {
+	for _, c := range []struct {
+		texts [3]string
+		want  string
+	}{
+		{
+			[3]string{"Hidden: 8, TopK: 2, Layout: expert-major", "", "Hidden: 16, TopK: 2, Layout: expert-major"},
+			"op: ranks disagree on Hidden: 8 on rank 0, 16 on rank 2",
+		},
+		{
+			[3]string{"Hidden: 8, TopK: 2", "", "Hidden: 16, TopK: 1, Tuning.Dispatch.Threads: 64"},
+			"op: ranks disagree on Hidden: 8 on rank 0, 16 on rank 2; TopK: 2 on rank 0, 1 on rank 2; " +
+				"Tuning.Dispatch.Threads: unset on rank 0, 64 on rank 2",
+		},
+		{[3]string{"ready", "", "Hidden: 16"}, `op: ranks disagree: rank 0 says "ready", rank 2 "Hidden: 16"`},
+	} {
+		c.texts[1] = c.texts[0]
+		group := join(t, 3)
+		for r, err := range each(group, func(comm *weft.Comm) error {
+			return comm.Operations().VerifySame(testContext(t), "op", c.texts[comm.Rank()], nil)
+		}) {
+			if !errors.Is(err, weft.ErrMismatch) || err.Error() != c.want {
+				t.Errorf("rank %d: %v, want %s", r, err, c.want)
+			}
+		}
+	}
+}
