@@ -72,7 +72,7 @@ func TestAllocAborted(t *testing.T) {
 	start := time.Now()
 	must(t, group, func(c *weft.Comm) error {
 		if c.Rank() == 1 { // agrees to a window, as Alloc begins, and no more
-			err := c.Operations().VerifySame(ctx, "alloc window", "4096 bytes", nil)
+			err := c.Operations().VerifySame(ctx, "alloc window", "bytes: 4096", nil)
 			c.Abort()
 			return err
 		}

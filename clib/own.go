@@ -100,14 +100,14 @@ func pairs(p **C.char) map[string]string {
 // textBytes is the room of a text that a function of C's writes, the 0 behind it included.
 const textBytes = 128
 
-// asking is a request, and room for the text with which C answers.
-type asking struct {
+// question is a request, and room for the text with which C answers.
+type question struct {
 	request C.weft_request
 	text    [textBytes]C.char
 }
 
 // put puts a question.
-func (a *asking) put(q collective.Request) {
+func (a *question) put(q collective.Request) {
 	a.request = C.weft_request{
 		size: C.size_t(unsafe.Sizeof(a.request)), collective: C.int32_t(q.Collective), dtype: C.int32_t(q.DType),
 		op: C.int32_t(q.Op), root: C.int32_t(q.Root), ranks: C.int32_t(q.Ranks), windows: C.int32_t(q.Windows),
@@ -117,14 +117,14 @@ func (a *asking) put(q collective.Request) {
 }
 
 // answer is the text that C has written.
-func (a *asking) answer() string {
+func (a *question) answer() string {
 	a.text[textBytes-1] = 0
 	return C.GoString(&a.text[0])
 }
 
 // selector is a selector of C's.
 func selector(f C.weft_select_fn, its C.uintptr_t) func(collective.Request, []collective.Algorithm) string {
-	a := new(asking)
+	a := new(question)
 	return func(q collective.Request, _ []collective.Algorithm) string {
 		a.put(q)
 		C.libweft_select(f, its, &a.request, unsafe.Pointer(&a.text))
@@ -147,7 +147,7 @@ func (h hooks) of(a *collective.Algorithm, on *weft.Comm) {
 	}
 	var unanswered error // of the last call
 	if h.key != nil {
-		ask := new(asking)
+		ask := new(question)
 		a.Key = func(c *collective.Call) string {
 			ask.put(c.Request(on.Size()-on.Mask().Len(), 0))
 			status := C.libweft_key(h.key, h.context, &ask.request, unsafe.Pointer(&ask.text))

@@ -46,8 +46,8 @@ func Open() (*Driver, error) { return machine() }
 func load(names []string) (*Driver, error) {
 	library, err := dl.Open(names...)
 	if err != nil {
-		return nil, fmt.Errorf("%w: no CUDA driver: %w; install NVIDIA's driver, or give the container "+
-			"access to it", ErrUnsupported, err)
+		return nil, fmt.Errorf("%w: no CUDA driver: %w; install NVIDIA's driver, or give the container access to it",
+			ErrUnsupported, err)
 	}
 	return New(sys.Load(library))
 }

@@ -12,6 +12,10 @@ import (
 var ErrNoCompiler = errors.New("no compiler of CUDA C++")
 
 func noCompiler(reason error) error {
+	if strings.Contains(reason.Error(), "WEFT_NVRTC") { // it names those ways out
+		return fmt.Errorf("%w: %w; or name in WEFT_CACHE a cache that weft compile has filled, on any machine", ErrNoCompiler,
+			reason)
+	}
 	return fmt.Errorf("%w: name NVRTC in WEFT_NVRTC, or install it (python3 -m pip install nvidia-cuda-nvrtc), "+
 		"or name in WEFT_CACHE a cache that weft compile has filled, on any machine (of one that is there "+
 		"weft doctor lists what is refused): %w", ErrNoCompiler, reason)

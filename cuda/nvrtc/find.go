@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/internal/dl"
 )
 
 // sonames are the library's names for the loader, newest first.
@@ -49,17 +50,22 @@ func open(s system) (*Compiler, error) {
 		candidates = append(candidates, sonames...)
 	}
 	candidates = append(candidates, s.files()...)
-	var tried []error
+	var tried []error // that were found
 	for _, path := range candidates {
 		c, err := OpenFile(path)
 		if err == nil {
 			return c, nil
 		}
-		tried = append(tried, err)
+		if failed, ok := errors.AsType[*dl.OpenError](err); !ok || !failed.Missing() {
+			tried = append(tried, err)
+		}
 	}
-	return nil, fmt.Errorf("%w: no NVRTC, the compiler of CUDA C++: install it (python3 -m pip install "+
-		"nvidia-cuda-nvrtc) or name it in WEFT_NVRTC; "+
-		"tried: %w", cuda.ErrUnsupported, joined(tried))
+	err := fmt.Errorf("%w: NVRTC was not found: install it (python3 -m pip install nvidia-cuda-nvrtc) or name it "+
+		"in WEFT_NVRTC", cuda.ErrUnsupported)
+	if len(tried) > 0 {
+		err = fmt.Errorf("%w; tried: %w", err, joined(tried))
+	}
+	return nil, err
 }
 
 // openNamed opens the library that WEFT_NVRTC names: a file, or a folder that has one.
@@ -205,9 +211,6 @@ func unique(all []string) (kept []string) {
 
 // joined lists the attempts on one line.
 func joined(tried []error) error {
-	if len(tried) == 0 {
-		return errors.New("nothing")
-	}
 	texts := make([]string, len(tried))
 	for i, err := range tried {
 		texts[i] = err.Error()

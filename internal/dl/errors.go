@@ -2,6 +2,7 @@ package dl
 
 import (
 	"errors"
+	"slices"
 	"strings"
 )
 
@@ -11,14 +12,32 @@ var ErrUnsupported = errors.New("calling C libraries is unsupported on this plat
 // OpenError says why none of a library's candidates could be opened.
 type OpenError struct {
 	Tried []error // one for each candidate, in order
+	first string
 }
 
+// Error is why those did not load that were found, or which library was not found. All that was tried is
+// in Tried.
 func (e *OpenError) Error() string {
-	texts := make([]string, len(e.Tried))
-	for i, err := range e.Tried {
-		texts[i] = err.Error()
+	var texts []string
+	for _, err := range e.Tried {
+		if !missing(err) {
+			texts = append(texts, err.Error())
+		}
+	}
+	if texts == nil {
+		return e.first + " was not found"
 	}
 	return strings.Join(texts, "; ")
+}
+
+// Missing reports whether there is no file of any candidate's name.
+func (e *OpenError) Missing() bool {
+	return !slices.ContainsFunc(e.Tried, func(err error) bool { return !missing(err) })
+}
+
+// missing knows the text of glibc's loader.
+func missing(err error) bool {
+	return strings.HasSuffix(err.Error(), ": cannot open shared object file: No such file or directory")
 }
 
 // Unwrap gives the errors of all candidates.

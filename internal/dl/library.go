@@ -38,7 +38,7 @@ func open(v Visibility, candidates []string) (*Library, error) {
 	// The loader keeps its error text per thread: the thread that failed must be the one that asks.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	failed := new(OpenError)
+	failed := &OpenError{first: candidates[0]}
 	for _, name := range candidates {
 		handle, err := openHandle(name, v)
 		if err == nil {
