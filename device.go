@@ -136,7 +136,8 @@ func deviceError(op string, err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, cuda.ErrUnsupported), errors.Is(err, cuda.ErrNoDevice), errors.Is(err, cuda.ErrPeerUnsupported):
-		return fmt.Errorf("%w: %s: %w", ErrUnsupported, op, err)
+		// The driver's error may begin as this one does.
+		return retold{fmt.Sprintf("%v: %s: %s", ErrUnsupported, op, trimCause(err, cuda.ErrUnsupported)), []error{ErrUnsupported, err}}
 	case errors.Is(err, cuda.ErrInvalidDevice):
 		return fmt.Errorf("%w: %s: %w", ErrInvalid, op, err)
 	}

@@ -46,6 +46,15 @@ func ownLimit(op string, rank int, err error) error {
 	return &PeerError{Rank: rank, Op: op, Err: fmt.Errorf("%w: %w", ErrAborted, filelimit.Error())}
 }
 
+// retold says in other words what its causes say.
+type retold struct {
+	text   string
+	causes []error
+}
+
+func (e retold) Error() string   { return e.text }
+func (e retold) Unwrap() []error { return e.causes }
+
 // trimCause is an error's text without the words of the sentinel that it begins with.
 func trimCause(err, sentinel error) string {
 	return strings.TrimPrefix(err.Error(), sentinel.Error()+": ")

@@ -81,7 +81,7 @@ func messageOf(text string, own error) []byte {
 		kind, why := byte('a'), own.Error()
 		for k, sentinel := range passedOn {
 			if errors.Is(own, sentinel) {
-				kind, why = k, trimCause(own, sentinel)
+				kind, why = k, strings.Replace(own.Error(), sentinel.Error()+": ", "", 1)
 			}
 		}
 		note := append([]byte{'!', kind}, why...)

@@ -42,7 +42,10 @@ func (t *tcpRank) dial(ctx context.Context, r role, peer int, addrs []string) (*
 				return nil, jobID{}, err
 			}
 			if last == nil || !isTimeout(err) { // running out of time explains nothing
-				last = fmt.Errorf("%s: %w", addr, err)
+				last = err
+				if len(addrs) > 1 {
+					last = fmt.Errorf("%s: %w", addr, err)
+				}
 			}
 			if _, unconnected := errors.AsType[*connectError](err); hopeless(r, err) {
 				refusals++

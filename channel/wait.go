@@ -340,8 +340,8 @@ func (w *Waiter) Err(f Fault, op string) error {
 	if f.Reporter >= 0 && f.Reporter < len(w.Peers) && w.Peers[f.Reporter] != nil {
 		cycle = text(w.Peers[f.Reporter].cycle[:])
 	}
-	err := fmt.Errorf("%w: ranks wait for each other: %s; call everything in the same order on every rank",
-		ErrTimeout, cycle)
+	err := fmt.Errorf("%w: ranks wait for each other: %s; call everything in the same order on every rank; "+
+		"SetMask goes on", ErrTimeout, cycle)
 	return &bootstrap.PeerError{Rank: f.Rank, Op: op, Err: err}
 }
 

@@ -36,6 +36,9 @@ func NewHandle(ctx context.Context, comm *weft.Comm, s Spec) (*Handle, error) {
 	if err == nil && e == spec.GPUEngine {
 		s, err = tuned(s, comm)
 	}
+	if err != nil {
+		err = fmt.Errorf("%s: %w", op, err)
+	}
 	if err := comm.Operations().VerifySame(ctx, op, s.Text(), err); err != nil {
 		return nil, err
 	}

@@ -923,7 +923,7 @@ static void misuse(rank *r) {
 	BAD((c.max_recv_tokens_per_rank = 0, c.overflow_policy = NCCL_EP_OVERFLOW_DROP), USAGE,
 		"set max_recv_tokens_per_rank");
 	BAD(c.timeout_ns = 5000000, ARGUMENT, "weft_comm_options.deadline_ms");
-	BAD(c.num_topk = 99, ARGUMENT, "top-k 99");
+	BAD(c.num_topk = 99, ARGUMENT, "topk is 99");
 	TRUE(g == NULL);
 	EP_INVALID(ncclEpCreateGroup(&g, (char *)r->comm + 1, &good), "weft_comm");
 	EP_MISUSED(ncclEpCreateGroup(&g, &good, &good), "libnccl.so.2");

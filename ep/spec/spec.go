@@ -331,7 +331,7 @@ func (s Spec) ValidateOn(e Engine, ranks int) error {
 		return err
 	}
 	if r := s.refusal(e, ranks); r != nil {
-		return weft.Unsupportedf("%s", r.because)
+		return weft.Unsupportedf("%s", r.reason(request{s, ranks}))
 	}
 	if n := mostRows(s, ranks); n > math.MaxInt32 {
 		return weft.Unsupportedf("%d rows at one rank, at most %d: lower MaxTokens, or give a Capacity", n, math.MaxInt32)
@@ -354,18 +354,18 @@ func (s Spec) validateRanges(ranks int) error {
 		ok   bool
 	}{
 		{fmt.Sprintf("%d ranks: want 1 to %d", ranks, weft.MaxRanks), ranks >= 1 && ranks <= weft.MaxRanks},
-		{fmt.Sprintf("%d experts: want 1 to %d", s.Experts, MaxExperts), s.Experts >= 1 && s.Experts <= MaxExperts},
-		{fmt.Sprintf("%d experts on %d ranks: want a multiple of the ranks", s.Experts, ranks), ranks < 1 ||
+		{fmt.Sprintf("Experts is %d: want 1 to %d", s.Experts, MaxExperts), s.Experts >= 1 && s.Experts <= MaxExperts},
+		{fmt.Sprintf("Experts is %d on %d ranks: want a multiple of the ranks", s.Experts, ranks), ranks < 1 ||
 			s.Experts%ranks == 0},
-		{fmt.Sprintf("top-k %d: want 1 to %d", s.TopK, MaxTopK), s.TopK >= 1 && s.TopK <= MaxTopK},
-		{fmt.Sprintf("top-k %d of %d experts: a token cannot select more experts than there are", s.TopK,
+		{fmt.Sprintf("TopK is %d: want 1 to %d", s.TopK, MaxTopK), s.TopK >= 1 && s.TopK <= MaxTopK},
+		{fmt.Sprintf("TopK is %d of %d experts: a token cannot select more experts than there are", s.TopK,
 			s.Experts), s.TopK <= s.Experts},
-		{fmt.Sprintf("at most %d tokens: want 1 to %d", s.MaxTokens, maxTokens), s.MaxTokens >= 1 &&
+		{fmt.Sprintf("MaxTokens is %d: want 1 to %d", s.MaxTokens, maxTokens), s.MaxTokens >= 1 &&
 			s.MaxTokens <= maxTokens},
-		{fmt.Sprintf("hidden %d: want 0 to %d", s.Hidden, maxHidden), s.Hidden >= 0 && s.Hidden <= maxHidden},
-		{fmt.Sprintf("rows of %d bytes: want 0 to %d", s.RowBytes, maxRowBytes), s.RowBytes >= 0 &&
+		{fmt.Sprintf("Hidden is %d: want 0 to %d", s.Hidden, maxHidden), s.Hidden >= 0 && s.Hidden <= maxHidden},
+		{fmt.Sprintf("RowBytes is %d: want 0 to %d", s.RowBytes, maxRowBytes), s.RowBytes >= 0 &&
 			s.RowBytes <= maxRowBytes},
-		{fmt.Sprintf("scales of %d bytes: want 0 to %d", s.ScaleBytes, maxRowBytes), s.ScaleBytes >= 0 &&
+		{fmt.Sprintf("ScaleBytes is %d: want 0 to %d", s.ScaleBytes, maxRowBytes), s.ScaleBytes >= 0 &&
 			s.ScaleBytes <= maxRowBytes},
 		{fmt.Sprintf("layout %v", s.Layout), s.Layout < Layouts},
 		{fmt.Sprintf("reduction %v", s.Reduction), s.Reduction < reductions},
@@ -375,14 +375,14 @@ func (s Spec) validateRanges(ranks int) error {
 		{fmt.Sprintf("overflow %v", s.Overflow), s.Overflow < overflows},
 		{fmt.Sprintf("scale order %v", s.ScaleOrder), s.ScaleOrder < scaleOrders},
 		{
-			fmt.Sprintf("alignment %d: want a power of two up to 65536", s.Alignment),
+			fmt.Sprintf("Alignment is %d: want a power of two up to 65536", s.Alignment),
 			s.Alignment >= 1 && s.Alignment <= 1<<16 && s.Alignment&(s.Alignment-1) == 0,
 		},
-		{fmt.Sprintf("capacity %d: want 0 (the worst case) to %d", s.Capacity, maxCapacity), s.Capacity >= 0 &&
+		{fmt.Sprintf("Capacity is %d: want 0 (the worst case) to %d", s.Capacity, maxCapacity), s.Capacity >= 0 &&
 			s.Capacity <= maxCapacity},
-		{fmt.Sprintf("%d SMs: want 0 (three quarters of the free ones) to 1024", s.SMs), s.SMs >= 0 && s.SMs <= 1024},
-		{fmt.Sprintf("serial group %d: want 0 (none) or a positive number", s.SerialGroup), s.SerialGroup >= 0},
-		{fmt.Sprintf("%d live tensors: want 1 to 1024", s.Live), s.Live >= 1 && s.Live <= 1024},
+		{fmt.Sprintf("SMs is %d: want 0 (three quarters of the free ones) to 1024", s.SMs), s.SMs >= 0 && s.SMs <= 1024},
+		{fmt.Sprintf("SerialGroup is %d: want 0 (none) or a positive number", s.SerialGroup), s.SerialGroup >= 0},
+		{fmt.Sprintf("Live is %d: want 1 to 1024", s.Live), s.Live >= 1 && s.Live <= 1024},
 	} {
 		if !f.ok {
 			return weft.Invalidf("%s", f.what)

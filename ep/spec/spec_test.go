@@ -20,9 +20,9 @@ func TestValidate(t *testing.T) {
 	}{
 		{"experts", "want a multiple of the ranks", weft.ErrInvalid, func(s *spec.Spec) { s.Experts = 9 }},
 		{"no experts", "want 1 to", weft.ErrInvalid, func(s *spec.Spec) { s.Experts = 0 }},
-		{"top-k", "top-k 33", weft.ErrInvalid, func(s *spec.Spec) { s.TopK = 33 }},
+		{"top-k", "TopK is 33", weft.ErrInvalid, func(s *spec.Spec) { s.TopK = 33 }},
 		{"top-k of few", "more experts than there are", weft.ErrInvalid, func(s *spec.Spec) { s.TopK = 9 }},
-		{"tokens", "at most 0 tokens", weft.ErrInvalid, func(s *spec.Spec) { s.MaxTokens = 0 }},
+		{"tokens", "MaxTokens is 0", weft.ErrInvalid, func(s *spec.Spec) { s.MaxTokens = 0 }},
 		{"hidden", "multiple of 16 bytes", weft.ErrUnsupported, func(s *spec.Spec) { s.Hidden = 12 }},
 		{"no hidden", "multiple of 16 bytes", weft.ErrUnsupported, func(s *spec.Spec) { s.Hidden = 0 }},
 		{"hidden of fp8", "multiple of 128", weft.ErrUnsupported, func(s *spec.Spec) { s.Payload, s.Hidden = spec.FP8, 64 }},
@@ -66,21 +66,21 @@ func TestValidate(t *testing.T) {
 			func(s *spec.Spec) { s.Payload, s.Hidden, s.PowerOfTwoScales = spec.FP8, 128, true },
 		},
 		{"output", "leave Output out", weft.ErrUnsupported, func(s *spec.Spec) { s.Output = weft.Float32 }},
-		{"bytes of rows", "rows of", weft.ErrInvalid, func(s *spec.Spec) { s.Payload, s.RowBytes = spec.Opaque, 1<<26+16 }},
+		{"bytes of rows", "RowBytes is", weft.ErrInvalid, func(s *spec.Spec) { s.Payload, s.RowBytes = spec.Opaque, 1<<26+16 }},
 		{
-			"too many bytes of rows", "rows of", weft.ErrInvalid,
+			"too many bytes of rows", "RowBytes is", weft.ErrInvalid,
 			func(s *spec.Spec) { s.Payload, s.RowBytes = spec.Opaque, math.MaxInt&^15 },
 		},
 		{
-			"negative bytes of rows", "rows of", weft.ErrInvalid,
+			"negative bytes of rows", "RowBytes is", weft.ErrInvalid,
 			func(s *spec.Spec) { s.Payload, s.RowBytes = spec.Opaque, -16 },
 		},
 		{
-			"bytes of scales", "scales of", weft.ErrInvalid,
+			"bytes of scales", "ScaleBytes is", weft.ErrInvalid,
 			func(s *spec.Spec) { s.Payload, s.RowBytes, s.ScaleBytes = spec.Opaque, 16, math.MaxInt&^15 },
 		},
 		{
-			"negative bytes of scales", "scales of", weft.ErrInvalid,
+			"negative bytes of scales", "ScaleBytes is", weft.ErrInvalid,
 			func(s *spec.Spec) { s.Payload, s.RowBytes, s.ScaleBytes = spec.Opaque, 16, -16 },
 		},
 		{"no bytes of rows", "give RowBytes", weft.ErrUnsupported, func(s *spec.Spec) { s.Payload = spec.Opaque }},
@@ -106,7 +106,7 @@ func TestValidate(t *testing.T) {
 			"output type", "choose one of them", weft.ErrUnsupported,
 			func(s *spec.Spec) { s.Payload, s.Hidden, s.Output = spec.FP8, 128, weft.Int32 },
 		},
-		{"live", "live tensors", weft.ErrInvalid, func(s *spec.Spec) { s.Live = 5000 }},
+		{"live", "Live is", weft.ErrInvalid, func(s *spec.Spec) { s.Live = 5000 }},
 	}
 	if err := small(4).Validate(4); err != nil {
 		t.Fatal(err)

@@ -15,8 +15,33 @@ import (
 // for, are checked elsewhere.
 type rule struct {
 	refuses func(s request) bool
-	because string // a sentence that names the way out
+	because string                 // a sentence that names the way out
+	given   func(s request) string // the numbers that it is about; may be nil
 }
+
+// reason is why a Spec is refused, with its numbers.
+func (r *rule) reason(s request) string {
+	if r.given == nil {
+		return r.because
+	}
+	return r.given(s) + ": " + r.because
+}
+
+func hidden(s request) string { return fmt.Sprintf("Hidden is %d", s.Hidden) }
+
+func rowSize(s request) string {
+	return fmt.Sprintf("Hidden is %d, and a row of %v has %d bytes", s.Hidden, s.Payload, s.RowSize())
+}
+
+func opaqueSize(s request) string {
+	return fmt.Sprintf("RowBytes is %d, ScaleBytes %d", s.RowBytes, s.ScaleBytes)
+}
+
+func outputSize(s request) string {
+	return fmt.Sprintf("Hidden is %d, and a row of %v has %d bytes", s.Hidden, s.Output, s.OutputSize())
+}
+
+func mostTokens(s request) string { return fmt.Sprintf("MaxTokens is %d", s.MaxTokens) }
 
 // request is a Spec for so many ranks.
 type request struct {
@@ -29,11 +54,11 @@ var cellRules = []rule{
 	{
 		func(s request) bool { return !s.Layout.ByExpert() && s.Reduction == Exact },
 		"a row of the rank-major and token-major layouts stands for all of a rank's experts, so it comes " +
-			"home as their sum; use a partial reduction",
+			"home as their sum; use a partial reduction", nil,
 	},
 	{
 		func(s request) bool { return !s.Layout.ByExpert() && s.Weighting == Weighted },
-		"rank-major and token-major rows are summed by the caller, who applies the weights; use plain weighting",
+		"rank-major and token-major rows are summed by the caller, who applies the weights; use plain weighting", nil,
 	},
 }
 
@@ -41,67 +66,67 @@ var cellRules = []rule{
 var detailRules = []rule{
 	{
 		func(s request) bool { return s.Alignment > 1 && s.Layout != ExpertPacked },
-		"only the expert-packed layout pads its zones; use it, or alignment 1",
+		"only the expert-packed layout pads its zones; use it, or alignment 1", nil,
 	},
 	{
 		func(s request) bool { return s.Capacity > 0 && s.Layout == RankMajor },
-		"the rank-major layout has MaxTokens rows for every rank and cannot overflow; leave Capacity 0",
+		"the rank-major layout has MaxTokens rows for every rank and cannot overflow; leave Capacity 0", nil,
 	},
 	{
 		func(s request) bool { return s.ScaleOrder == ColumnMajorScales && !s.Payload.fp8() },
-		"only fp8 payloads have scales whose order can be chosen; use row-major scales",
+		"only fp8 payloads have scales whose order can be chosen; use row-major scales", nil,
 	},
 	{
 		func(s request) bool { return s.Payload.fp8() && s.Hidden%ScaleBlock != 0 },
-		"fp8 rows have one scale for each 128 elements; pad hidden to a multiple of 128",
+		"fp8 rows have one scale for each 128 elements; pad hidden to a multiple of 128", hidden,
 	},
 	{
 		func(s request) bool { return s.Payload == FP8UE8M0 && s.Hidden%(4*ScaleBlock) != 0 },
-		"UE8M0 scales travel four to a word; pad hidden to a multiple of 512, or use fp32 scales",
+		"UE8M0 scales travel four to a word; pad hidden to a multiple of 512, or use fp32 scales", hidden,
 	},
 	{
 		func(s request) bool { return s.Quantize != weft.InvalidDType && !s.Payload.fp8() },
-		"only fp8 payloads are quantised on the way; leave Quantize out",
+		"only fp8 payloads are quantised on the way; leave Quantize out", nil,
 	},
 	{
 		func(s request) bool {
 			return s.Quantize != weft.InvalidDType && s.Quantize != weft.BFloat16 &&
 				s.Quantize != weft.Float16 && s.Quantize != weft.Float32
 		},
-		"rows are quantised from bf16, fp16 or fp32; convert them first",
+		"rows are quantised from bf16, fp16 or fp32; convert them first", nil,
 	},
 	{
 		func(s request) bool {
 			return s.PowerOfTwoScales && (s.Payload != FP8 || s.Quantize == weft.InvalidDType)
 		},
 		"scales are rounded to powers of two when dispatch quantises to the fp8 payload; set Quantize, or " +
-			"round them yourself",
+			"round them yourself", nil,
 	},
 	{
 		func(s request) bool {
 			return (s.Payload == BF16 || s.Payload == FP16 || s.Payload == FP32) && s.Output != s.Payload.DType()
 		},
-		"combine returns rows of the type that dispatch sent; leave Output out",
+		"combine returns rows of the type that dispatch sent; leave Output out", nil,
 	},
 	{
 		func(s request) bool {
 			return s.Combines() && s.Output != weft.BFloat16 && s.Output != weft.Float16 && s.Output != weft.Float32
 		},
-		"combine sums bf16, fp16 or fp32 rows; choose one of them as Output",
+		"combine sums bf16, fp16 or fp32 rows; choose one of them as Output", nil,
 	},
 	{
 		func(s request) bool { return s.Payload != Opaque && (s.RowSize() == 0 || s.RowSize()%16 != 0) },
-		"rows move in pieces of 16 bytes; pad hidden so that a row is a multiple of 16 bytes",
+		"rows move in pieces of 16 bytes; pad hidden so that a row is a multiple of 16 bytes", rowSize,
 	},
 	{
 		func(s request) bool {
 			return s.Payload == Opaque && (s.RowBytes == 0 || s.RowBytes%16 != 0 || s.ScaleBytes%16 != 0)
 		},
-		"opaque rows and their scales move in pieces of 16 bytes; give RowBytes, and pad both to a multiple of 16",
+		"opaque rows and their scales move in pieces of 16 bytes; give RowBytes, and pad both to a multiple of 16", opaqueSize,
 	},
 	{
 		func(s request) bool { return s.Combines() && (s.OutputSize() == 0 || s.OutputSize()%16 != 0) },
-		"combined rows move in pieces of 16 bytes; give Hidden so that a row of the Output type is a multiple of 16 bytes",
+		"combined rows move in pieces of 16 bytes; give Hidden so that a row of the Output type is a multiple of 16 bytes", outputSize,
 	},
 }
 
@@ -110,7 +135,7 @@ var gpuRules = []rule{
 	{
 		func(s request) bool { return s.MaxTokens > maxTokensGPU },
 		fmt.Sprintf("handles on GPUs take up to %d tokens a rank; lower MaxTokens and call more often, or "+
-			"use a host communicator", maxTokensGPU),
+			"use a host communicator", maxTokensGPU), mostTokens,
 	},
 	{
 		func(s request) bool {
@@ -118,7 +143,7 @@ var gpuRules = []rule{
 				s.Overflow == OverflowRefuse
 		},
 		"with device counts on GPUs rows leave before a rank could report an overflow; use OverflowDrop, " +
-			"HostCounts, or Capacity 0, where nothing overflows",
+			"HostCounts, or Capacity 0, where nothing overflows", nil,
 	},
 }
 
