@@ -62,7 +62,7 @@ func TestPageIsSelfContained(t *testing.T) {
 		"dispatch: time by tokens", "combine: bandwidth by tokens", "allreduce, 2 ranks: time by size",
 		"</svg>2 ranks</li>", "</svg>4 ranks</li>", "Fast &amp; Small", "every row was verified", "1970-01-01",
 		"dispatch (2 ranks) takes 6 us for 1 token and 768 us for 128 tokens, a ratio of 0.5 to the floor; (4 ranks) 12 us",
-		"The most is 40 GB/s, for 8 tokens (2 ranks). Points above the dashed line", "for 128 tokens it is 2 GB/s.",
+		"The most is 40 GB/s, for 8 tokens (2 ranks). Points above the dotted line", "for 128 tokens it is 2 GB/s.",
 		"<th>op</th>", "In all rows: engine host, ", "hidden 7168, top-k 8, experts 64", "<dt>ratio</dt>", "<dt>busbw</dt>",
 	} {
 		if !strings.Contains(html, want) {

@@ -76,12 +76,12 @@ func saysRate(q quantity, rates, ceilings []Series, ofLinks bool) string {
 	ceiling := at(ceilings, series.Name, last.X)
 	switch {
 	case above && ofLinks:
-		text += " Points above the dashed line are faster than kernels that only copy were on the links in this run."
+		text += " Points above the dotted line are faster than kernels that only copy were on the links in this run."
 	case above && last.X > best.X && last.Y < 0.8*best.Y:
-		text += fmt.Sprintf(" Points above the dashed line are faster than cold memory: their operands are in caches, which "+
+		text += fmt.Sprintf(" Points above the dotted line are faster than cold memory: their operands are in caches, which "+
 			"hold less and less of the larger ones; for %s it is %s GB/s.", q.say(last.X), short(last.Y))
 	case above:
-		text += " Points above the dashed line are faster than cold memory: their operands are in caches."
+		text += " Points above the dotted line are faster than cold memory: their operands are in caches."
 	case ceiling > 0:
 		text += fmt.Sprintf(" For %s it is %s of the ceiling.", q.say(last.X), short(last.Y/ceiling))
 	}
