@@ -1,7 +1,7 @@
 /*
- * weft_interrupt from a handler of a signal. "wait": joins, set-up, calls of a group and started calls end within 0.3 s,
- * or the factor of it that is the second argument. "die": SIGINT, whose disposition is the program's, ends the process
- * amid a wait; the program says "waiting" before.
+ * weft_interrupt from a handler of a signal. "wait": joins, set-up, calls of a group and started calls end within
+ * 0.3 s, or the factor of it that is the second argument. "die": SIGINT, whose disposition is the program's, ends the
+ * process amid a wait; the program says "waiting" before.
  */
 #define _GNU_SOURCE
 #include <signal.h>

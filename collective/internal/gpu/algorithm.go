@@ -65,7 +65,7 @@ var algorithms = []*algorithm{
 	loadedLate(largeOf("all-reduce/push-ring", spec.AllReduce, spec.Outputs, 0, (*Engine).startPushRing)),
 	// 2(n-1) 2.2 + 2(n-1)/n S/361. It has bits of its own, so no group chooses it.
 	{Algorithm: spec.Algorithm{
-		Name: relaxedRing, Collective: spec.AllReduce, Needs: spec.Outputs, Supports: relaxable,
+		Name: relaxedRing, Collective: spec.AllReduce, Needs: spec.Outputs, MaxBytes: mostWhole, Supports: relaxable,
 		Tags: map[string]string{"opt-in": "bits of its own"},
 	}, start: (*Engine).startRelaxedRing},
 	// 4.6 + moved/331, with 6 to 12 blocks.
@@ -100,10 +100,14 @@ func flagged(k spec.Collective, us cost, run start) *algorithm {
 	return costed(k, "flagged", us, run)
 }
 
+// mostWhole is the most bytes of an operand that one launch goes through: kernels count vectors, and those that all
+// threads have on their way, in 32 bits. Algorithms that stage cut operands into less.
+const mostWhole = 32 << 30
+
 // direct is the way of ranks that reach each other's operands where they lie, in windows.
 func direct(k spec.Collective, w spec.Windows, us cost, run start) *algorithm {
 	a := costed(k, "direct", us, run)
-	a.Needs = w
+	a.Needs, a.MaxBytes = w, mostWhole
 	return a
 }
 
@@ -114,7 +118,7 @@ func variant(v spec.Variant, name string, k spec.Collective, us cost, run start)
 
 // largeOf is an algorithm for large operands. It needs operands in windows, and abilities of all GPUs.
 func largeOf(name string, k spec.Collective, w spec.Windows, able spec.Abilities, run start) *algorithm {
-	a := &algorithm{Algorithm: spec.Algorithm{Name: name, Collective: k, Needs: w}, start: run}
+	a := &algorithm{Algorithm: spec.Algorithm{Name: name, Collective: k, Needs: w, MaxBytes: mostWhole}, start: run}
 	if able != 0 {
 		a.Supports = func(q spec.Request) bool { return q.Able&able == able }
 	}

@@ -50,3 +50,22 @@ func TestFits(t *testing.T) {
 		}
 	}
 }
+
+// TestFitsWhole: what goes through whole operands leaves longer ones to algorithms that cut them.
+func TestFitsWhole(t *testing.T) {
+	for _, a := range algorithms {
+		if a.Needs == 0 {
+			continue
+		}
+		q := spec.Request{
+			Collective: a.Collective, Op: weft.Sum, DType: weft.BFloat16, Ranks: 4, Bytes: mostWhole,
+			Windows: a.Needs, Able: spec.BulkCopies | spec.Lines,
+		}
+		if !a.Fits(q) {
+			t.Errorf("%s does not fit %d bytes", a.Name, q.Bytes)
+		}
+		if q.Bytes++; a.Fits(q) {
+			t.Errorf("%s fits %d bytes", a.Name, q.Bytes)
+		}
+	}
+}

@@ -52,7 +52,10 @@ func (e *Engine) noMulticast(name string, q *spec.Request) error {
 // multicastOf is an algorithm by multicast. Those that reduce are relaxed, so they run where they are named.
 func multicastOf(name string, k spec.Collective, w spec.Windows, us cost, run start) *algorithm {
 	a := &algorithm{
-		Algorithm: spec.Algorithm{Name: name, Collective: k, Needs: w | spec.Multicast, Cost: us}, start: run,
+		Algorithm: spec.Algorithm{
+			Name: name, Collective: k, Needs: w | spec.Multicast, MaxBytes: mostWhole, Cost: us,
+		},
+		start: run,
 	}
 	if k.Reduces() {
 		a.Supports = summedBySwitch
