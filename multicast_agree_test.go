@@ -11,7 +11,8 @@ import (
 // TestMulticastIsAskedOnAllRanks: ranks of which some ask for multicast refuse to join, all in the same words.
 func TestMulticastIsAskedOnAllRanks(t *testing.T) {
 	peers := []gpuInfo{
-		{sms: 1, uuid: cuda.UUID{1}, multicast: multicastWanted, bus: "a"}, {sms: 1, uuid: cuda.UUID{2}, bus: "b"},
+		{sms: 1, uuid: cuda.UUID{1}, multicast: multicastWanted, bus: "a"},
+		{sms: 1, uuid: cuda.UUID{2}, bus: "b"},
 		{sms: 1, uuid: cuda.UUID{3}, multicast: multicastMissing, bus: "c"},
 	}
 	for i := range peers {
