@@ -53,7 +53,8 @@
 //
 // Operations by multicast are direct ones of which a store reaches all outputs, or a load all inputs (multicast.cuh).
 // Their ranks meet in the same way. No rank is masked: the host asks before it enqueues, and when a rank is masked
-// graphs that know of the lane are stopped. What is left of an operand before and behind whole vectors goes as in direct operations.
+// graphs that know of the lane are stopped. What is left of an operand before and behind whole vectors goes as in
+// direct operations.
 //
 // Pieces that are pushed have staging memory and counters of their own, a quarter of the slots' size: what is
 // left there is no mark of slots.
