@@ -911,8 +911,8 @@ static void misuse(rank *r) {
 	BAD(c.size = 95, ARGUMENT, "at least 96");
 	BAD(c.version = 0, ARGUMENT, "version 0");
 	BAD(c.algorithm = NCCL_EP_LOW_LATENCY, USAGE, "high throughput");
-	BAD(c.num_experts = 0, ARGUMENT, "0 experts");
-	BAD(c.max_dispatch_tokens_per_rank = 0, ARGUMENT, "0 tokens");
+	BAD(c.num_experts = 0, ARGUMENT, "experts is 0");
+	BAD(c.max_dispatch_tokens_per_rank = 0, ARGUMENT, "max_tokens is 0");
 	BAD(c.max_recv_tokens_per_rank = MOST - 1, ARGUMENT, "raise it");
 	BAD(c.max_token_bytes = 24, ARGUMENT, "multiple of 16");
 	BAD(c.alloc.context = c.alloc.alloc_fn = (ncclEpAllocFn_t)(void *)1, ARGUMENT, "both or neither");
