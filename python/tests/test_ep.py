@@ -547,3 +547,29 @@ def test_copied(threads, layout):
                 h.dispatch_copied(batch.rows[r][:, :4], routing=routing, most=0)
 
     threads(2, rank)
+
+
+def test_names(comm):
+    """What is printed is short, and what is wrong is named."""
+    with weft.ep.Handle(comm, experts=4, topk=2, hidden=8, max_tokens=3, payload="fp32") as h:
+        assert repr(h) == "<weft.ep.Handle of 4 experts, topk 2, hidden 8, expert_major, fp32, rank 0 of 1>"
+        rows, topk = np.ones((3, 8), np.float32), np.array([[0, 1]] * 3)
+        weights = np.ones((3, 2), np.float32)
+        routing = h.prepare(topk, weights)
+        assert repr(routing) == "<weft.ep.Routing of 3 tokens>"
+        got = h.dispatch(rows, routing=routing)
+        assert repr(got) == "<weft.ep.Received float32[4, 3, 8]>"
+        for call in (
+            lambda: h.combine(got.rows, None),
+            lambda: h.combine(got.rows, rows),
+            lambda: h.dispatch_backward(got.rows, None),
+            lambda: h.combine_backward(rows, None),
+        ):
+            with pytest.raises(weft.InvalidError, match=r"the routing is of type .*, want the Routing or the Received"):
+                call()
+        assert (h.combine(got.rows, routing) == 2).all()
+        got.release()
+        assert repr(got) == "<weft.ep.Received float32[4, 3, 8], released>"
+    assert repr(h).endswith(", closed>")
+    with pytest.raises(TypeError, match=r"no argument 'top_k'; it has experts, topk, hidden"):
+        weft.ep.Handle(comm, experts=4, top_k=2, hidden=8, max_tokens=3)

@@ -63,6 +63,10 @@ class Handle(Made):
         """Makes a handle of a spec, or of the arguments of a :class:`Spec`. Here the memory for exchanges is
         allocated."""
         if spec is None:
+            if unknown := sorted(choices.keys() - Spec.__dataclass_fields__.keys()):
+                raise TypeError(
+                    f"weft.ep.Handle has no argument {unknown[0]!r}; it has {', '.join(Spec.__dataclass_fields__)}"
+                )
             spec = Spec(**choices)
         elif choices:
             raise TypeError("give a spec, or the arguments of one, not both")
@@ -104,6 +108,13 @@ class Handle(Made):
         self.number: int = kind << 31 | next(_numbers)
         """The number of the handle, for operators that take only numbers."""
         NUMBERED[self.number] = self
+
+    def __repr__(self) -> str:
+        s, closed = self.spec, ", closed" if self.closed else ""
+        return (
+            f"<weft.ep.Handle of {s.experts} experts, topk {s.topk}, hidden {s.hidden}, {s.layout.name}, "
+            f"{s.payload.name}, rank {self._comm.rank} of {self._comm.ranks}{closed}>"
+        )
 
     @property
     def comm(self) -> Communicator:
@@ -348,7 +359,7 @@ class Handle(Made):
     ) -> tuple[Any, Exception | None]:
         """Takes the operands of a combine: its output, and the reason of a refusal."""
         by = _routing(routing)
-        number = by._in_use()
+        number = _number(by)
         try:
             args.words[args.received] = _received(routing)
             if out is None:
@@ -421,7 +432,7 @@ class Handle(Made):
             if stream is not None:
                 args.enter(stream, on, self._device)
             by = _routing(routing)
-            number = by._in_use()
+            number = _number(by)
             try:
                 args.words[args.received] = _received(routing)
                 if grad_tokens is None:
@@ -467,7 +478,7 @@ class Handle(Made):
             if stream is not None:
                 args.enter(stream, on, self._device)
             by = _routing(routing)
-            number = by._in_use()
+            number = _number(by)
             try:
                 args.words[args.received] = _received(routing)
                 if grad_rows is None:
@@ -634,6 +645,17 @@ def _unmade(result: Any) -> Any:
 
 def _routing(by: RoutingLike | None) -> Any:
     return by.routing if isinstance(by, Received) else by
+
+
+def _number(by: Any) -> int:
+    """The number of a routing, which the caller must give."""
+    try:
+        return int(by._in_use())
+    except AttributeError:
+        raise InvalidError(
+            f"the routing is of type {type(by).__name__}, want the Routing or the Received that prepare or "
+            f"dispatch returned"
+        ) from None
 
 
 def _received(by: RoutingLike) -> int:

@@ -92,6 +92,9 @@ class Routing(_Held):
         self._array_kind = kind
         self._rows: int | None = handle._fixed_rows
 
+    def __repr__(self) -> str:
+        return f"<weft.ep.Routing of {self.tokens} tokens{'' if self._number else ', released'}>"
+
     def _info(self) -> _abi.RoutingInfo:
         info, handle = _abi.RoutingInfo(), self._handle
         streams.refuse_capture(handle._device, "numbers of a routing")
@@ -297,6 +300,11 @@ class Received(_Held):
         self._data, self._scales = _TENSOR(data), _TENSOR(scales)
         if routing._rows is None and handle._device < 0:
             routing._rows = self._data[3]
+
+    def __repr__(self) -> str:
+        _, dtype, dims, *sizes = self._data
+        state = "" if self._number else ", released"
+        return f"<weft.ep.Received {OF_NUMBER[dtype].name}{sizes[:dims]}{state}>"
 
     @property
     def rows(self) -> Any:
