@@ -97,6 +97,8 @@ int weft_error_rank(void) { return last ? last->rank : none.rank; }
 
 int weft_version(void) { return WEFT_VERSION; }
 
+const char *weft_release(void) { return WEFT_RELEASE; }
+
 /* The members of a DLManagedTensor before its manager_ctx are a DLTensor. */
 enum { DL_TENSOR_BYTES = 48 };
 

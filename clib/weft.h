@@ -27,8 +27,8 @@
  * order.
  *
  * Processes. After fork the child can call nothing but weft_error, weft_error_rank, weft_error_set, weft_status_name,
- * weft_version and weft_dlpack_deleter: it has none of the library's threads. Every other function then returns
- * WEFT_ERROR_FORKED. Start ranks by fork and exec, posix_spawn or a launcher.
+ * weft_version, weft_release and weft_dlpack_deleter: it has none of the library's threads. Every other function then
+ * returns WEFT_ERROR_FORKED. Start ranks by fork and exec, posix_spawn or a launcher.
  *
  * Signals. A handler that is installed after the library was loaded needs SA_ONSTACK: it may interrupt Go code, whose
  * stacks are small, and without the flag it overwrites the memory below such a stack. Loading the library adds the flag
@@ -53,6 +53,12 @@ extern "C" {
 
 /* The version of the interface that the loaded library has. */
 int weft_version(void);
+
+/* The number of the release that this header is of. Programs ask WEFT_VERSION; this is for people. */
+#define WEFT_RELEASE "0.1.0"
+
+/* The number of the release that the loaded library is of. */
+const char *weft_release(void);
 
 /*
  * A deleter for DLPack's DLManagedTensor. It stores 1 in the int32_t that manager_ctx points to, if that is not NULL,

@@ -440,6 +440,7 @@ static void forks(weft_comm comm) {
 		FORKED(weft_timeout_set(1), "forked");
 		FORKED(weft_signal_check(1), "forked");
 		TRUE(weft_error_rank() == -1 && weft_version() == WEFT_VERSION);
+		TRUE(strcmp(weft_release(), WEFT_RELEASE) == 0);
 		pid_t grandchild = fork();
 		if (grandchild == 0) {
 			FORKED(weft_comm_get(comm, &info), "forked");

@@ -643,15 +643,26 @@ func TestVersion(t *testing.T) {
 		}
 		return b
 	}
-	for want, b := range map[string]*debug.BuildInfo{
-		"v1.2.3":                    info("v1.2.3"),
-		"devel":                     info("(devel)"),
-		"devel 0123456789ab+dirty":  info("", "vcs.revision", "0123456789abcdef", "vcs.modified", "true"),
-		"v0.0.0-2026-0123456789abc": info("v0.0.0-2026-0123456789abc", "vcs.revision", "0123456789abcdef"),
+	const format = "$Format:%H$\n"
+	commit := strings.Repeat("0123456789", 4)
+	for _, c := range []struct {
+		want, archived string
+		info           *debug.BuildInfo
+	}{
+		{"0.1.0", format, info("(devel)")},
+		{"0.1.0", format, info("v0.1.0")},
+		{"0.1.0 0123456789ab", format, info("v0.1.0", "vcs.revision", "0123456789abcdef", "vcs.modified", "false")},
+		{"0.1.0 0123456789ab+dirty", format, info("", "vcs.revision", "0123456789abcdef", "vcs.modified", "true")},
+		{"0.1.0 0123456789ab", format, info("v0.0.0-20261125214340-0123456789ab")},
+		{"0.1.0 0123456789ab", format, info("v0.1.1-0.20261125214340-0123456789ab+dirty")},
+		{"0.1.0 012345678901", commit + "\n", info("(devel)", "vcs.revision", "of another repository")},
 	} {
-		if got := versionOf(b); got != want {
-			t.Errorf("%q, want %q", got, want)
+		if got := versionOf("0.1.0", c.archived, c.info); got != c.want {
+			t.Errorf("%q, want %q", got, c.want)
 		}
+	}
+	if got, want := version(), weft.Version(); !strings.HasPrefix(got, want) {
+		t.Errorf("%q, want it to begin with %q", got, want)
 	}
 }
 

@@ -1,37 +1,51 @@
 package main
 
 import (
+	_ "embed"
+	"regexp"
 	"runtime/debug"
-	"strings"
+
+	"github.com/weftgo/weft"
 )
 
-// version is the version that the Go toolchain recorded for this build: the module's version, or
-// the commit.
+// archived is the commit of a source archive; in a clone git has not written it.
+//
+//go:embed commit.txt
+var archived string
+
+// version is the number of the release and the commit of this build, where that is known.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
-		return "unknown"
+		info = &debug.BuildInfo{}
 	}
-	return versionOf(info)
+	return versionOf(weft.Version(), archived, info)
 }
 
-func versionOf(info *debug.BuildInfo) string {
-	v := info.Main.Version
-	if v == "" || v == "(devel)" {
-		v = "devel"
-	}
-	var revision, dirty string
-	for _, s := range info.Settings {
-		switch {
-		case s.Key == "vcs.revision":
-			revision = s.Value[:min(12, len(s.Value))]
-		case s.Key == "vcs.modified" && s.Value == "true":
-			dirty = "+dirty"
+var (
+	whole  = regexp.MustCompile(`^[0-9a-f]{40}`)
+	pseudo = regexp.MustCompile(`-(?:0\.)?\d{14}-([0-9a-f]{12})(?:\+.*)?$`)
+)
+
+// versionOf takes the commit from the source archive, from what the Go toolchain recorded of a clone,
+// or from the version under which it fetched the module.
+func versionOf(number, archived string, info *debug.BuildInfo) string {
+	commit, dirty := whole.FindString(archived), ""
+	if commit == "" {
+		for _, s := range info.Settings {
+			switch {
+			case s.Key == "vcs.revision":
+				commit = s.Value
+			case s.Key == "vcs.modified" && s.Value == "true":
+				dirty = "+dirty"
+			}
 		}
 	}
-	// A pseudo-version already names its commit.
-	if revision == "" || strings.Contains(v, revision) {
-		return v
+	if m := pseudo.FindStringSubmatch(info.Main.Version); m != nil && commit == "" {
+		commit = m[1]
 	}
-	return v + " " + revision + dirty
+	if commit == "" {
+		return number
+	}
+	return number + " " + commit[:min(12, len(commit))] + dirty
 }

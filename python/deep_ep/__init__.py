@@ -5,6 +5,7 @@ docs/guides/deep_ep.md lists what is the same and what differs.
 
 from __future__ import annotations
 
+import weft
 from weft._buffer.config import Config
 from weft._buffer.events import EventHandle, EventOverlap
 
@@ -12,7 +13,8 @@ from .buffer import Buffer, topk_idx_t
 from .elastic import ElasticBuffer, EPHandle
 from .utils.envs import get_logical_domain_size, get_physical_domain_size
 
-__version__ = "2.1.0+weft"
+# The version of DeepEP whose interface this is, and that of Weft.
+__version__ = f"2.1.0+weft.{weft.__version__}"
 
 __all__ = [
     "Buffer",

@@ -14,7 +14,7 @@ functions and operators for torch.compile.
 from __future__ import annotations
 
 from . import ep
-from ._abi import Collective
+from ._abi import RELEASE, Collective
 from .collectives import Algorithm, Group, How, Op, Recv, Send
 from .communicator import Communicator, UniqueId, join
 from .dtypes import DType
@@ -45,7 +45,7 @@ from .streams import OWN
 from .windows import Window
 from .work import Work
 
-__version__ = "0.1.0"
+__version__ = RELEASE
 
 __all__ = [
     "OWN",

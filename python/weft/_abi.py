@@ -12,6 +12,7 @@ STREAM_OWN = 2**64 - 1
 MAX_DIMS = 4
 UNIQUE_ID_BYTES = 136
 VALUES = 8
+RELEASE = "0.1.0"
 HOST = 0
 GPU = 1
 NONE = 0
@@ -590,6 +591,7 @@ class OwnAlgorithm(Struct):
 # The arguments of every function. All return a status, unless RESULTS says something else.
 FUNCTIONS: dict[str, tuple[type, ...]] = {
     "weft_version": (),
+    "weft_release": (),
     "weft_dlpack_deleter": (c_void_p,),
     "weft_error": (),
     "weft_error_rank": (),
@@ -700,6 +702,7 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
 }
 
 RESULTS: dict[str, type | None] = {
+    "weft_release": c_char_p,
     "weft_dlpack_deleter": None,
     "weft_error": c_char_p,
     "weft_status_name": c_char_p,

@@ -14,6 +14,7 @@ const loom = `
 extern "C" {
 #endif
 #define WEFT_DAYS 7
+#define WEFT_RELEASE "1.0"
 #define WEFT_ALL ((weft_line) ~(uintptr_t)0)
 
 typedef enum weft_engine { WEFT_HOST = 0, WEFT_GPU = 1 } weft_engine;
@@ -63,7 +64,7 @@ func TestMirrors(t *testing.T) {
 		},
 		h.python(): {
 			"from ctypes import CFUNCTYPE, c_char_p, c_int, c_int32, c_size_t, c_void_p\n",
-			"\nDAYS = 7\nALL = 2**64 - 1\nHOST = 0\nGPU = 1\n",
+			"\nDAYS = 7\nALL = 2**64 - 1\nRELEASE = \"1.0\"\nHOST = 0\nGPU = 1\n",
 			"class Weave(Choice):\n    \"\"\"How threads cross.\"\"\"\n\n    plain = 0\n    \"\"\"over one, " +
 				"under one\"\"\"\n    twill = 1\n",
 			"SnapFunction = CFUNCTYPE(c_int, c_void_p, c_char_p)\n",
@@ -88,6 +89,17 @@ func TestMirrors(t *testing.T) {
 	if _, err := h.goSizes(map[string]uint64{"weft_loom_options": 96}); err == nil ||
 		!strings.Contains(err.Error(), "never shrink") {
 		t.Errorf("a struct that has shrunk: %v", err)
+	}
+}
+
+// The header's number is that of VERSION.
+func TestReleased(t *testing.T) {
+	text, err := released(loom, "2.3.4-rc.1")
+	if err != nil || !strings.Contains(text, "\n#define WEFT_RELEASE \"2.3.4-rc.1\"\n") {
+		t.Errorf("%v\n%s", err, text)
+	}
+	if _, err := released("#define WEFT_DAYS 7\n", "1.0"); err == nil {
+		t.Error("a header without the number passes")
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 // header is what a header declares, in its order.
 type header struct {
 	numbers   []number
+	texts     []text
 	enums     []enum
 	structs   []record
 	callbacks []function // types of functions that the caller gives
@@ -23,6 +24,8 @@ type number struct {
 	name  string
 	value uint64
 }
+
+type text struct{ name, value string }
 
 type enum struct {
 	name, doc string
@@ -204,13 +207,14 @@ func (p *reader) declaration() {
 var (
 	ignored = regexp.MustCompile(`^# (include < std(def|int) \. h >|ifndef \w+_H|define \w+_H|endif)$`)
 	defined = regexp.MustCompile(`^# define (WEFT(?:_[A-Z0-9]+)+) (\d+)$`)
+	quoted  = regexp.MustCompile(`^# define (WEFT(?:_[A-Z0-9]+)+) "([\w.+-]+)"$`)
 	ones    = regexp.MustCompile(`^# define (WEFT(?:_[A-Z0-9]+)+) \( \( \w+ \) ~ \( uintptr_t \) 0 \)$`)
 )
 
 func (p *reader) directive() {
 	at := p.line
-	text := p.text(func() bool { return p.line == at })
-	if text == "# ifdef __cplusplus" {
+	line := p.text(func() bool { return p.line == at })
+	if line == "# ifdef __cplusplus" {
 		if within := p.text(func() bool { return p.token != "#" }); within != `extern "C" {` && within != "}" {
 			p.fail("%q for C++ only", within)
 		}
@@ -218,18 +222,21 @@ func (p *reader) directive() {
 		p.expect("endif")
 		return
 	}
-	switch value := defined.FindStringSubmatch(text); {
-	case ignored.MatchString(text):
+	switch value := defined.FindStringSubmatch(line); {
+	case ignored.MatchString(line):
 	case value != nil:
 		n, err := strconv.ParseUint(value[2], 10, 63)
 		if err != nil {
 			p.fail("%v", err)
 		}
 		p.numbers = append(p.numbers, number{value[1], n})
-	case ones.MatchString(text):
-		p.numbers = append(p.numbers, number{ones.FindStringSubmatch(text)[1], ^uint64(0)})
+	case ones.MatchString(line):
+		p.numbers = append(p.numbers, number{ones.FindStringSubmatch(line)[1], ^uint64(0)})
+	case quoted.MatchString(line):
+		m := quoted.FindStringSubmatch(line)
+		p.texts = append(p.texts, text{m[1], m[2]})
 	default:
-		p.fail("%q, want a number, or all bits of a pointer", text)
+		p.fail("%q, want a number, a word in quotes, or all bits of a pointer", line)
 	}
 }
 

@@ -1,6 +1,7 @@
 // Command abigen writes what mirrors weft.h: the C functions that enter Go (clib/shim.c), the sizes
 // with which its structs began (clib/structs.go), and its structs, enumerations and functions as
-// Python has them (python/weft/_abi.py). The output is committed; go generate in clib renews it.
+// Python has them (python/weft/_abi.py). In weft.h itself it writes the number of the release, which
+// the file VERSION has. The output is committed; go generate in clib renews it.
 //
 // The sizes with which structs began are those of the ABI's record, clib/testdata/abi.txt; a struct
 // that is not there begins now.
@@ -14,6 +15,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"strings"
 )
 
 const (
@@ -37,7 +39,15 @@ func generate(root string) error {
 	if err != nil {
 		return err
 	}
-	h, err := parse(source, string(text))
+	version, err := os.ReadFile(filepath.Join(root, "VERSION"))
+	if err != nil {
+		return err
+	}
+	declared, err := released(string(text), strings.TrimSpace(string(version)))
+	if err != nil {
+		return err
+	}
+	h, err := parse(source, declared)
 	if err != nil {
 		return err
 	}
@@ -54,6 +64,7 @@ func generate(root string) error {
 		return err
 	}
 	for path, text := range map[string]string{
+		filepath.Join(clib, source):                      declared,
 		filepath.Join(clib, "structs.go"):                sizes,
 		filepath.Join(clib, "shim.c"):                    h.shim(exported),
 		filepath.Join(root, "python", "weft", "_abi.py"): h.python(),
@@ -63,6 +74,16 @@ func generate(root string) error {
 		}
 	}
 	return nil
+}
+
+var release = regexp.MustCompile(`(?m)^#define WEFT_RELEASE ".*"$`)
+
+// released is a header with the number of the release.
+func released(text, version string) (string, error) {
+	if n := len(release.FindAllString(text, -1)); n != 1 {
+		return "", fmt.Errorf("%s defines WEFT_RELEASE %d times, want once", source, n)
+	}
+	return release.ReplaceAllLiteralString(text, fmt.Sprintf("#define WEFT_RELEASE %q", version)), nil
 }
 
 var least = regexp.MustCompile(`(?m)^least (\w+) (\d+)$`)

@@ -37,6 +37,9 @@ func (h *header) python() string {
 		}
 		fmt.Fprintf(&b, "%s = %s\n", strings.TrimPrefix(n.name, "WEFT_"), value)
 	}
+	for _, t := range h.texts {
+		fmt.Fprintf(&b, "%s = %q\n", strings.TrimPrefix(t.name, "WEFT_"), t.value)
+	}
 	for _, e := range h.enums {
 		if as, special := inPython[e.name]; special && as.class == "" {
 			for _, m := range e.members {
