@@ -18,7 +18,7 @@ clib: ## build the C library and its NCCL EP face, with headers, into build/clib
 python: ## test the Python package; arguments for pytest in PYTEST
 	@sh scripts/test.sh python pytest
 
-wheel: ## build the wheels of the Python packages, with the C library inside, into dist
+wheel: ## build the wheels of the Python packages, with the C library and the command inside, into dist
 	@sh scripts/wheel.sh
 
 test: ## run the tests (7 minutes on 2 cores)

@@ -6,7 +6,8 @@ are separate wheels, so a user who has one of these libraries decides which pack
 the other. Installers would write over its files unasked.
 
 ``python backend.py FOLDER`` writes all three, and installers get the first through PEP 517's ``build_wheel``.
-``make clib`` builds the library, or WEFT_LIBRARY names it.
+``make wheel`` builds what goes into the first, and WEFT_LIBRARY, WEFT_COMMAND and WEFT_NOTICES name it elsewhere:
+the library, the command, and the licences of what is inside them.
 """
 
 from __future__ import annotations
@@ -18,14 +19,23 @@ import os
 import platform
 import re
 import sys
-import tomllib
+import time
 import zipfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 
-# The day on which all files of an archive were made, so that equal contents are equal archives.
-_DATE = (1980, 1, 1, 0, 0, 0)
+# When all files of an archive were made, so that equal contents are equal archives.
+_DATE = time.gmtime(max(315532800, int(os.environ.get("SOURCE_DATE_EPOCH") or 0)))[:6]
+
+# The oldest glibc that is promised, whatever a library happens to ask for.
+_GLIBC = (2, 28)
+
+# The machines of ELF files, by their numbers.
+_MACHINES = {62: "x86_64", 183: "aarch64"}
+_GO = {"x86_64": "amd64", "aarch64": "arm64"}  # as Go calls them
+
+_PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 
 
 @dataclasses.dataclass
@@ -37,6 +47,7 @@ class Wheel:
     tag: str
     files: dict[str, bytes]
     needs: tuple[str, ...] = ()
+    licences: dict[str, bytes] = dataclasses.field(default_factory=dict)
 
     def write(self, folder: Path) -> Path:
         """Writes the archive, with the record of its files, and returns where it is."""
@@ -49,18 +60,25 @@ class Wheel:
             "Version": version,
             "Summary": self.summary,
             "License-Expression": project["license"],
-            "License-File": "LICENSE",
+            "Author": project["name of authors"],
+            "Project-URL": f"Homepage, {project['Homepage']}",
             "Requires-Python": project["requires-python"],
+            "Description-Content-Type": "text/markdown",
         }
-        lines = [f"{k}: {v}\n" for k, v in head.items()] + [f"Requires-Dist: {n}\n" for n in self.needs]
+        licences = {"LICENSE": (HERE.parent / "LICENSE").read_bytes(), **self.licences}
+        lines = [f"{k}: {v}\n" for k, v in head.items()]
+        lines += [f"License-File: {name}\n" for name in licences]
+        lines += [f"Classifier: {c}\n" for c in _classifiers()]
+        lines += [f"Requires-Dist: {n}\n" for n in self.needs]
+        lines += ["\n", (HERE / project["readme"]).read_text()]
         pure = "true" if self.tag.endswith("-any") else "false"
         files = self.files | {
             f"{info}/METADATA": "".join(lines).encode(),
             f"{info}/WHEEL": (
                 f"Wheel-Version: 1.0\nGenerator: weft\nRoot-Is-Purelib: {pure}\nTag: {self.tag}\n"
             ).encode(),
-            f"{info}/licenses/LICENSE": (HERE.parent / "LICENSE").read_bytes(),
         }
+        files |= {f"{info}/licenses/{name}": data for name, data in licences.items()}
         record = [_entry(name, data) for name, data in files.items()]
         files[f"{info}/RECORD"] = "".join([*record, f"{info}/RECORD,,\n"]).encode()
         folder.mkdir(parents=True, exist_ok=True)
@@ -72,17 +90,26 @@ class Wheel:
 
 
 def weft() -> Wheel:
-    """The package, with the library inside."""
-    library = Path(os.environ.get("WEFT_LIBRARY") or HERE.parent / "build" / "clib" / "libweft.so")
-    if not library.exists():
-        raise SystemExit(f"no {library} to put into the wheel: run make clib first")
-    data = library.read_bytes()
+    """The package, with the library and the command inside."""
+    built = HERE.parent / "build" / "wheel" / _GO.get(platform.machine(), "")
+    library = _part("WEFT_LIBRARY", built / "libweft.so")
+    command = _part("WEFT_COMMAND", built / "weft")
+    if machine(library) != machine(command):
+        raise SystemExit(f"the library is for {machine(library)} and the command for {machine(command)}")
     return Wheel(
         "weft",
         _project()["description"],
-        f"py3-none-{platform_tag(data)}",
-        _sources("weft") | {"weft/libweft.so": data},
+        f"py3-none-{platform_tag(library)}",
+        _sources("weft") | {"weft/libweft.so": library, f"weft-{_version()}.data/scripts/weft": command},
+        licences={"NOTICES": _part("WEFT_NOTICES", built / "NOTICES")},
     )
+
+
+def _part(variable: str, built: Path) -> bytes:
+    path = Path(os.environ.get(variable) or built)
+    if not path.exists():
+        raise SystemExit(f"no {path} to put into the wheel: run make wheel, or name it in {variable}")
+    return path.read_bytes()
 
 
 def deep_ep() -> Wheel:
@@ -106,18 +133,39 @@ def build_wheel(folder: str, _settings: object = None, _metadata: object = None)
 
 
 def platform_tag(library: bytes) -> str:
-    """The manylinux tag (PEP 600) of the newest glibc that a library asks for. It may need no other library."""
+    """The manylinux tag (PEP 600) of a library that needs no other: the newest glibc that it asks for, or 2.28."""
     needs = {tuple(map(int, m)) for m in re.findall(rb"\0GLIBC_(\d+)\.(\d+)(?:\.\d+)?(?=\0)", library)}
-    major, minor = max(needs)
-    return f"manylinux_{major}_{minor}_{platform.machine()}"
+    major, minor = max(needs | {_GLIBC})
+    return f"manylinux_{major}_{minor}_{machine(library)}"
+
+
+def machine(program: bytes) -> str:
+    """The machine that an ELF file is for, by the name that wheels use."""
+    number = int.from_bytes(program[18:20], "little")
+    if program[:4] != b"\x7fELF" or number not in _MACHINES:
+        raise SystemExit(f"a program or library of machine {number}, want {' or '.join(_MACHINES.values())}")
+    return _MACHINES[number]
 
 
 def _project() -> dict[str, str]:
-    return tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
+    """The texts of pyproject.toml, by their names. Python 3.10 has no parser of TOML."""
+    text = (HERE / "pyproject.toml").read_text()
+    named = dict(re.findall(r'^([\w-]+) = "(.*)"$', text, re.MULTILINE))
+    authors = re.search(r'^\[\[project\.authors\]\]\nname = "(.*)"$', text, re.MULTILINE)[1]
+    return named | {"name of authors": authors}
+
+
+def _classifiers() -> list[str]:
+    return [
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Go",
+        *(f"Programming Language :: Python :: {p}" for p in ("3", *_PYTHONS)),
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ]
 
 
 def _version() -> str:
-    return re.search(r'^__version__ = "(.+)"$', (HERE / "weft" / "__init__.py").read_text(), re.MULTILINE)[1]
+    return (HERE.parent / "VERSION").read_text().strip()
 
 
 def _sources(package: str) -> dict[str, bytes]:
@@ -136,7 +184,7 @@ def _entry(name: str, data: bytes) -> str:
 def _put(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
     entry = zipfile.ZipInfo(name, _DATE)
     entry.compress_type = zipfile.ZIP_DEFLATED
-    entry.external_attr = (0o755 if name.endswith(".so") else 0o644) << 16
+    entry.external_attr = (0o100755 if name.endswith((".so", "/scripts/weft")) else 0o100644) << 16
     archive.writestr(entry, data)
 
 

@@ -11,16 +11,24 @@ import zipfile
 import pytest
 from conftest import SOURCE, alone
 
+import weft
 from weft import _library
 
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory):
     """The package's wheel, and those of DeepEP's names and of MSCCL++'s."""
-    folder = tmp_path_factory.mktemp("dist")
+    folder, parts = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("parts")
+    subprocess.run(["sh", SOURCE.parent / "scripts/command.sh", parts / "weft"], check=True, capture_output=True)
+    (parts / "NOTICES").write_text("the licences of others\n")
     subprocess.run(
         [sys.executable, SOURCE / "backend.py", folder],
-        env=alone() | {"WEFT_LIBRARY": str(_library.find())},
+        env=alone()
+        | {
+            "WEFT_LIBRARY": str(_library.find()),
+            "WEFT_COMMAND": str(parts / "weft"),
+            "WEFT_NOTICES": str(parts / "NOTICES"),
+        },
         check=True,
         capture_output=True,
     )
@@ -40,6 +48,18 @@ def names(wheel):
 def test_contents(wheels):
     package, deep_ep, mscclpp = wheels
     assert package.stat().st_size <= 12e6
+    number = (SOURCE.parent / "VERSION").read_text().strip()
+    info = f"weft-{number}.dist-info"
+    assert {f"weft-{number}.data/scripts/weft", f"{info}/licenses/NOTICES", f"{info}/licenses/LICENSE"} <= names(
+        package
+    )
+    with zipfile.ZipFile(package) as archive:
+        head = archive.read(f"{info}/METADATA").decode()
+    assert f"\nVersion: {number}\n" in head
+    assert "\nAuthor: The Weft authors\n" in head
+    assert "\nProject-URL: Homepage, https://" in head
+    assert "\nRequires-Python: >=3.10\n" in head
+    assert "\n\n# Weft for Python\n" in head
     assert {"weft/__init__.py", "weft/py.typed", "weft/libweft.so", "weft/ep/handle.py"} <= names(package)
     assert {"deep_ep/__init__.py", "deep_ep/utils/math.py", "deep_ep_cpp/__init__.py"} <= names(deep_ep)
     assert {"mscclpp/ext/ep/buffer.py", "mscclpp_ep_cpp/__init__.py", "mscclpp_ep_cpp/runtime.py"} <= names(mscclpp)
@@ -59,7 +79,7 @@ def test_tag_is_true(built):
         ).stdout
     except FileNotFoundError:
         pytest.skip("no objdump")
-    assert max(int(v) for v in re.findall(r"GLIBC_2\.(\d+)", out)) == int(glibc[1])
+    assert max(28, *(int(v) for v in re.findall(r"GLIBC_2\.(\d+)", out))) == int(glibc[1])
     assert set(re.findall(r"NEEDED +(\S+)", out)) <= {
         "libc.so.6",
         "libpthread.so.0",
@@ -101,3 +121,20 @@ def test_they_install_and_run(wheels, tmp_path):
         [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True, cwd=tmp_path
     ).stdout
     assert out == want
+    said = {
+        subprocess.run(
+            [*command, "--version"], env=env, capture_output=True, text=True, check=True, cwd=tmp_path
+        ).stdout
+        for command in ([target / "bin" / "weft"], [sys.executable, "-m", "weft"])
+    }
+    assert len(said) == 1
+    assert said.pop().startswith(f"weft version {weft.__version__}")
+    logged = subprocess.run(
+        [target / "bin" / "weft", "run", "-n", "2", "--", sys.executable, "-c", "import weft; weft.join().close()"],
+        env=env | {"WEFT_LOG": "info"},
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    assert len(re.findall(r"msg=joined rank=[01] ranks=2 here=2 engine=host", logged.stderr + logged.stdout)) == 2

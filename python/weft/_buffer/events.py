@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from weft import views
+
+if TYPE_CHECKING:
+    from typing import Self
 
 
 class EventHandle:
