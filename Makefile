@@ -1,7 +1,7 @@
 # Everything is built into ./build, or kept in the user's cache directory; nothing is installed elsewhere. Only Go and make are required.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build clib python wheel test test-all test-faults race soak fuzz lint format generate bench bench-peers gpu-bundle clean
+.PHONY: help demo build clib install python wheel test test-all test-faults race soak fuzz lint format generate bench bench-peers gpu-bundle clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -14,6 +14,9 @@ build: ## build the command line into build/weft
 
 clib: ## build the C library and its NCCL EP face, with headers, into build/clib (needs a C compiler)
 	@sh scripts/clib.sh
+
+install: ## install the C library, headers, pkg-config and CMake files, and the command below PREFIX (/usr/local)
+	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" sh scripts/install.sh
 
 python: ## test the Python package; arguments for pytest in PYTEST
 	@sh scripts/test.sh python pytest
