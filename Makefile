@@ -1,7 +1,7 @@
 # Everything is built into ./build, or kept in the user's cache directory; nothing is installed elsewhere. Only Go and make are required.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build clib install python wheel test test-all test-faults race soak fuzz lint format generate bench bench-peers gpu-bundle clean
+.PHONY: help demo build clib install python wheel release test test-all test-faults race soak fuzz lint format generate bench bench-peers gpu-bundle clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -23,6 +23,9 @@ python: ## test the Python package; arguments for pytest in PYTEST
 
 wheel: ## build the wheels of the Python packages, with the C library and the command inside, into dist
 	@sh scripts/wheel.sh
+
+release: ## build and check a release of the last commit in dist: wheels, source, commands, checksums, bill of materials
+	@sh scripts/release.sh
 
 test: ## run the tests (7 minutes on 2 cores)
 	@sh scripts/test.sh

@@ -14,21 +14,6 @@ unavailable() {
 	exit 77
 }
 
-fill() {
-	into=
-	if python3 -m pip --version >>"$log" 2>&1; then
-		pip=python3
-	elif python3 -m venv "$1/pip" >>"$log" 2>&1; then
-		pip=$1/pip/bin/python
-	else
-		unavailable 'python3 has neither pip, nor venv with pip'
-	fi
-	printf 'fetching NVRTC into %s (90 MB)\n' "$folder" >&2
-	install --no-deps --require-hashes --target "$1" --requirement "$wanted" ||
-		unavailable 'pip could not install nvidia-cuda-nvrtc (no network, or another platform? see build/logs/nvrtc.log)'
-	rm -rf "$1/pip"
-}
-
 if [ -n "${WEFT_NVRTC:-}" ]; then
 	printf '%s\n' "$WEFT_NVRTC"
 	exit 0
@@ -37,5 +22,5 @@ fi
 : >"$log"
 command -v python3 >/dev/null 2>&1 || unavailable 'no python3, whose pip would fetch it'
 folder=$kept/nvrtc-$(identity "$wanted" "$(uname -sm)")
-keep "$folder" fill
+keep "$folder" fetch "$folder" 'NVRTC (90 MB)'
 printf '%s\n' "$folder/nvidia/cu13/lib"
