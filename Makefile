@@ -1,7 +1,7 @@
 # Everything is built into ./build, or kept in the user's cache directory; nothing is installed elsewhere. Only Go and make are required.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build clib install python wheel release test test-all test-faults race soak fuzz lint format generate bench bench-peers gpu-bundle clean
+.PHONY: help demo build clib install python wheel release test test-all test-torch test-faults race soak fuzz lint format generate bench bench-peers gpu-bundle clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -32,6 +32,9 @@ test: ## run the tests (7 minutes on 2 cores)
 
 test-all: ## run every test: what emulated GPUs take long for, and the race detector, too (25 minutes on 2 cores)
 	@sh scripts/test.sh all
+
+test-torch: ## test the Python package with each PyTorch of TORCH, by default those of scripts/torch.txt (5 GB and 10 minutes each)
+	@sh scripts/test-torch.sh $(TORCH)
 
 test-faults: ## stop and kill ranks at random moments: RUNS jobs (500) of SEED, at most 45 minutes
 	@sh scripts/test-faults.sh
