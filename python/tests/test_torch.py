@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -205,6 +206,8 @@ def test_compile(threads, layout):
 
             results = []
             torch._dynamo.reset()
+            # How many rows there are depends on the routing. PyTorch before 2.10 has to be asked to trace that.
+            torch._dynamo.config.capture_dynamic_output_shape_ops = True
             for f in (torch.compile(layer, fullgraph=True, backend="aot_eager"), layer):
                 got_x, got_w = x.clone().requires_grad_(), weights.clone().requires_grad_()
                 out = f(got_x, got_w)
@@ -308,7 +311,12 @@ def test_compiled_collectives(torch_processes):
 @pytest.mark.parametrize("function", ["process_group", "store"])
 def test_rendezvous(torch_processes, function):
     for ended in torch_processes(2, function):
-        assert (ended.code, ended.out) == (0, "ok\n"), ended.out
+        assert (ended.code, without_gloo(ended.out)) == (0, "ok\n"), ended.out
+
+
+def without_gloo(out):
+    """What ranks printed, without the lines that Gloo prints in PyTorch before 2.11."""
+    return re.sub(r"\[Gloo\] Rank \d+ is connected.*\n", "", out)
 
 
 def test_torchrun():
@@ -327,7 +335,7 @@ def test_torchrun():
         run, env=alone() | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=100, check=False
     )
     assert p.returncode == 0, p.stdout + p.stderr
-    assert p.stdout.split() in (["ok", "ok"], ["okok"])  # lines of two processes
+    assert without_gloo(p.stdout).split() in (["ok", "ok"], ["okok"])  # lines of two processes
 
 
 def test_data_loader(script):
