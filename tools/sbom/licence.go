@@ -21,7 +21,7 @@ type licence struct {
 
 // readLicences finds them in the folders in which Go keeps the modules of the repository.
 func readLicences(root string, modules []module) (licences, error) {
-	folders, err := moduleFolders(root)
+	folders, err := moduleFolders(root, modules)
 	if err != nil {
 		return nil, err
 	}
@@ -30,7 +30,7 @@ func readLicences(root string, modules []module) (licences, error) {
 		text, err := licenceIn(folders[m.path])
 		if m.path == goItself && err != nil {
 			// Distributions keep Go's licence elsewhere; that of its own modules is the same.
-			text, err = licenceIn(folders["golang.org/x/sys"])
+			text, err = licenceIn(folders[goModule])
 		}
 		if err != nil {
 			return nil, fmt.Errorf("module %s: %w", m.path, err)
@@ -44,8 +44,17 @@ func readLicences(root string, modules []module) (licences, error) {
 	return l, nil
 }
 
-func moduleFolders(root string) (map[string]string, error) {
-	list := exec.Command("go", "list", "-m", "-json", "all")
+// goModule is a module of Go's own that every program here has.
+const goModule = "golang.org/x/sys"
+
+// moduleFolders asks for no module that was not built, so it needs no network where Go has built.
+func moduleFolders(root string, modules []module) (map[string]string, error) {
+	list := exec.Command("go", "list", "-m", "-json", goModule)
+	for _, m := range modules {
+		if m.path != goItself && m.path != goModule {
+			list.Args = append(list.Args, m.path)
+		}
+	}
 	list.Dir = root
 	out, err := list.Output()
 	if err != nil {
