@@ -137,4 +137,4 @@ def test_they_install_and_run(wheels, tmp_path):
         check=True,
         cwd=tmp_path,
     )
-    assert len(re.findall(r"msg=joined rank=[01] ranks=2 here=2 engine=host", logged.stderr + logged.stdout)) == 2
+    assert len(re.findall(r"msg=joined .*\branks=2 ", logged.stderr + logged.stdout)) == 2
