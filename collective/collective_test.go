@@ -707,14 +707,15 @@ func TestLog(t *testing.T) {
 	for r := range 2 {
 		var got []string
 		for _, line := range log.lines {
-			if _, line, ok := strings.Cut(line, fmt.Sprintf("msg=algorithm rank=%d ", r)); ok {
+			_, line, _ := strings.Cut(line, "msg=algorithm comm=")
+			if _, line, ok := strings.Cut(line, fmt.Sprintf(" rank=%d ", r)); ok {
 				got = append(got, line)
 			}
 		}
 		want := []string{
-			"name=all-reduce/eager collective=all-reduce bytes=12",
-			"name=all-reduce/pipeline collective=all-reduce bytes=400000",
-			"name=barrier/eager collective=barrier bytes=0",
+			"op=all-reduce name=all-reduce/eager bytes=12",
+			"op=all-reduce name=all-reduce/pipeline bytes=400000",
+			"op=barrier name=barrier/eager bytes=0",
 		}
 		if !slices.Equal(got, want) {
 			t.Errorf("rank %d has logged\n%s\nwant\n%s", r, strings.Join(got, "\n"), strings.Join(want, "\n"))

@@ -202,8 +202,7 @@ func (g *Group) perform(ctx context.Context, s *weft.Stream, c *Call, refused er
 	algorithm, err = g.engine.Run(ctx, s, c, refused)
 	if g.logged != nil && err == nil && !g.logged[algorithm] {
 		g.logged[algorithm] = true
-		g.comm.Operations().Logger().Info("algorithm", "rank", g.comm.Rank(), "name", algorithm,
-			"collective", c.Name(), "bytes", c.Bytes)
+		g.comm.Operations().Logger().Info("algorithm", "op", c.Name(), "name", algorithm, "bytes", c.Bytes)
 	}
 	return algorithm, err
 }
