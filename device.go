@@ -137,7 +137,8 @@ func deviceError(op string, err error) error {
 		return nil
 	case errors.Is(err, cuda.ErrUnsupported), errors.Is(err, cuda.ErrNoDevice), errors.Is(err, cuda.ErrPeerUnsupported):
 		// The driver's error may begin as this one does.
-		return retold{fmt.Sprintf("%v: %s: %s", ErrUnsupported, op, trimCause(err, cuda.ErrUnsupported)), []error{ErrUnsupported, err}}
+		text := fmt.Sprintf("%v: %s: %s", ErrUnsupported, op, trimCause(err, cuda.ErrUnsupported))
+		return retold{text, []error{ErrUnsupported, err}}
 	case errors.Is(err, cuda.ErrInvalidDevice):
 		return fmt.Errorf("%w: %s: %w", ErrInvalid, op, err)
 	}

@@ -41,7 +41,9 @@ func TestEnvironment(t *testing.T) {
 	sources(t, func(path, text string) {
 		code.WriteString(text)
 		into := product
-		for _, part := range []string{"_test.go", "python/tests/", "cuda/cudatest/", "internal/ranktest/", "scripts/", "examples/"} {
+		for _, part := range []string{
+			"_test.go", "python/tests/", "cuda/cudatest/", "internal/ranktest/", "scripts/", "examples/",
+		} {
 			if strings.Contains(path, part) {
 				into = tests
 			}

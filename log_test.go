@@ -57,8 +57,12 @@ func TestLogVariable(t *testing.T) {
 		info, debug, warned bool // in the environment's log
 		json                bool
 	}{
-		{value: "", warned: true}, {value: "", given: true}, {value: "off"}, {value: "off", given: true},
-		{value: "warn", warned: true}, {value: "info", info: true, warned: true},
+		{value: "", warned: true},
+		{value: "", given: true},
+		{value: "off"},
+		{value: "off", given: true},
+		{value: "warn", warned: true},
+		{value: "info", info: true, warned: true},
 		{value: "info", given: true, info: true, warned: true},
 		{value: "debug,json", info: true, debug: true, warned: true, json: true},
 	} {
@@ -134,7 +138,8 @@ func TestLogOfWaits(t *testing.T) {
 	for _, c := range group[:2] {
 		go func() { done <- gather(c) }()
 	}
-	pattern := regexp.MustCompile(`"msg":"waiting for rank 2 of 3 \(process \d+\) for 0\.\d+ s".*"rank":[01],"op":"gather","peer":2`)
+	pattern := regexp.MustCompile(`"msg":"waiting for rank 2 of 3 \(process \d+\) for 0\.\d+ s".*` +
+		`"rank":[01],"op":"gather","peer":2`)
 	for !pattern.MatchString(j.text()) {
 		if ctx.Err() != nil {
 			t.Fatal(j.text())
@@ -170,8 +175,8 @@ func TestErrorsSayTheWayOn(t *testing.T) {
 	}
 	must(t, group[:2], func(c *weft.Comm) error { return c.SetMask(ctx, 2) })
 	group[0].Abort()
-	want := "gather: rank 0: aborted: its call was cancelled or interrupted, it called Abort, or it met an error of its own; " +
-		"SetMask goes on"
+	want := "gather: rank 0: aborted: its call was cancelled or interrupted, it called Abort, or it met an error of " +
+		"its own; SetMask goes on"
 	if err := gather(group[1]); err == nil || err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
 	}
@@ -192,7 +197,9 @@ func TestJoinDials(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := weft.Join(testContext(t), weft.WithDial(func(context.Context) (bootstrap.Bootstrap, error) { return ranks[0], nil }))
+	c, err := weft.Join(testContext(t), weft.WithDial(func(context.Context) (bootstrap.Bootstrap, error) {
+		return ranks[0], nil
+	}))
 	if err != nil {
 		t.Fatal(err)
 	}

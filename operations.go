@@ -66,9 +66,10 @@ func (o Operations) GatherNotes(ctx context.Context, op string, note []byte) ([]
 }
 
 // VerifySame returns an error that wraps [ErrMismatch] on every rank, unless all unmasked ranks pass
-// the same text. Of texts of the form "name: value, name: value" the error has what differs. If a rank passes an error of its own, all ranks return an error: that rank its own,
-// the others a [*PeerError] that names it and wraps what the error does of [ErrInvalid],
-// [ErrUnsupported] and [ErrMismatch], else [ErrAborted].
+// the same text. Of texts of the form "name: value, name: value" the error has what differs. If a rank
+// passes an error of its own, all ranks return an error: that rank its own, the others a [*PeerError]
+// that names it and wraps what the error does of [ErrInvalid], [ErrUnsupported] and [ErrMismatch], else
+// [ErrAborted].
 func (o Operations) VerifySame(ctx context.Context, op, text string, own error) error {
 	return o.comm.verifySame(ctx, op, text, own)
 }

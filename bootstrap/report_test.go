@@ -33,10 +33,14 @@ func TestWaitInWords(t *testing.T) {
 		w    Wait
 		want string
 	}{
-		{Wait{Ranks: []int{2}, Size: 4, Address: "10.0.0.1:29411", Waited: 10 * time.Second},
-			"waiting for rank 2 of 4 at 10.0.0.1:29411 for 10 s"},
-		{Wait{Ranks: []int{1, 3, 4, 5}, Size: 8, Waited: 20*time.Second + 3*time.Millisecond},
-			"waiting for ranks 1, 3-5 of 8 for 20 s"},
+		{
+			Wait{Ranks: []int{2}, Size: 4, Address: "10.0.0.1:29411", Waited: 10 * time.Second},
+			"waiting for rank 2 of 4 at 10.0.0.1:29411 for 10 s",
+		},
+		{
+			Wait{Ranks: []int{1, 3, 4, 5}, Size: 8, Waited: 20*time.Second + 3*time.Millisecond},
+			"waiting for ranks 1, 3-5 of 8 for 20 s",
+		},
 		{Wait{Size: 3, Waited: 250 * time.Millisecond}, "waiting for the other ranks of 3 for 0.25 s"},
 	} {
 		if got := c.w.String(); got != c.want {

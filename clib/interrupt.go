@@ -13,7 +13,6 @@ import (
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/weftgo/weft"
@@ -150,8 +149,7 @@ func listen() {
 	if fd < 0 {
 		return // no descriptors are left, and interrupts do nothing
 	}
-	_ = syscall.SetNonblock(int(fd), true)
-	from := os.NewFile(uintptr(fd), "interrupts")
+	from := os.NewFile(uintptr(fd), "interrupts") // which does not block, so reading it takes no thread
 	go func() {
 		var b [8]byte
 		for {

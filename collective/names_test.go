@@ -15,7 +15,8 @@ func TestNames(t *testing.T) {
 	comms := ranktest.New(t, 2)
 	err := ranktest.Each(comms, func(c *weft.Comm) error {
 		_, err := New(ctx, c, Options{Scratch: 1 << (20 + c.Rank())})
-		if want := "new group: ranks disagree on Scratch: 1048576 on rank 0, 2097152 on rank 1"; err == nil || err.Error() != want {
+		want := "new group: ranks disagree on Scratch: 1048576 on rank 0, 2097152 on rank 1"
+		if err == nil || err.Error() != want {
 			return fmt.Errorf("%w, want %s", err, want)
 		}
 		g, err := New(ctx, c, Options{})

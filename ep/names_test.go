@@ -23,7 +23,8 @@ func TestDisagreement(t *testing.T) {
 			s.Hidden, s.Payload, s.Tuning.HostCopy = 32, ep.FP32, ep.CopyEach
 		}
 		_, err := ep.NewHandle(ctx, c, s)
-		const want = "new handle: ranks disagree on Hidden: 24 on rank 0, 32 on rank 2; Payload: bf16 on rank 0, fp32 on rank 2; "
+		const want = "new handle: ranks disagree on Hidden: 24 on rank 0, 32 on rank 2; " +
+			"Payload: bf16 on rank 0, fp32 on rank 2; "
 		if !errors.Is(err, weft.ErrMismatch) || !strings.HasPrefix(err.Error(), want) ||
 			!strings.HasSuffix(err.Error(), "Tuning.HostCopy: unset on rank 0, copy-each on rank 2") {
 			return fmt.Errorf("%w, want %s...", err, want)
@@ -47,7 +48,8 @@ func TestNames(t *testing.T) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
-	is(h.Spec(), "Experts: 2, TopK: 1, Hidden: 8, MaxTokens: 3, Layout: expert-major, Payload: fp32, Output: fp32, Alignment: 1, Live: 2")
+	is(h.Spec(), "Experts: 2, TopK: 1, Hidden: 8, MaxTokens: 3, Layout: expert-major, Payload: fp32, Output: fp32, "+
+		"Alignment: 1, Live: 2")
 	is(h, "handle of rank 0 of 1 on the host ("+h.Spec().String()+")")
 	if got := log.String(); !strings.Contains(got, "msg=handle") || !strings.Contains(got, `op="new handle"`) ||
 		!strings.Contains(got, "engine=host") || strings.Contains(got, "kernels") {

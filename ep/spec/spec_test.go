@@ -66,7 +66,10 @@ func TestValidate(t *testing.T) {
 			func(s *spec.Spec) { s.Payload, s.Hidden, s.PowerOfTwoScales = spec.FP8, 128, true },
 		},
 		{"output", "leave Output out", weft.ErrUnsupported, func(s *spec.Spec) { s.Output = weft.Float32 }},
-		{"bytes of rows", "RowBytes is", weft.ErrInvalid, func(s *spec.Spec) { s.Payload, s.RowBytes = spec.Opaque, 1<<26+16 }},
+		{
+			"bytes of rows", "RowBytes is", weft.ErrInvalid,
+			func(s *spec.Spec) { s.Payload, s.RowBytes = spec.Opaque, 1<<26+16 },
+		},
 		{
 			"too many bytes of rows", "RowBytes is", weft.ErrInvalid,
 			func(s *spec.Spec) { s.Payload, s.RowBytes = spec.Opaque, math.MaxInt&^15 },

@@ -122,11 +122,13 @@ var detailRules = []rule{
 		func(s request) bool {
 			return s.Payload == Opaque && (s.RowBytes == 0 || s.RowBytes%16 != 0 || s.ScaleBytes%16 != 0)
 		},
-		"opaque rows and their scales move in pieces of 16 bytes; give RowBytes, and pad both to a multiple of 16", opaqueSize,
+		"opaque rows and their scales move in pieces of 16 bytes; give RowBytes, and pad both to a multiple of 16",
+		opaqueSize,
 	},
 	{
 		func(s request) bool { return s.Combines() && (s.OutputSize() == 0 || s.OutputSize()%16 != 0) },
-		"combined rows move in pieces of 16 bytes; give Hidden so that a row of the Output type is a multiple of 16 bytes", outputSize,
+		"combined rows move in pieces of 16 bytes; give Hidden so that a row of the Output type is a multiple of 16 bytes",
+		outputSize,
 	},
 }
 
