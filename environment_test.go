@@ -42,7 +42,7 @@ func TestEnvironment(t *testing.T) {
 		code.WriteString(text)
 		into := product
 		for _, part := range []string{
-			"_test.go", "python/tests/", "cuda/cudatest/", "internal/ranktest/", "scripts/", "examples/",
+			"_test.go", "python/tests/", "cuda/cudatest/", "internal/ranktest/", "scripts/", "examples/", "python/backend.py",
 		} {
 			if strings.Contains(path, part) {
 				into = tests
