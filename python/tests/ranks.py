@@ -170,10 +170,12 @@ def exception():
         assert rows[0, 0].tolist() == [1, 1, 1, 1]  # the memory is still there
 
 
-def example(file, *arguments):
-    """A program of the examples."""
-    sys.argv[1:] = arguments
-    runpy.run_path(file, run_name="__main__")
+def examples(folder, *programs):
+    """Programs of the examples, one after the other: a name with its arguments each."""
+    sys.path.insert(0, folder)  # as it is where they are started by themselves
+    for program in programs:
+        name, *sys.argv[1:] = program.split()
+        runpy.run_path(os.path.join(folder, name), run_name="__main__")
 
 
 def program(file):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
+import subprocess
+import sys
 
 import pytest
-from conftest import EVERYTHING, SOURCE
+from conftest import EVERYTHING, SOURCE, alone
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("no PyTorch", allow_module_level=True)
 
-EXAMPLE = SOURCE / "examples" / "data_parallel.py"
+EXAMPLES = SOURCE / "examples"
 
 
 @pytest.mark.parametrize("ranks", [2, 3] if EVERYTHING else [3])
@@ -30,7 +33,38 @@ def test_losses(torch_processes, ranks):
         assert found["last loss"] < 0.5 * found["first loss"]
 
 
-def test_example(processes):
-    for r, ended in enumerate(processes(2, "example", EXAMPLE, 5, timeout=200)):
+def test_examples(processes):
+    """In one process a rank: each would import PyTorch anew."""
+    programs = "data_parallel.py 5", "moe_layer.py", "train_moe.py 20"
+    for r, ended in enumerate(processes(2, "examples", EXAMPLES, *programs, timeout=200)):
         assert ended.code == 0, ended.out
-        assert ended.out.startswith(f"rank {r}: the loss went from "), ended.out
+        averages, layer, *training = ended.out.splitlines()[:-1]
+        assert averages.startswith(f"rank {r}: the loss went from "), ended.out
+        assert layer == f"rank {r}: outputs and gradients are those of a layer with all experts on one rank"
+        assert [t[:19] for t in training] == ["the loss went from "] * (r == 0), ended.out
+
+
+def test_the_number_of_ranks_changes_no_loss(processes):
+    """Of a batch that ranks share, with experts that they share."""
+    if not EVERYTHING:
+        pytest.skip("WEFT_TEST_ALL=1")
+    losses = {
+        processes(n, "examples", EXAMPLES, "train_moe.py 50", timeout=200)[0].out.split(" on ")[0] for n in (1, 2, 4)
+    }
+    assert len(losses) == 1, losses
+
+
+def test_fsdp_beside_experts():
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    p = subprocess.run(
+        [*run, str(EXAMPLES / "fsdp_moe.py"), "10"],
+        env=alone() | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert p.returncode == 0, p.stdout + p.stderr
+    losses = re.findall(r"the loss went from ([\d.]+) to ([\d.]+) in 10 steps", p.stdout)
+    assert len(losses) == 2, p.stdout
+    assert all(float(last) < float(first) for first, last in losses)
