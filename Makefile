@@ -1,7 +1,7 @@
 # Everything is built into ./build, or kept in the user's cache directory; nothing is installed elsewhere. Only Go and make are required.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build clib install python wheel release test test-all test-torch test-faults race soak fuzz lint format generate bench bench-peers gpu-bundle clean
+.PHONY: help demo build clib install python wheel release test test-all test-torch test-faults race soak fuzz lint format generate bench bench-peers gpu-bundle docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -65,6 +65,9 @@ bench-peers: ## compare with Open MPI, MPICH and Gloo, installed where possible
 
 gpu-bundle: ## build what a GPU host without Go needs to run the tests, into build/gpu
 	@sh scripts/gpu-bundle.sh
+
+docs: ## build the documentation as a site into build/site (needs Python with pip; npm for its drawings)
+	@sh scripts/docs.sh
 
 clean: ## remove build/ and dist/
 	@chmod -R u+w build 2>/dev/null || true

@@ -12,6 +12,8 @@ import (
 )
 
 //go:generate go run -C tools ./gputests -dir ../docs/benchmarks
+//go:generate go run -C tools ./plots -dir ../docs/benchmarks
+//go:generate go run -C tools ./apitables -root ..
 
 var (
 	fences    = regexp.MustCompile("(?ms)^```.*?^```$")
@@ -178,5 +180,135 @@ func TestGlossary(t *testing.T) {
 	}
 	if len(terms) < 50 {
 		t.Errorf("%d terms in the glossary's tables; are these still of four columns?", len(terms))
+	}
+}
+
+var (
+	code     = regexp.MustCompile("(?m)^    .*$|`[^`\n]+`")
+	made     = regexp.MustCompile(`(?:^|[ \x60&(])make ([a-z][a-z-]*)`)
+	commands = regexp.MustCompile(`(?:^|[ \x60/])weft ((?:[a-z]+ ?)+)((?: ?-[^\x60]*)?)`)
+	flags    = regexp.MustCompile(`(?:^| )--([a-z][a-z-]*)`)
+	scripted = regexp.MustCompile(`(?:^|[ \x60])((?:scripts|python/examples|examples)/[\w./-]+)`)
+)
+
+// TestDocsCommands looks for what the pages' commands name: targets of make, commands of weft with their flags, files.
+func TestDocsCommands(t *testing.T) {
+	makefile, err := os.ReadFile("Makefile")
+	if err != nil {
+		t.Skipf("needs the source tree: %v", err)
+	}
+	var source strings.Builder
+	sources(t, func(path, text string) {
+		if strings.HasPrefix(path, filepath.FromSlash("cmd/weft/")) {
+			source.WriteString(text)
+		}
+	}, ".go")
+	cli, found := source.String(), 0
+	sources(t, func(path, text string) {
+		for _, line := range code.FindAllString(text, -1) {
+			for _, m := range made.FindAllStringSubmatch(line, -1) {
+				found++
+				if !strings.Contains("\n"+string(makefile), "\n"+m[1]+":") {
+					t.Errorf("%s: %q: make has no target %s", path, line, m[1])
+				}
+			}
+			for _, m := range scripted.FindAllStringSubmatch(line, -1) {
+				found++
+				if _, err := os.Stat(filepath.FromSlash(m[1])); err != nil && !strings.HasSuffix(m[1], ".go") {
+					t.Errorf("%s: %q: %v", path, line, err)
+				}
+			}
+			for _, m := range commands.FindAllStringSubmatch(line, -1) {
+				name, _, _ := strings.Cut(m[1], " ")
+				found++
+				if !strings.Contains(cli, "\""+name+" ") && !strings.Contains(cli, "\""+name+"\"") {
+					t.Errorf("%s: %q: weft has no command %s", path, line, name)
+				}
+				if name == "run" {
+					m[2], _, _ = strings.Cut(m[2], " python") // what follows is the program's
+				}
+				for _, f := range flags.FindAllStringSubmatch(m[2], -1) {
+					if !strings.Contains(cli, "\""+f[1]+"\"") && f[1] != "help" && f[1] != "version" {
+						t.Errorf("%s: %q: weft has no flag --%s", path, line, f[1])
+					}
+				}
+			}
+		}
+	}, ".md")
+	if found < 100 {
+		t.Errorf("%d commands on all pages; are they still found?", found)
+	}
+}
+
+// TestTroubleshooting looks for every error that callers can branch on, of each language.
+func TestTroubleshooting(t *testing.T) {
+	page, err := os.ReadFile("docs/guides/troubleshooting.md")
+	if err != nil {
+		t.Skipf("needs the source tree: %v", err)
+	}
+	for path, form := range map[string]string{
+		"errors.go":             `(?m)^\t(Err\w+) +=`,
+		"bootstrap/errors.go":   `(?m)^\t(Err\w+) += errors`,
+		"channel/errors.go":     `(?m)^\t(Err\w+) += `,
+		"cuda/errors.go":        `(?m)^var (Err\w+) =`,
+		"cuda/kernel/errors.go": `(?m)^var (Err\w+) =`,
+		"ep/spec/errors.go":     `(?m)^type (\w*Error) `,
+		"clib/weft.h":           `(WEFT_ERROR_\w+) = `,
+		"python/weft/errors.py": `(?m)^class (\w+Error)\(`,
+	} {
+		source, err := os.ReadFile(filepath.FromSlash(path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		names := regexp.MustCompile(form).FindAllSubmatch(source, -1)
+		if len(names) == 0 {
+			t.Errorf("%s: no errors are found any longer", path)
+		}
+		for _, name := range names {
+			if !regexp.MustCompile(`\b` + string(name[1]) + `\b`).Match(page) {
+				t.Errorf("%s: %s is not on the page", path, name[1])
+			}
+		}
+	}
+}
+
+// TestDocsSite looks that the site's navigation has every page.
+func TestDocsSite(t *testing.T) {
+	site, err := os.ReadFile("scripts/docs.yml")
+	if err != nil {
+		t.Skipf("needs the source tree: %v", err)
+	}
+	sources(t, func(path, _ string) {
+		page, ok := strings.CutPrefix(filepath.ToSlash(path), "docs/")
+		if ok && !strings.Contains(string(site), " "+page+"\n") {
+			t.Errorf("scripts/docs.yml does not have %s", page)
+		}
+	}, ".md")
+}
+
+// TestComparisonFigures looks for the comparison's figures in the benchmarks, which say where and
+// when they were measured.
+func TestComparisonFigures(t *testing.T) {
+	page, err := os.ReadFile("docs/comparison.md")
+	if err != nil {
+		t.Skipf("needs the source tree: %v", err)
+	}
+	var measured strings.Builder
+	sources(t, func(path, text string) {
+		if strings.HasPrefix(path, filepath.FromSlash("docs/benchmarks/")) {
+			measured.WriteString(text)
+		}
+	}, ".md")
+	_, figures, _ := strings.Cut(string(page), "## How fast on GPUs")
+	figures, _, _ = strings.Cut(figures, "## When to take another")
+	found := regexp.MustCompile(`\b\d+(?:\.\d+)?(?: us| GB/s)|\b\d+\.\d\b`).FindAllString(figures, -1)
+	if len(found) < 5 {
+		t.Errorf("%d figures", len(found))
+	}
+	for _, figure := range found {
+		n, _, _ := strings.Cut(figure, " ")
+		if !regexp.MustCompile(`\b` + regexp.QuoteMeta(n) + `\b`).MatchString(measured.String()) {
+			t.Errorf("%s stands on no page of the benchmarks", figure)
+		}
 	}
 }
