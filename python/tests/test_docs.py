@@ -12,7 +12,7 @@ from conftest import SOURCE, alone
 
 GUIDES = SOURCE.parent / "docs" / "guides"
 NAMES = "quickstart.md", "moe-layer.md", "python.md", "deep_ep.md", "mscclpp.md"
-PAGES = [GUIDES / name for name in NAMES]
+PAGES = [SOURCE.parent / "README.md", *(GUIDES / name for name in NAMES)]
 PROGRAMS = [
     program
     for page in PAGES
