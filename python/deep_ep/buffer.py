@@ -23,6 +23,8 @@ from weft._buffer.ranks import close, join
 from weft._buffer.traces import recall
 from weft.limits import whole
 
+from .forks import NO_OVERLAP, refuse_forks_of_dispatch, refuse_overlap
+
 T = TypeVar("T")
 
 topk_idx_t = torch.int64
@@ -57,12 +59,22 @@ class Buffer:
         num_qps_per_rank: int = 24,
         allow_nvlink_for_low_latency_mode: bool = True,
         allow_mnnvl: bool = False,
-        use_fabric: bool = False,
         explicitly_destroy: bool = False,
         enable_shrink: bool = False,
         comm: Any = None,
+        *,
+        use_fabric: bool = False,
+        allow_nvlink_for_normal_mode: bool = True,
     ) -> None:
-        """Joins the ranks of a process group of PyTorch's, or of an mpi4py communicator. Collective."""
+        """Joins the ranks of a process group of PyTorch's, or of an mpi4py communicator. Collective.
+
+        The last two arguments are forks', which put them at different places: they have no position here.
+        """
+        if not allow_nvlink_for_normal_mode:
+            raise weft.UnsupportedError(
+                "allow_nvlink_for_normal_mode=False is the hybrid-ep branch's, for normal exchanges by network "
+                "cards alone, and exchanges here stay on one host: leave it True"
+            )
         if group is None and comm is None:
             raise ValueError("there is neither a group nor a comm to join the ranks of")
         require(
@@ -110,7 +122,7 @@ class Buffer:
         self._stream = self._exchanges.stream
         self._normal, self._low_latency = Normal(self._exchanges), LowLatency(self._exchanges, self.low_latency_sms)
         self._local: dict[bool, Tensor] = {}
-        self.runtime = Runtime(self)
+        self.runtime: Runtime | None = Runtime(self)
         # Closing waits for no other rank; if the collector closes a buffer, its peers do not need it any
         # more.
         self._end = weakref.finalize(self, close, comm)
@@ -121,6 +133,7 @@ class Buffer:
         """Leaves. Only buffers that were made to be destroyed explicitly are; others go with their last reference."""
         require(self.explicitly_destroy, "destroy is for buffers that were made with explicitly_destroy=True")
         self._end.detach()
+        self.runtime = None
         self._comm.close()
 
     @staticmethod
@@ -377,14 +390,20 @@ class Buffer:
         use_ue8m0: bool = False,
         async_finish: bool = False,
         return_recv_hook: bool = False,
+        *,
+        topk_weights: Tensor | None = None,
+        x_global_scale: Tensor | None = None,
+        use_nvfp4: bool = False,
     ) -> tuple[Tensor | tuple[Tensor, Tensor], Tensor, LowLatencyHandle, EventOverlap, Callable[[], None] | None]:
         """Sends tokens to their experts: recv_x, count, handle, event, hook. Collective, as is the hook.
 
         ``x``: bfloat16 [tokens, hidden]. recv_x is [local experts, ranks * num_max_dispatch_tokens_per_rank,
         hidden], in float8 with the scales [.., hidden / 128], or [.., hidden / 512] of four powers of two
         each; the first ``count`` rows of an expert are valid. With ``return_recv_hook`` they are valid when
-        the hook has returned.
+        the hook has returned. The last three arguments are forks', and refused.
         """
+        if topk_weights is not None or x_global_scale is not None or use_nvfp4:
+            refuse_forks_of_dispatch(topk_weights, use_nvfp4)
         self._check_low_latency(x, 2, async_finish, return_recv_hook)
         require(
             not use_ue8m0 or (use_fp8 and round_scale),
@@ -424,6 +443,15 @@ class Buffer:
         return_recv_hook: bool = False,
         out: Tensor | None = None,
         combine_wait_recv_cost_stats: Tensor | None = None,
+        *,
+        overlap: bool = False,
+        src_signals: Tensor | None = None,
+        src_signal_expect_value: int = 0,
+        packed_recv_count: Tensor | None = None,
+        comp_signal: Tensor | None = None,
+        block_m: int | None = None,
+        threshold: int | None = None,
+        num_sms: int | None = None,
     ) -> tuple[Tensor, EventOverlap, Callable[[], None] | None]:
         """Sums the experts' rows by the weights, in fp32 and in the order of the selections:
         combined_x, event, hook. Collective, as is the hook.
@@ -431,8 +459,20 @@ class Buffer:
         ``x``: bfloat16, of the shape of recv_x. With ``zero_copy`` the rows are in
         :meth:`get_next_low_latency_combine_buffer`. ``topk_idx``: those of the dispatch, in whose order rows
         are summed. They may come in another order, with their weights, and with -1 for selections to leave
-        out.
+        out. The arguments after ``combine_wait_recv_cost_stats`` are a fork's, and refused.
         """
+        fork = (
+            overlap,
+            src_signals,
+            src_signal_expect_value,
+            packed_recv_count,
+            comp_signal,
+            block_m,
+            threshold,
+            num_sms,
+        )
+        if fork != NO_OVERLAP:
+            refuse_overlap(fork)
         self._check_low_latency(x, 3, async_finish, return_recv_hook)
         sent = _sent(handle)
         if use_logfmt:

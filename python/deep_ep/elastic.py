@@ -200,6 +200,7 @@ class ElasticBuffer:
             prefer_overlap_with_compute,
             num_allocated_qps,
             explicitly_destroy,
+            deterministic,
         )
 
     @classmethod
@@ -239,6 +240,7 @@ class ElasticBuffer:
         overlap: bool,
         qps: int,
         explicitly_destroy: bool,
+        deterministic: bool = False,
     ) -> None:
         self._comm, self.group = comm, group
         self.rank_idx, self.num_ranks, self.num_bytes, self.num_max_tokens_per_rank = (
@@ -259,10 +261,11 @@ class ElasticBuffer:
             multiple,
             overlap,
         )
-        self.explicitly_destroy = explicitly_destroy
+        self.explicitly_destroy, self.deterministic = explicitly_destroy, deterministic
         self.num_allocated_qps = qps or (65 if overlap else 129 if hybrid else 17)
         self._sms: dict[Any, int] = {}
-        self.runtime, self.nccl_comm_handle = weakref.proxy(self), None
+        self.runtime: Any = weakref.proxy(self)
+        self.nccl_comm_handle = None
         self._exchanges = Exchanges(comm)
         self._stream = self._exchanges.stream
         self._end = weakref.finalize(self, close, comm)
@@ -273,6 +276,7 @@ class ElasticBuffer:
         """Leaves. Only buffers that were made to be destroyed explicitly are; others go with their last reference."""
         require(self.explicitly_destroy, "destroy is for buffers that were made with explicitly_destroy=True")
         self._end.detach()
+        self.runtime = None
         self._comm.close()
 
     @staticmethod
