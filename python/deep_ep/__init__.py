@@ -11,6 +11,7 @@ from weft._buffer.events import EventHandle, EventOverlap
 
 from .buffer import Buffer, topk_idx_t
 from .elastic import ElasticBuffer, EPHandle
+from .hybrid_ep_buffer import HybridEPBuffer
 from .utils.envs import get_logical_domain_size, get_physical_domain_size
 
 # The version of DeepEP whose interface this is, and that of Weft.
@@ -23,6 +24,7 @@ __all__ = [
     "ElasticBuffer",
     "EventHandle",
     "EventOverlap",
+    "HybridEPBuffer",
     "get_logical_domain_size",
     "get_physical_domain_size",
     "topk_idx_t",

@@ -24,11 +24,12 @@ class Shape(NamedTuple):
     sms: int  # of a GPU, that exchanges may fill
     alignment: int  # of the rows of experts; others are aligned to nothing
     tokens: int  # the most of a rank, which is no affair of handles
+    capacity: int = 0  # of a rank, for rows that are expanded; 0: what can come at most
 
     @property
     def of_handle(self) -> tuple[Any, ...]:
         """The arguments of a handle."""
-        return self[:7] if self.expand else self[:6]
+        return (*self[:7], self.capacity) if self.expand else self[:6]
 
 
 _LEAST = 8  # bfloat16 numbers of the shortest possible row
@@ -125,6 +126,8 @@ class Route:
             reduction=s.reduction,
             weighting=ep.Weighting.plain,
             alignment=s.alignment if s.expand else 1,
+            capacity=s.capacity,
+            overflow=ep.Overflow.drop if s.capacity else ep.Overflow.refuse,
             counts=self._counts,
             sms=s.sms,
             **rows.spec,
@@ -226,6 +229,8 @@ class Route:
 
     def most_expanded(self) -> int:
         """Upper bound on received rows after expansion, pads included."""
+        if self.shape.capacity:
+            return self.shape.capacity
         s, ranks = self.shape, self._exchanges.ranks
         local = s.experts // ranks
         return -(-(ranks * s.tokens * min(s.topk, local) + (s.alignment - 1) * local) // s.alignment) * s.alignment

@@ -1235,6 +1235,50 @@ def deep_ep_elastic():
             same(got, elastic(c, torch.device("cpu"), kind))
 
 
+def deep_ep_hybrid():
+    """What a HybridEPBuffer's exchanges return, rows with pads and dropped ones too, as the host has it."""
+    import deep_ep
+    from deep_ep.hybrid_ep_buffer import indices_to_map
+    from deep_ep.utils.math import per_token_cast_to_fp8
+
+    experts = 4 * RANKS
+    x, ids, weights = batch(9, tokens=40, topk=4, experts=experts, dtype=torch.bfloat16)
+
+    def exchanged(c, device):
+        b, out = deep_ep.HybridEPBuffer.from_communicator(c, x.shape[1], 40, 4), {}
+        chosen, probs = indices_to_map(ids.to(device), weights.to(device), len(x), experts)
+        for fp8, room in ((False, None), (True, None), (False, 16), (False, 2000)):
+            sent, scales = (t.to(device) for t in per_token_cast_to_fp8(x)) if fp8 else (x.to(device), None)
+            got = b.dispatch_with_permute(
+                hidden=sent.view(torch.uint8) if fp8 else sent,
+                routing_map=chosen,
+                probs=probs,
+                scaling_factor=scales,
+                pad_multiple=8,
+                num_permuted_tokens=room,
+                non_blocking=room is not None,
+            )
+            rows, come, come_scales, counts, made = got
+            assert room is None or counts.device == device
+            n = int(counts.sum())
+            home, home_probs = b.combine_with_unpermute(hidden=rows.bfloat16(), probs=come, handle=made)
+            of = f"{fp8=}, {room=}"
+            for name, t in (("rows", rows), ("probs", come), ("scales", come_scales)):
+                if t is not None:
+                    out[f"{name}, {of}"] = host(t[:n])
+            for name, t in (("counts", counts), ("home", home), ("probs at home", home_probs), ("flag", made[-1])):
+                out[f"{name}, {of}"] = host(t)
+            out[f"again, {of}"] = host(b.dispatch_with_permute(hidden=x.to(device), handle=made)[0][:n])
+        rows, come, _, made = b.dispatch(x.to(device), probs=probs, routing_map=chosen)
+        home, home_probs = b.combine(rows, come, made)
+        return out | {"tokens": host(rows), "home": host(home), "probs": host(come), "back": host(home_probs)}
+
+    with join() as c:
+        got = exchanged(c, DEVICE)  # whose buffer closes the communicator
+    with join_on_host() as c:
+        same(got, exchanged(c, torch.device("cpu")))
+
+
 def deep_ep_elastic_captured():
     """Exchanges of a buffer in a graph, where nothing waits for the host."""
     import deep_ep
@@ -1495,6 +1539,7 @@ CHECKS = (
     deep_ep_normal, deep_ep_helpers, deep_ep_intranode,
     deep_ep_intranode_captured,
     deep_ep_low_latency, deep_ep_kernel_names, deep_ep_masks, deep_ep_captured,
+    deep_ep_hybrid,
     deep_ep_elastic, deep_ep_elastic_captured, cost, cost_of_collectives, graph_cost, compiled_by_inductor,
 )  # fmt: skip
 

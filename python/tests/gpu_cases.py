@@ -1367,6 +1367,58 @@ def test_waits_of_elastic(torch, tensors, waits, expand, sync):
     tensors(2, rank)
 
 
+@pytest.mark.parametrize(("fp8", "room"), [(False, None), (True, 12), (False, 300)])
+def test_waits_of_hybrid_ep(torch, tensors, waits, monkeypatch, fp8, room):
+    """The same of the buffer of routing maps: it waits for the sizes of all ranks and for the rows that come, and with
+    a number of rows for nothing, also where some are dropped."""
+    import deep_ep
+    from deep_ep.hybrid_ep_buffer import indices_to_map
+
+    monkeypatch.setattr(deep_ep.hybrid_ep_buffer, "_FEWEST_ROWS", 8)
+
+    def rank(c):
+        experts, found = 8, {}
+        x, ids, weights = selected(torch, c.rank)
+        b = deep_ep.HybridEPBuffer.from_communicator(c, x.shape[1], 16, experts // 2)
+        scales = (torch.arange(2 * x.shape[0]).view(-1, 2) + 1) / 8 if fp8 else None
+        sent = x.to(torch.float8_e4m3fn).view(torch.uint8) if fp8 else x
+        chosen, probs = indices_to_map(ids, weights, len(x), experts)
+        by = {"routing_map": chosen, "probs": probs, "scaling_factor": scales}
+        with waits() as first:
+            rows, come, come_scales, counts, made = b.dispatch_with_permute(
+                hidden=sent, **by, pad_multiple=4, num_permuted_tokens=room, non_blocking=room is not None
+            )
+        with waits() as after:
+            again, twice, _, _, _ = b.dispatch_with_permute(
+                hidden=sent, probs=2 * probs, scaling_factor=scales, handle=made, num_permuted_tokens=room
+            )
+            home, home_probs = b.combine_with_unpermute(
+                hidden=(rows[:, :256] if fp8 else rows).bfloat16(), probs=twice, handle=made
+            )
+            contents = list(made)
+        assert c._device < 0 or (first, after) == (["cpu", "cpu"] if room is None else [], [])
+        n = int(counts.sum())
+        found |= {
+            f"permuted {name}": t[:n] for name, t in (("rows", rows), ("again", again), ("probs", come), ("2", twice))
+        }
+        found |= {"permuted scales": come_scales[:n] if fp8 else None, "counts": counts}
+        found |= {"permuted home": home, "permuted probs at home": home_probs}
+        found |= {f"permuted {i}": t for i, t in enumerate(contents) if isinstance(t, torch.Tensor)}
+        with waits() as first:
+            rows, come, _, made = b.dispatch(sent, scales, probs=probs, routing_map=chosen)
+        with waits() as after:
+            home, home_probs = b.combine(rows.bfloat16(), come, made)
+            contents = list(made)
+        assert c._device < 0 or (first, after) == (["cpu", "cpu"], [])
+        found |= {"rows": rows, "probs": come, "home": home, "probs at home": home_probs}
+        found |= {str(i): t for i, t in enumerate(contents) if isinstance(t, torch.Tensor)}
+        c.wait()
+        b.destroy()
+        return found
+
+    tensors(2, rank)
+
+
 @pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
 def test_waits_of_low_latency(torch, gpus, waits, fp8):
     """Low-latency exchanges never wait."""
