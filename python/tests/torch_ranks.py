@@ -118,7 +118,10 @@ def training(steps):
 
 
 def deep_ep_buffer():
+    import pytest
+
     import deep_ep
+    from deep_ep.utils.comm import get_nccl_comm_handle
 
     dist.init_process_group("gloo")
     buffer = deep_ep.Buffer(dist.group.WORLD, 1 << 20, 0, explicitly_destroy=True)
@@ -147,6 +150,14 @@ def deep_ep_buffer():
     assert torch.equal(home, x * in_rank.sum(1, keepdim=True))
     assert buffer.runtime.is_available()
     buffer.destroy()
+    buffer = deep_ep.HybridEPBuffer(dist.group.WORLD, 128, 8, 2, num_sms_dispatch_api=24)
+    rows, _, _, counts, handle = buffer.dispatch_with_permute(hidden=x, topk_idx=ids, num_of_experts=4)
+    assert counts.tolist() == [[4, 4], [4, 6]][RANK]
+    home, _ = buffer.combine_with_unpermute(hidden=rows, handle=handle)
+    assert torch.equal(home, x * torch.tensor([2, 2, 1, 2, 2])[:, None])
+    buffer.destroy()
+    with pytest.raises(weft.UnsupportedError, match="rank 0 has no communicator"):
+        get_nccl_comm_handle(dist.group.WORLD)
     dist.destroy_process_group()
 
 
