@@ -30,12 +30,13 @@ func TestChoices(t *testing.T) {
 		{"h200-nvswitch", 8, AllReduce, 0, "[{65536 all-reduce/one-shot} {1099511627776 all-reduce/two-shot}]"},
 		{
 			"h200-nvswitch", 8, AllReduce, Inputs | Outputs,
-			"[{65536 all-reduce/one-shot} {8388608 all-reduce/two-shot} {1099511627776 all-reduce/direct}]",
+			"[{65536 all-reduce/one-shot} {8388608 all-reduce/two-shot} {34359738368 all-reduce/direct} " +
+				"{1099511627776 all-reduce/two-shot}]",
 		},
 		{"h100-nvswitch", 4, AllToAll, 0, "[{1099511627776 all-to-all/flagged}]"},
 		{
 			"h200-nvswitch", 4, AllToAll, Outputs,
-			"[{4194304 all-to-all/flagged} {1099511627776 all-to-all/direct}]",
+			"[{4194304 all-to-all/flagged} {137438953472 all-to-all/direct} {1099511627776 all-to-all/flagged}]",
 		},
 		{"h200-nvswitch", 4, AllToAll, Outputs | InPlace, "[{1099511627776 all-to-all/flagged}]"},
 		{tuning.SharedMemory, 2, Broadcast, 0, "[{65536 broadcast/eager} {1099511627776 broadcast/pipeline}]"},

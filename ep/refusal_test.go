@@ -471,7 +471,7 @@ func TestDifferentSpecs(t *testing.T) {
 			if err == nil {
 				return errors.Join(errors.New("made"), h.Close())
 			}
-			if own := s.Validate(3); !errors.Is(err, test.kind) || own != nil && err.Error() != own.Error() {
+			if own := s.Validate(3); !errors.Is(err, test.kind) || own != nil && err.Error() != "new handle: "+own.Error() {
 				return fmt.Errorf("%w, want %w", err, test.kind)
 			}
 			return nil

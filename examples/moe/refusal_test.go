@@ -41,8 +41,8 @@ func TestModelRefusals(t *testing.T) {
 		{1, func(c *Config) { c.TopK = 0 }, "want positive sizes"},
 		{1, func(c *Config) { c.Tokens = -1 }, "want positive sizes"},
 		{2, func(c *Config) { c.Hidden = 6 }, "multiple of 16 bytes"},
-		{4, func(c *Config) { c.Experts = 6 }, "6 experts on 4 ranks"},
-		{2, func(c *Config) { c.Experts, c.TopK = 4, 5 }, "top-k 5 of 4 experts"},
+		{4, func(c *Config) { c.Experts = 6 }, "Experts is 6 on 4 ranks"},
+		{2, func(c *Config) { c.Experts, c.TopK = 4, 5 }, "TopK is 5 of 4 experts"},
 	} {
 		t.Run(fmt.Sprintf("%s on %d", c.want, c.ranks), func(t *testing.T) {
 			cfg, ctx := small, testContext(t)

@@ -233,7 +233,7 @@ func refusals(e Engine, n int) error {
 			if err == nil {
 				return errors.Join(errors.New("not refused"), h.Close())
 			}
-			if !errors.Is(err, weft.ErrUnsupported) || err.Error() != want.Error() {
+			if !errors.Is(err, weft.ErrUnsupported) || err.Error() != "new handle: "+want.Error() {
 				return fmt.Errorf("refused with %q, want %q", err, want)
 			}
 			return nil

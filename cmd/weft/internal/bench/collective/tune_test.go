@@ -47,7 +47,7 @@ func testTune(t *testing.T, g GPUs, ranks int, kinds []string, loopback bool) {
 	table.Put(spec.Measured{Algorithm: "all-gather/few-sm", Ranks: 2, Points: []spec.Point{{Bytes: 64}}})
 	full := table.Over(tuning.Builtin("x-shared"))
 	for _, c := range Choices(true, collective.Options{}, full, kinds, ranks, weft.Float32) {
-		if c.Kind == "allgather" && c.Operands == "in windows" && c.String() != "few-sm" {
+		if c.Kind == "allgather" && c.Operands == "in windows" && !strings.HasPrefix(c.String(), "few-sm") {
 			t.Errorf("%v: not what takes no time", &c)
 		}
 		if c.Ranks != ranks || len(c.Ranges) == 0 || strings.Contains(c.String(), "/") {
