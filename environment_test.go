@@ -36,6 +36,9 @@ func documented(t *testing.T, page string) map[string]bool {
 
 // TestEnvironment: each variable that the code reads is on a page, and the code reads what pages have.
 func TestEnvironment(t *testing.T) {
+	if testing.Short() {
+		t.Skip("the whole tree is read")
+	}
 	var code strings.Builder
 	product, tests := map[string]string{}, map[string]string{} // by variable: a file that reads it
 	sources(t, func(path, text string) {

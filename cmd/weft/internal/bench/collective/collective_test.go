@@ -343,6 +343,9 @@ func (g GPUs) everyAlgorithm(t *testing.T, multicast bool, sorts ...sort) {
 }
 
 func TestEveryAlgorithmOnEmulatedGPUs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("emulated kernels are slow")
+	}
 	sorts := []sort{{gpus: 1, ranks: 3, graph: true, loopback: true}}
 	if emulate.Everything() {
 		sorts = append(sorts, sort{gpus: 2, ranks: 2, graph: true, inPlace: false})
@@ -399,6 +402,9 @@ func (g GPUs) check(t *testing.T, s Sweep, o sort) {
 }
 
 func TestOtherReductionsOnEmulatedGPUs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("emulated kernels are slow")
+	}
 	g := emulatedGPUs(t, 2)
 	g.Ranks = 2
 	for _, of := range []struct{ dtype, op string }{{"bf16", "premulsum"}, {"int32", "premulsum"}} {

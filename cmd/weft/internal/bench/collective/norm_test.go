@@ -45,6 +45,9 @@ func (g GPUs) norms(t *testing.T, s Sweep) {
 }
 
 func TestNormsOnEmulatedGPUs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("emulated kernels are slow")
+	}
 	g := emulatedGPUs(t, 2)
 	g.Ranks, g.Graph = 2, true
 	g.norms(t, Sweep{Bytes: []int64{1, 1000}, DType: "bf16", Hidden: 128})

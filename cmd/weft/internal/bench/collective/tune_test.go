@@ -57,6 +57,9 @@ func testTune(t *testing.T, g GPUs, ranks int, kinds []string, loopback bool) {
 }
 
 func TestTuneOnEmulatedGPUs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("emulated kernels are slow")
+	}
 	testTune(t, emulatedGPUs(t, 2), 2, []string{"allreduce", "allgather"}, false)
 	testTune(t, emulatedGPUs(t, 1), 3, []string{"allreduce"}, true)
 }
