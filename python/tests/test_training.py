@@ -54,6 +54,7 @@ def test_the_number_of_ranks_changes_no_loss(processes):
     assert len(losses) == 1, losses
 
 
+@pytest.mark.skipif(not EVERYTHING, reason="WEFT_TEST_ALL=1")
 def test_fsdp_beside_experts():
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     p = subprocess.run(
