@@ -364,58 +364,64 @@ func TestLargeAbsentRankOnGPUs(t *testing.T) { testLargeAbsent(t, ranktest.Real(
 
 // testLargeGraph captures all large algorithms in one graph, and replays it among calls.
 func testLargeGraph(t *testing.T, g *ranktest.GPUs, times int) {
-	const ranks, step = 3, 128 << 10
-	onLargeRanks(t, g, ranks, 20*time.Second, func(ctx context.Context, r *largeRank) error {
-		var calls []*gpuOperands
-		if err := r.load(ctx); err != nil { // a capture cannot
-			return err
-		}
-		put := func() error {
-			calls = calls[:0]
-			for i, a := range largeAlgorithms() {
-				c := gpuCase{
-					kind: a.Collective, dtype: fewTypes[i%3], count: 900 + i, root: i % ranks, name: a.Name, windows: true,
-					op: weft.Max,
-				}
-				o, err := r.put(c, r.window.Pointer().Add(i*step))
-				if err != nil {
-					return err
-				}
-				calls = append(calls, o)
-			}
-			return r.beside.Operations().VerifySame(ctx, "test", "operands", nil) // peers write into them
-		}
-		if err := put(); err != nil {
-			return err
-		}
-		enqueue := func(s *weft.Stream) error {
-			for _, o := range calls {
-				if err := r.Do(ctx, s, o.call); err != nil {
-					return fmt.Errorf("%v: %w", &o.gpuCase, err)
-				}
-			}
-			return nil
-		}
-		return r.capture(enqueue, func(s *cuda.Stream, g *cuda.GraphExec) error {
-			for replay := range times {
-				if err := put(); err != nil {
-					return err
-				}
-				if err := errors.Join(g.Launch(s), r.comm.Wait(ctx, weft.StreamOf(s))); err != nil {
-					return fmt.Errorf("replay %d: %w", replay, err)
-				}
-				for i, o := range calls {
-					if err := r.verify(ctx, o); err != nil {
-						return fmt.Errorf("replay %d, operation %d, %v: %w", replay, i, &o.gpuCase, err)
-					}
-				}
-				c := gpuCase{kind: AllReduce, dtype: weft.BFloat16, count: 100 + replay}
-				if err := r.gpuRank.check(ctx, c); err != nil {
-					return fmt.Errorf("after replay %d: %w", replay, err)
-				}
-			}
-			return nil
+	const ranks = 3
+	var cases []gpuCase
+	for i, a := range largeAlgorithms() {
+		cases = append(cases, gpuCase{
+			kind: a.Collective, dtype: fewTypes[i%3], count: 900 + i, root: i % ranks, name: a.Name, windows: true,
+			op: weft.Max,
 		})
+	}
+	onLargeRanks(t, g, ranks, 20*time.Second, func(ctx context.Context, r *largeRank) error {
+		return r.replay(ctx, cases, times)
+	})
+}
+
+// replay captures cases in one graph after they have run once, since a capture cannot load kernels, and replays it
+// among calls. Each case is of operands of less than 128 KiB.
+func (r *largeRank) replay(ctx context.Context, cases []gpuCase, times int) error {
+	var calls []*gpuOperands
+	put := func() error {
+		calls = calls[:0]
+		for i, c := range cases {
+			o, err := r.put(c, r.window.Pointer().Add(i*128<<10))
+			if err != nil {
+				return err
+			}
+			calls = append(calls, o)
+		}
+		return r.beside.Operations().VerifySame(ctx, "test", "operands", nil) // peers write into them
+	}
+	enqueue := func(s *weft.Stream) error {
+		for _, o := range calls {
+			if err := r.Do(ctx, s, o.call); err != nil {
+				return fmt.Errorf("%v: %w", &o.gpuCase, err)
+			}
+		}
+		return nil
+	}
+	if err := errors.Join(put(), enqueue(nil)); err != nil {
+		return err
+	}
+	return r.capture(enqueue, func(s *cuda.Stream, g *cuda.GraphExec) error {
+		for replay := range times {
+			if err := put(); err != nil {
+				return err
+			}
+			if err := errors.Join(g.Launch(s), r.comm.Wait(ctx, weft.StreamOf(s))); err != nil {
+				return fmt.Errorf("replay %d: %w", replay, err)
+			}
+			for i, o := range calls {
+				if err := r.verify(ctx, o); err != nil {
+					return fmt.Errorf("replay %d, operation %d, %v: %w", replay, i, &o.gpuCase, err)
+				}
+			}
+			c := gpuCase{kind: AllReduce, dtype: weft.BFloat16, count: 100 + replay}
+			if err := r.gpuRank.check(ctx, c); err != nil {
+				return fmt.Errorf("after replay %d: %w", replay, err)
+			}
+		}
+		return nil
 	})
 }
 

@@ -261,54 +261,15 @@ func TestMulticastAbsentRank(t *testing.T) {
 
 // TestMulticastGraph captures all of them in one graph, and replays it among calls.
 func TestMulticastGraph(t *testing.T) {
-	const ranks, step = 3, 128 << 10
-	onLargeRanks(t, multicastGPUs(t, ranks), ranks, 20*time.Second, func(ctx context.Context, r *largeRank) error {
-		var calls []*gpuOperands
-		put := func() error {
-			calls = calls[:0]
-			for i, a := range multicastAlgorithms() {
-				c := gpuCase{
-					kind: a.Collective, dtype: weft.BFloat16, op: weft.Sum, count: 900 + i, root: i % ranks, name: a.Name,
-					windows: true, marks: "whole",
-				}
-				o, err := r.put(c, r.window.Pointer().Add(i*step))
-				if err != nil {
-					return err
-				}
-				calls = append(calls, o)
-			}
-			return r.beside.Operations().VerifySame(ctx, "test", "operands", nil) // peers write into them
-		}
-		enqueue := func(s *weft.Stream) error {
-			for _, o := range calls {
-				if err := r.Do(ctx, s, o.call); err != nil {
-					return fmt.Errorf("%v: %w", &o.gpuCase, err)
-				}
-			}
-			return nil
-		}
-		if err := errors.Join(put(), enqueue(nil)); err != nil { // a capture cannot load kernels
-			return err
-		}
-		return r.capture(enqueue, func(s *cuda.Stream, g *cuda.GraphExec) error {
-			for replay := range 3 {
-				if err := put(); err != nil {
-					return err
-				}
-				if err := errors.Join(g.Launch(s), r.comm.Wait(ctx, weft.StreamOf(s))); err != nil {
-					return fmt.Errorf("replay %d: %w", replay, err)
-				}
-				for i, o := range calls {
-					if err := r.verify(ctx, o); err != nil {
-						return fmt.Errorf("replay %d, operation %d, %v: %w", replay, i, &o.gpuCase, err)
-					}
-				}
-				c := gpuCase{kind: AllReduce, dtype: weft.BFloat16, count: 100 + replay}
-				if err := r.gpuRank.check(ctx, c); err != nil {
-					return fmt.Errorf("after replay %d: %w", replay, err)
-				}
-			}
-			return nil
+	const ranks = 3
+	var cases []gpuCase
+	for i, a := range multicastAlgorithms() {
+		cases = append(cases, gpuCase{
+			kind: a.Collective, dtype: weft.BFloat16, op: weft.Sum, count: 900 + i, root: i % ranks, name: a.Name,
+			windows: true, marks: "whole",
 		})
+	}
+	onLargeRanks(t, multicastGPUs(t, ranks), ranks, 20*time.Second, func(ctx context.Context, r *largeRank) error {
+		return r.replay(ctx, cases, 3)
 	})
 }
