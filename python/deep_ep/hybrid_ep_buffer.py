@@ -293,8 +293,9 @@ class HybridEPBuffer:
         Rows come expert by expert, by source rank, then token, each expert's padded with zeros to
         ``pad_multiple``, a power of two; ``probs`` as float32 [rows]. ``tokens_per_expert``, int64 [local
         experts], has the pads. With ``num_permuted_tokens``, the same on all ranks, nothing waits for
-        the host: the tensors have that many rows, those beyond are dropped, and counts stay on the device. With
-        the ``handle`` of an earlier dispatch rows go where they went then.
+        the host: the tensors have that many rows, those beyond are dropped, and counts stay on the device. Nobody
+        looks at a ``routing_map`` then, so of a token only its 32 lowest experts are seen. With the ``handle`` of
+        an earlier dispatch rows go where they went then.
         """
         rows, scales = _rows(hidden, scaling_factor)
         room_for = None if num_permuted_tokens is None or num_permuted_tokens < 0 else num_permuted_tokens
