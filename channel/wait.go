@@ -289,7 +289,7 @@ func (w *Waiter) check(ctx context.Context, c *Counter, want uint64, op string, 
 		return fmt.Errorf("%s: still waiting for rank %d: %w", op, peer, err)
 	}
 	waited := watch.Look()
-	w.report(op, peer, watch)
+	w.ReportWait(op, peer, watch)
 	if w.Timeout > 0 && waited > w.Timeout {
 		f := Fault{Cause: CauseTimeout, Rank: w.Culprit(Record{Op: op, Object: w.Object, Peer: peer}, 0), Reporter: w.Rank}
 		// Ranks reach their deadlines at about the same time. The peer may have reached its
@@ -312,10 +312,8 @@ func (w *Waiter) check(ctx context.Context, c *Counter, want uint64, op string, 
 	return nil
 }
 
-// ReportWait reports a wait that is not the Waiter's own, if it has lasted for long.
-func (w *Waiter) ReportWait(op string, peer int, watch *Stopwatch) { w.report(op, peer, watch) }
-
-func (w *Waiter) report(op string, peer int, watch *Stopwatch) {
+// ReportWait reports a wait if it has lasted for long. A Waiter reports its own.
+func (w *Waiter) ReportWait(op string, peer int, watch *Stopwatch) {
 	if w.Report != nil && watch.waited >= max(cmp.Or(w.ReportAfter, bootstrap.ReportAfter), 2*watch.reported) {
 		watch.reported = watch.waited
 		w.Report(op, peer, watch.waited)
