@@ -17,9 +17,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
 	"github.com/weftgo/weft/cmd/weft/internal/link"
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
+	"github.com/weftgo/weft/collective"
 	"github.com/weftgo/weft/cuda/kernel"
 	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/matmul"
@@ -29,9 +31,10 @@ func newCompile() *cobra.Command {
 	var (
 		archs = architectures{list: []string{"sm_90a"}}
 		out   string
+		of    groups
 	)
 	cmd := &cobra.Command{
-		Use:   "compile --out DIR [--arch ARCHITECTURES]",
+		Use:   "compile --out DIR [--arch ARCHITECTURES] [--ranks NUMBERS [--dtypes TYPES]]",
 		Short: "Compile all GPU kernels into a directory, for machines without a compiler",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if err := noArgs(cmd, args); err != nil {
@@ -45,12 +48,23 @@ func newCompile() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
-			return compile(ctx, cmd.OutOrStdout(), kernels(cmd.ErrOrStderr()), out, archs.list)
+			var specs []kernel.Spec
+			for _, arch := range archs.list {
+				collectives, err := of.kernels(arch)
+				if err != nil {
+					return usageError{err}
+				}
+				specs = append(append(specs, catalogue(arch)...), collectives...)
+			}
+			return compile(ctx, cmd.OutOrStdout(), kernels(cmd.ErrOrStderr()), out, specs)
 		},
 	}
 	describe(cmd, "compile")
 	cmd.Flags().Var(&archs, "arch", "which GPUs to compile for")
 	cmd.Flags().StringVar(&out, "out", "", "the `directory` to fill; it is made if it does not exist")
+	cmd.Flags().IntSliceVar(&of.ranks, "ranks", nil, "also for collectives among so many ranks, a list as 2,4,8")
+	cmd.Flags().StringSliceVar(&of.dtypes, "dtypes", nil,
+		"the types that those collectives reduce, a list as bf16,fp32 (default: all)")
 	return cmd
 }
 
@@ -69,16 +83,35 @@ func catalogue(arch string) []kernel.Spec {
 	return append(slices.Concat(ep.Kernels(arch), link.Kernels(arch), timing.Kernels(arch)), matmul.Kernel(arch))
 }
 
+// groups are groups' numbers of ranks, and the types that they reduce.
+type groups struct {
+	ranks  []int
+	dtypes []string
+}
+
+// kernels are those of the groups.
+func (g *groups) kernels(arch string) (specs []kernel.Spec, err error) {
+	types := make([]weft.DType, len(g.dtypes))
+	for i, name := range g.dtypes {
+		if types[i], err = weft.ParseDType(name); err != nil {
+			return nil, fmt.Errorf("--dtypes: %w", err)
+		}
+	}
+	for _, n := range g.ranks {
+		if n < 2 {
+			return nil, fmt.Errorf("--ranks: %d; want at least 2", n)
+		}
+		specs = append(specs, collective.Kernels(arch, n, types...)...)
+	}
+	return specs, nil
+}
+
 // compile fills a directory and lists its content. Kernels that fail do not keep the others out.
-func compile(ctx context.Context, to io.Writer, cache *kernel.Cache, dir string, archs []string) error {
+func compile(ctx context.Context, to io.Writer, cache *kernel.Cache, dir string, specs []kernel.Spec) error {
 	there := map[kernel.Key]bool{}
 	before, _ := kernel.List(dir) // counts as missing; Fill reports the error if it matters
 	for _, e := range before {
 		there[e.Key] = e.Err == nil
-	}
-	var specs []kernel.Spec
-	for _, arch := range archs {
-		specs = append(specs, catalogue(arch)...)
 	}
 	failed := cache.Fill(ctx, dir, specs)
 	if errors.Is(failed, kernel.ErrNoCompiler) {

@@ -36,15 +36,23 @@ func newCache(t *testing.T, c kernel.Compiler) *kernel.Cache {
 
 func TestCompileFillsADirectory(t *testing.T) {
 	dir, archs := filepath.Join(t.TempDir(), "kernels"), []string{"sm_90a", "sm_80"}
-	all := len(catalogue("sm_90a")) + len(catalogue("sm_80"))
+	var specs []kernel.Spec
+	for _, arch := range archs {
+		of, err := (&groups{ranks: []int{2, 9}, dtypes: []string{"bf16"}}).kernels(arch)
+		if err != nil || len(of) < 50 {
+			t.Fatalf("%d kernels of groups: %v", len(of), err)
+		}
+		specs = append(append(specs, catalogue(arch)...), of...)
+	}
+	all := len(specs)
 	var out strings.Builder
-	err := compile(t.Context(), &out, newCache(t, choosy{"link latency"}), dir, archs)
+	err := compile(t.Context(), &out, newCache(t, choosy{"link latency"}), dir, specs)
 	added, failed := strings.Count(out.String(), "added"), strings.Count(out.String(), "FAILED")
 	if err == nil || !strings.Contains(err.Error(), "link latency") || added != all-2 || failed != 2 {
 		t.Errorf("%v\n%s", err, &out)
 	}
 	out.Reset()
-	if err := compile(t.Context(), &out, newCache(t, choosy{}), dir, archs); err != nil ||
+	if err := compile(t.Context(), &out, newCache(t, choosy{}), dir, specs); err != nil ||
 		strings.Count(out.String(), "added") != 2 ||
 		strings.Count(out.String(), "was there") != all-2 || !strings.Contains(out.String(), "choosy 1") {
 		t.Errorf("%v\n%s", err, &out)
@@ -52,26 +60,24 @@ func TestCompileFillsADirectory(t *testing.T) {
 	// Whoever has the directory needs no compiler.
 	none := func() (kernel.Compiler, error) { return nil, errors.New("none") }
 	carried := kernel.New(kernel.Options{Dir: t.TempDir(), ReadOnly: []string{dir}, Compiler: none})
-	for _, arch := range archs {
-		if _, err := carried.LoadAll(t.Context(), catalogue(arch)); err != nil {
-			t.Error(err)
-		}
+	if _, err := carried.LoadAll(t.Context(), specs); err != nil {
+		t.Error(err)
 	}
 	out.Reset()
 	empty := kernel.New(kernel.Options{Dir: t.TempDir(), ReadOnly: []string{}, Compiler: none})
-	if err := compile(t.Context(), &out, empty, dir, archs); err != nil ||
+	if err := compile(t.Context(), &out, empty, dir, specs); err != nil ||
 		strings.Count(out.String(), "was there") != all {
 		t.Errorf("a full directory again: %v\n%s", err, &out)
 	}
 	if err := os.Chmod(dir, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	if err := compile(t.Context(), &out, newCache(t, choosy{}), dir, archs); err == nil ||
+	if err := compile(t.Context(), &out, newCache(t, choosy{}), dir, specs); err == nil ||
 		!strings.Contains(err.Error(), "chmod") {
 		t.Errorf("what others may write is filled: %v", err)
 	}
 	out.Reset()
-	if err := compile(t.Context(), &out, empty, filepath.Join(t.TempDir(), "x"), archs); !errors.Is(err,
+	if err := compile(t.Context(), &out, empty, filepath.Join(t.TempDir(), "x"), specs); !errors.Is(err,
 		kernel.ErrNoCompiler) || out.Len() > 0 || strings.Contains(err.Error(), "\n") {
 		t.Errorf("%v\n%s", err, &out)
 	}
@@ -81,6 +87,7 @@ func TestCompileFindsMistakes(t *testing.T) {
 	for _, line := range []string{
 		"compile", "compile --out x --arch 90", "compile --out x --arch sm_90a,",
 		"compile --out x --arch sm_90", "compile --out x --arch sm_80 --arch sm_100f", "compile --out x extra",
+		"compile --out x --ranks 1", "compile --out x --ranks 2 --dtypes q",
 	} {
 		if _, errs := command(t, 2, strings.Fields(line)...); !strings.HasPrefix(errs, "weft: ") {
 			t.Errorf("%s: %q", line, errs)

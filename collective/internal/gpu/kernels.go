@@ -4,10 +4,12 @@ import (
 	"embed"
 	"fmt"
 	"maps"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/collective/spec"
 	"github.com/weftgo/weft/cuda/kernel"
 	"github.com/weftgo/weft/device"
 	enginegpu "github.com/weftgo/weft/engine/gpu"
@@ -15,6 +17,37 @@ import (
 
 //go:embed *.cu *.cuh
 var files embed.FS
+
+// Kernels are those that groups of so many ranks load on GPUs of an architecture: all that move data, and those that
+// reduce elements of the types; without types, of all types.
+func Kernels(arch string, ranks int, types ...weft.DType) []kernel.Spec {
+	t := targetOf(arch, ranks)
+	sources := []enginegpu.Source{
+		barrierSource(t), directMoveSource(t), bulkMoveSource(t), moveLinesSource(t), messageSource(t), messageListSource(t),
+		multicastMoveSource(t),
+	}
+	for e := words; e < encodings; e++ {
+		sources = append(sources, moveSource(e, t), moveVSource(e, t), allGatherProgressSource(e, t),
+			helpersBroadcastSource(e, t))
+	}
+	for d := weft.DType(1); int(d) < dtypes; d++ {
+		if spec.Reducible(spec.AllReduce, weft.Sum, d) != nil || len(types) > 0 && !slices.Contains(types, d) {
+			continue
+		}
+		sources = append(sources, oneShotSource(d, t), twoShotSource(d, t), reduceScatterSource(d, t),
+			reduceScatterVSource(d, t), reduceScatterReadySource(d, t), directReduceSource(d, t), bulkReduceSource(d, t),
+			helpersReduceSource(d, t), pushSource(d, t), relaxedSource(d, t))
+		switch d {
+		case weft.BFloat16, weft.Float16, weft.Float32:
+			sources = append(sources, multicastReduceSource(d, t), normOneShotSource(d, t), normTwoShotSource(d, t))
+		}
+	}
+	specs := make([]kernel.Spec, len(sources))
+	for i, s := range sources {
+		specs[i] = s.Spec
+	}
+	return specs
+}
 
 // source is the kernel in a file, which has the file's name, with the size of its parameter.
 func source(name, file string, t target, parameter uintptr, defines map[string]string) enginegpu.Source {
