@@ -17,6 +17,16 @@ import (
 const noteSize = control.NoteSize
 
 func (c *Comm) gatherNotes(ctx context.Context, op string, note []byte) ([][]byte, error) {
+	all, err := c.gather(ctx, op, note)
+	if err != nil {
+		return nil, err
+	}
+	return all, nil
+}
+
+// gather gives the notes of all ranks even where it fails, if they came and a rank has aborted since: an error that
+// they say is its reason, so that all ranks tell of it.
+func (c *Comm) gather(ctx context.Context, op string, note []byte) ([][]byte, error) {
 	if len(note) > noteSize {
 		return nil, Invalidf("%s: a note of %d bytes, at most %d", op, len(note), noteSize)
 	}
@@ -31,21 +41,29 @@ func (c *Comm) gatherNotes(ctx context.Context, op string, note []byte) ([][]byt
 		return nil, c.fail(err)
 	}
 	// Had the others gone on without this rank, the notes would be those of a later round.
-	if err := c.begin(op); err != nil {
+	if err := c.begin(op); errors.Is(err, ErrAborted) {
+		return all, err
+	} else if err != nil {
 		return nil, err
 	}
 	return all, nil
 }
 
 func (c *Comm) verifySame(ctx context.Context, op, text string, own error) error {
-	all, err := c.gatherNotes(ctx, op, messageOf(text, own))
-	if err != nil {
-		return err
-	}
-	if own != nil {
+	all, err := c.gather(ctx, op, messageOf(text, own))
+	return c.judge(op, all, err, own)
+}
+
+// judge is what notes say, or why there are none: an error of this rank's own before others', and a refusal or a
+// disagreement before the abort that followed it.
+func (c *Comm) judge(op string, all [][]byte, err, own error) error {
+	if own != nil && (err == nil || errors.Is(err, ErrAborted)) {
 		return ownLimit(op, c.rank, own)
 	}
-	return agreed(op, all)
+	if refused := agreed(op, all); refused != nil {
+		return refused
+	}
+	return err
 }
 
 // verifyWith is verifySame with some bytes of each rank's own, which it returns by rank. The text has no
@@ -55,20 +73,17 @@ func (c *Comm) verifyWith(ctx context.Context, op, text string, data []byte, own
 	if own == nil {
 		note = append(append(note, '\n'), data...)
 	}
-	all, err := c.gatherNotes(ctx, op, note)
-	if err != nil {
-		return nil, err
-	}
-	if own != nil {
-		return nil, ownLimit(op, c.rank, own)
-	}
+	all, err := c.gather(ctx, op, note)
 	given := make([][]byte, len(all))
 	for r, n := range all {
 		if len(n) > 0 && n[0] == '=' {
 			all[r], given[r], _ = bytes.Cut(n, []byte{'\n'})
 		}
 	}
-	return given, agreed(op, all)
+	if err := c.judge(op, all, err, own); err != nil {
+		return nil, err
+	}
+	return given, nil
 }
 
 // messageOf is the note with which a rank passes a text, or its own error. A text that is too long is

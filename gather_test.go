@@ -77,6 +77,25 @@ func TestAgreeOn(t *testing.T) {
 }
 
 // TestFail tells the others of an error that an operation met half-way.
+// TestRefusalsBeforeAborts: ranks that abort as soon as they know of a refusal keep it from no other.
+func TestRefusalsBeforeAborts(t *testing.T) {
+	ctx := testContext(t)
+	for round := range 60 {
+		must(t, join(t, 4), func(c *weft.Comm) error {
+			var own error
+			if c.Rank() == round%4 || round%2 == 0 {
+				own = weft.Unsupportedf("not on rank %d", c.Rank())
+			}
+			err := c.Operations().VerifySame(ctx, "test", "", own)
+			c.Abort()
+			if !errors.Is(err, weft.ErrUnsupported) {
+				return fmt.Errorf("%w: %v", errUnexpected, err)
+			}
+			return nil
+		})
+	}
+}
+
 func TestFail(t *testing.T) {
 	for _, failure := range []struct{ met, want error }{
 		{&weft.PeerError{Rank: 1, Op: "test", Err: weft.ErrMismatch}, weft.ErrAborted}, // rank 0 gives up

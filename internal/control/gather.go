@@ -3,6 +3,7 @@ package control
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/weftgo/weft/bootstrap"
@@ -11,7 +12,8 @@ import (
 
 // Gather gives every unmasked rank's note, of at most [NoteSize] bytes, to every unmasked rank; the
 // entries of masked ranks are nil. If the others go on without this rank meanwhile, the notes may be
-// those of a later round: the caller looks for a fault before it uses them.
+// those of a later round: the caller looks for a fault before it uses them. A rank that aborts after it has
+// read the notes of all takes none away: they are whole then.
 func (r *Rank) Gather(ctx context.Context, op string, note []byte) ([][]byte, error) {
 	r.gather.Lock()
 	defer r.gather.Unlock()
@@ -31,7 +33,8 @@ func (r *Rank) Gather(ctx context.Context, op string, note []byte) ([][]byte, er
 		if r.Masked(p) {
 			continue
 		}
-		if err := r.Waiter.Wait(ctx, &v.notes.round, round, op, p); err != nil {
+		err := r.Waiter.Wait(ctx, &v.notes.round, round, op, p)
+		if err != nil && !(errors.Is(err, channel.ErrAborted) && v.notes.round.Load() >= round) {
 			return nil, err
 		}
 		half := &v.notes.half[round&1]
