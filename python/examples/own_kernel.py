@@ -41,7 +41,7 @@ def own(ranks, **more):
     sizes = {"blocks": 16, "threads": 256, "max_bytes": MOST, "scratch": 4 * MOST * ranks}
     kinds = {"dtypes": ["float32"], "ops": ["sum"]}
     what = {"name": NAME, "collective": "all_reduce", "source": SOURCE, "kernel": "all_reduce"}
-    return weft.OwnAlgorithm(**what, **kinds, **sizes, **more)
+    return weft.OwnAlgorithm(**{**what, **kinds, **sizes, **more})
 
 
 def select(call):

@@ -511,7 +511,7 @@ def works():
 
         counts = torch.full((RANKS,), n, device=DEVICE)
         at, back = n * torch.arange(RANKS, device=DEVICE), n * torch.arange(RANKS, device=DEVICE).flip(0)
-        places = {"send": counts, "recv": counts.clone(), "send_at": at, "recv_at": back}
+        places = {"send": counts, "recv": counts.clone(), "send_at": at, "recv_at": back.clone()}
         g.all_to_all_v(x, **places, out=out)
         assert torch.equal(out.flip(0), xs[:, RANK])
         out.zero_()
