@@ -94,9 +94,12 @@ class Work:
             group = self._group
             status = group._lib.work_wait(begun.number)
             failure = group._failure(status) if status else None
-            with group._ending:
-                if self._seen(well=not status) is not None and failure is not None:
-                    raise failure
+            try:
+                with group._ending:
+                    if self._seen(well=not status) is not None and failure is not None:
+                        raise failure
+            finally:
+                del failure  # its traceback has this frame, which would keep the Work
         if self._error is not None:
             raise self._error
         return self._result
