@@ -44,10 +44,8 @@ type Options struct {
 	// least.
 	Staging int
 
-	// SMs bounds the multiprocessors that a group's kernels fill. 0: three quarters of the free ones. Kernels for
-	// large operands and for sums with a norm are loaded when one first runs, and refused if their blocks, of which
-	// an SM holds fewer, find no room beside those of other groups and handles. A block with a norm needs an SM
-	// without any.
+	// SMs bounds the multiprocessors that a group's kernels fill. 0: three quarters of those that other groups and
+	// handles have left, shared by the ranks on a GPU.
 	SMs int
 
 	// SerialGroup, on GPUs, is the number of a serial group: see the Spec of package ep, whose handles may

@@ -246,6 +246,9 @@ func Arg[T any](l *Launch, i int) (*T, error) {
 // Grid is the number of blocks of the starts to come.
 func (l *Launch) Grid() Dim { return Dim{l.config.GridX, l.config.GridY, l.config.GridZ} }
 
+// Block is the number of threads of a block.
+func (l *Launch) Block() Dim { return Dim{l.config.BlockX, l.config.BlockY, l.config.BlockZ} }
+
 // SetGrid changes the number of blocks of the starts to come. A launch with clusters needs a
 // multiple of them.
 func (l *Launch) SetGrid(grid Dim) {

@@ -206,8 +206,8 @@ func (a *account) room(cost int, serial any) int {
 	return a.gpu.Room(a.claims(), a.gpu.Cost(cost), serial)
 }
 
-// held is how many blocks of a cost a serial group has room for because as many have been taken in
-// it before.
+// held is how many blocks of a cost a serial group has room for because as many of this cost, or of a higher
+// one, have been taken in it before.
 func (a *account) held(cost int, serial any) (blocks int) {
 	if serial == nil {
 		return 0
@@ -215,7 +215,7 @@ func (a *account) held(cost int, serial any) (blocks int) {
 	accounts.Lock()
 	defer accounts.Unlock()
 	for _, c := range accounts.claims[a.accountKey] {
-		if c.Serial == serial && c.Cost == a.gpu.Cost(cost) {
+		if c.Serial == serial && c.Cost >= a.gpu.Cost(cost) {
 			blocks = max(blocks, c.Blocks)
 		}
 	}

@@ -32,7 +32,6 @@ type allReduceNormArgs struct {
 
 // norms are the kernels for rows of one type.
 type norms struct {
-	heavy
 	oneShot, twoShot enginegpu.Launch[allReduceNormArgs]
 }
 
@@ -50,13 +49,13 @@ func normTwoShotSource(d weft.DType, t target) enginegpu.Source {
 func (e *Engine) prepareNorm(ctx context.Context, t weft.DType) error {
 	n, to, shape := &e.norms[t], e.target(), e.shape(normThreads, MaxHidden*t.Size())
 	switch {
-	case n.blocks > 0:
+	case n.oneShot.Launch != nil:
 		return nil
 	case e.lane.Capture() != 0:
 		return weft.Unsupportedf("all-reduce-norm: the kernels for %v are not loaded, and a capture cannot wait for "+
 			"that; call it once before", t)
 	}
-	return e.ready(ctx, opNames[opAllReduceNorm], &n.heavy,
+	return e.load(ctx,
 		into(&n.oneShot, normOneShotSource(t, to), shape, allReduceNormArgs{}),
 		into(&n.twoShot, normTwoShotSource(t, to), shape, allReduceNormArgs{}))
 }
@@ -98,10 +97,8 @@ func (e *Engine) normArgs(a *allReduceNormArgs, c *spec.Call, token, tokens int)
 	a.scales = uint64(n.Scales.Pointer()) + uint64(token*(n.Hidden/spec.QuantGroup)*n.Scales.DType.Size())
 }
 
-// grid is how many blocks, of so many that a call allows, serve so many rows.
-func (n *norms) grid(tokens, most int) cuda.Dim {
-	return cuda.Dim{X: uint32(min(tokens, n.blocks, most))}
-}
+// normGrid is how many blocks, of so many that a call allows, serve so many rows.
+func normGrid(tokens, most int) cuda.Dim { return cuda.Dim{X: uint32(min(tokens, most))} }
 
 func (e *Engine) startNormOneShot(stream *cuda.Stream, c *spec.Call) error {
 	of, most, row := &e.norms[c.DType], e.normRows(c.Norm, c.DType, e.ranks), c.Norm.Hidden*c.DType.Size()
@@ -111,7 +108,7 @@ func (e *Engine) startNormOneShot(stream *cuda.Stream, c *spec.Call) error {
 		slot := tokens * words.slotSize(row)
 		e.normArgs(k.Args, c, at, tokens)
 		k.Args.lane, k.Args.slotBytes = e.laneOf(opAllReduceNorm, e.ranks*slot), uint64(slot)
-		k.SetGrid(of.grid(tokens, e.most))
+		k.SetGrid(normGrid(tokens, e.most))
 		if err := e.lane.Start(stream, k.Launch); err != nil {
 			return err
 		}
@@ -129,7 +126,7 @@ func (e *Engine) startNormTwoShot(stream *cuda.Stream, c *spec.Call) error {
 		slot := share * words.slotSize(row)
 		e.normArgs(k.Args, c, at, tokens)
 		k.Args.lane, k.Args.slotBytes = e.laneOf(opAllReduceNorm, 2*e.ranks*slot), uint64(slot)
-		k.SetGrid(of.grid(share, e.most))
+		k.SetGrid(normGrid(share, e.most))
 		if err := e.lane.Start(stream, k.Launch); err != nil {
 			return err
 		}

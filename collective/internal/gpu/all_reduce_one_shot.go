@@ -33,7 +33,7 @@ func (e *Engine) oneShot(stream *cuda.Stream, r *Reduction) error {
 		if r.Op == weft.Sum {
 			a.lane.plain = e.plain(a.in, a.out, n)
 		}
-		k.SetGrid(e.grid(vectors(n)))
+		e.spread(k, vectors(n))
 		if err := e.lane.Start(stream, k.Launch.Launch); err != nil {
 			return err
 		}

@@ -37,7 +37,7 @@ func (e *Engine) twoShot(stream *cuda.Stream, r *Reduction) error {
 		if r.Op == weft.Sum && live == e.ranks && n%(vectorBytes*live) == 0 {
 			a.lane.plain = e.plain(a.in, a.out, n/live)
 		}
-		k.SetGrid(e.grid(part))
+		e.spread(k, part)
 		if err := e.lane.Start(stream, k.Launch.Launch); err != nil {
 			return err
 		}

@@ -28,6 +28,6 @@ func (e *Engine) Barrier(stream *cuda.Stream) error { return e.meet(stream, opBa
 func (e *Engine) meet(stream *cuda.Stream, op uint32) error {
 	a := e.barrier.Args
 	a.lane, a.group = e.laneOf(op, 0), e.group
-	e.barrier.SetGrid(e.grid(1))
+	e.spread(e.barrier, 1)
 	return e.lane.Start(stream, e.barrier.Launch.Launch)
 }

@@ -12,7 +12,10 @@ import (
 )
 
 // bulkThreads are those of a block that reduces what bulk copies bring.
-const bulkThreads = 2 * threads
+const bulkThreads = 256
+
+// carriers are the threads of a block that moves data by bulk copies: the CARRIERS of bulk_move.cu.
+const carriers = 128
 
 // A block that bulk copies pass through takes bulkShared bytes of shared memory, so that an SM holds two beside
 // other kernels' blocks. More blocks than so many gain nothing.
@@ -71,8 +74,8 @@ func (e *Engine) startPull(stream *cuda.Stream, c *spec.Call) error {
 
 func (e *Engine) bulkReduction(stream *cuda.Stream, c *spec.Call, most int) error {
 	l, chunk := &e.reductions[c.DType].large, reduceChunk(e.ranks)
-	return e.reduceDirectly(stream, c, l.bulk.Launch, func(owned int) cuda.Dim {
-		return bulkGrid((owned+chunk-1)/chunk, min(l.blocks, e.most), most)
+	return e.reduceDirectly(stream, c, l.bulk.Launch, func(k launcher, owned int) {
+		k.SetGrid(bulkGrid((owned+chunk-1)/chunk, e.most, most))
 	})
 }
 
@@ -91,7 +94,6 @@ type bulkMoveArgs struct {
 
 // bulkMove reads what it moves where it lies.
 type bulkMove struct {
-	heavy
 	enginegpu.Launch[bulkMoveArgs]
 }
 
@@ -100,7 +102,7 @@ func bulkMoveSource(t target) enginegpu.Source {
 }
 
 // moveChunk is how much a warp carries at a time.
-const moveChunk = bulkShared / (threads / 32)
+const moveChunk = bulkShared / (carriers / warp)
 
 // startBulkMove enqueues an all-gather, an all-to-all or a gather whose inputs lie in windows.
 func (e *Engine) startBulkMove(stream *cuda.Stream, c *spec.Call) error {
@@ -121,6 +123,6 @@ func (e *Engine) startBulkMove(stream *cuda.Stream, c *spec.Call) error {
 	a.ins = e.inputs(c)
 	a.out, a.unit = out, uint32(unitOf(in|out|uint64(c.Bytes)))
 	chunks := (c.Bytes + moveChunk - 1) / moveChunk * e.ranks
-	k.SetGrid(bulkGrid((chunks+threads/32-1)/(threads/32), min(k.blocks, e.most), mostPulling))
+	k.SetGrid(bulkGrid((chunks+carriers/warp-1)/(carriers/warp), e.most, mostPulling))
 	return e.lane.Start(stream, k.Launch.Launch)
 }

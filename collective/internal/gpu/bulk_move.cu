@@ -48,7 +48,7 @@ __device__ __forceinline__ void move_by_threads(const Collective &c, char *from,
 
 namespace collective {
 
-__global__ void __launch_bounds__(THREADS, RESIDENT) bulk_move(const __grid_constant__ BulkMove a) {
+__global__ void __launch_bounds__(CARRIERS, 4) bulk_move(const __grid_constant__ BulkMove a) {
 	const Group &g = a.group;
 	Collective c(a.lane);
 	if (!c.begin(g, a.lane)) return;
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT) bulk_move(const __grid_cons
 	bool receives = a.receiver < 0 || (u32)a.receiver == g.rank;
 #if __CUDA_ARCH__ >= 900
 	extern __shared__ __align__(128) char buffers[];
-	__shared__ u64 arrived[THREADS / 32];
+	__shared__ u64 arrived[CARRIERS / 32];
 	u32 warp = threadIdx.x / 32;
 	Carrier carrier(buffers, arrived, a.chunk, warp, threadIdx.x & 31);
 	fence_async(); // other ranks stored what is read

@@ -100,7 +100,7 @@ __device__ __forceinline__ void reduce_by_copies(const DirectReduce &a, const Li
 
 namespace collective {
 
-__global__ void __launch_bounds__(BULK_THREADS, RESIDENT / 2) bulk_reduce(const __grid_constant__ DirectReduce a) {
+__global__ void __launch_bounds__(BULK_THREADS, 2) bulk_reduce(const __grid_constant__ DirectReduce a) {
 	const Group &g = a.group;
 	Collective c(a.lane);
 	if (!c.begin(g, a.lane)) return;

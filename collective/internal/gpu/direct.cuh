@@ -62,6 +62,7 @@ struct Meeting {
 };
 
 constexpr u32 BULK_THREADS = 256; // of a block that reduces what bulk copies bring. Go: bulkThreads
+constexpr u32 CARRIERS = 128;	  // of a block that moves data by bulk copies. Go: carriers
 
 // Body is what bulk copies can move of some bytes: multiples of 16 between addresses that are such, from `head`
 // bytes on. Nothing, if the addresses differ modulo 16.

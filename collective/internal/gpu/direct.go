@@ -150,7 +150,7 @@ func (e *Engine) startDirectMove(stream *cuda.Stream, c *spec.Call) error {
 	a.outs, _ = e.find(c.Out)
 	a.outUnit = unitOf(out | uint64(c.Bytes))
 	a.partBytes, a.inStep, a.outStep, a.sender = uint64(c.Bytes), uint64(inStep), uint64(outStep), int32(sender)
-	k.SetGrid(e.grid(vectors(c.Bytes) * e.ranks))
+	e.spread(k, vectors(c.Bytes)*e.ranks)
 	return e.lane.Start(stream, k.Launch.Launch)
 }
 
@@ -191,17 +191,17 @@ func directReduceSource(d weft.DType, t target) enginegpu.Source {
 // startDirectReduce enqueues an all-reduce, a reduce-scatter or a reduce whose inputs lie in windows.
 func (e *Engine) startDirectReduce(stream *cuda.Stream, c *spec.Call) error {
 	k := &e.reductions[c.DType].direct
-	return e.reduceDirectly(stream, c, k.Launch, func(owned int) cuda.Dim { return e.grid(vectors(owned)) })
+	return e.reduceDirectly(stream, c, k.Launch, func(k launcher, owned int) { e.spread(k, vectors(owned)) })
 }
 
-// reduceDirectly enqueues a kernel of direct_reduce.cuh. grid is that for so many bytes of each row.
+// reduceDirectly enqueues a kernel of direct_reduce.cuh. shape sets its blocks for so many bytes of each row.
 func (e *Engine) reduceDirectly(stream *cuda.Stream, c *spec.Call, k enginegpu.Launch[directReduceArgs],
-	grid func(owned int) cuda.Dim,
+	shape func(k launcher, owned int),
 ) error {
 	if c.Bytes == 0 {
 		return nil
 	}
-	k.SetGrid(grid(e.directReduction(k.Args, c)))
+	shape(k, e.directReduction(k.Args, c))
 	return e.lane.Start(stream, k.Launch)
 }
 

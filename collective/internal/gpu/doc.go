@@ -104,8 +104,10 @@
 // # Room
 //
 // Kernels wait for peers, so all blocks of a launch are resident on every rank: the group has room for blocks of
-// blockCost. An SM holds fewer blocks of some kernels, for large operands, norms and messages: those take room of their
-// own when they are loaded (room.go).
+// blockCost, each of which fills an SM. A launch has a thread for each vector. It has narrow blocks, on as many SMs
+// as there are, until every SM that the group may fill has one, and wider ones beyond: many narrow blocks would be
+// as fast, and keep wide ones of other handles, of which a GPU places each where an SM is free, off every SM.
+// Every kernel of the library's has at most a block an SM; one of a user's takes room of its own if it has more.
 //
 // # Floor
 //

@@ -35,7 +35,6 @@ type Engine struct {
 	comm      *weft.Comm
 	programs  []*enginegpu.Program
 	room      *enginegpu.Room
-	rooms     []*enginegpu.Room // of kernels that take more of an SM
 	lane      *enginegpu.Lane
 	ranks     int
 	blocks    int
@@ -84,28 +83,29 @@ type reductions struct {
 	reduceScatterV reduceScatterV
 	direct         directReduce
 	large          largeReductions
-	relaxed        relaxed
+	relaxed        push             // it is loaded where its algorithm is named
 	multicast      *multicastReduce // nil: it is not loaded
 }
 
 // largeReductions are those for large operands, which are loaded when one of them first runs.
 type largeReductions struct {
-	heavy
 	bulk    bulkReduce
 	helpers helpersReduce
 	push    push
 }
 
-// relaxed is the kernel of an algorithm that is loaded where it is named.
-type relaxed struct {
-	heavy
-	push
-}
-
 const dtypes = int(weft.Bool) + 1
 
-// threads are those of a block, as many as a domain has ranks, at least.
-const threads = 128
+// threads are those of a block, at most: as many as fill an SM. A block has fewer where there is room for more blocks,
+// but narrow at least, which are as many as a domain has ranks, at least.
+const (
+	threads = 512
+	narrow  = 128
+)
+
+// blockCost is what a block counts for. Kernels have up to 128 registers, so a block of all threads fills an SM: the
+// room of a group is a number of SMs, which holds a block of any of its kernels on each.
+const blockCost = threads * 128 / 64
 
 const opNew = "new group"
 
@@ -151,7 +151,7 @@ func (e *Engine) open(ctx context.Context, o Options) (err error) {
 	}
 	failed := e.learn(ctx)
 	e.room, err = enginegpu.Fit(ctx, e.comm, enginegpu.Want{
-		Op: opNew, Cost: blockCost(e.ranks), SMs: o.SMs, SerialGroup: o.SerialGroup, Least: 1,
+		Op: opNew, Cost: blockCost, SMs: o.SMs, SerialGroup: o.SerialGroup, Least: 1,
 	})
 	if err != nil {
 		return err
@@ -209,15 +209,11 @@ func (e *Engine) loadMoves(ctx context.Context) error {
 		kernels = append(kernels,
 			into(&e.multicastMove.Launch, multicastMoveSource(t), shape, multicastMoveArgs{}))
 	}
-	if _, err := e.load(ctx, kernels...); err != nil {
-		return err
-	}
-	err := e.ready(ctx, opNew, &e.bulkMove.heavy,
-		into(&e.bulkMove.Launch, bulkMoveSource(t), e.bulkShape(threads, bulkShared), bulkMoveArgs{chunk: moveChunk}))
-	if err != nil {
-		return err
-	}
-	return e.loadMessages(ctx)
+	kernels = append(kernels,
+		into(&e.bulkMove.Launch, bulkMoveSource(t), e.bulkShape(carriers, bulkShared), bulkMoveArgs{chunk: moveChunk}),
+		into(&e.messages.Launch, messageSource(t), shape, messageArgs{}),
+		into(&e.messages.list, messageListSource(t), shape, messageListArgs{}))
+	return e.load(ctx, kernels...)
 }
 
 // Prepare loads the kernels that reduce elements of a type, unless they are loaded. It is collective.
@@ -229,7 +225,7 @@ func (e *Engine) Prepare(ctx context.Context, op string, t weft.DType) error {
 	if err := e.uncaptured(op, t); err != nil {
 		return err
 	}
-	_, err := e.load(ctx,
+	err := e.load(ctx,
 		into(&r.oneShot.Launch, oneShotSource(t, to), shape, allReduceArgs{}),
 		into(&r.twoShot.Launch, twoShotSource(t, to), shape, allReduceArgs{}),
 		into(&r.reduceScatter.Launch, reduceScatterSource(t, to), shape, reduceScatterArgs{}),
@@ -248,13 +244,13 @@ func (e *Engine) prepareLarge(ctx context.Context, op string, t weft.DType) erro
 		return err
 	}
 	l, to := &e.reductions[t].large, e.target()
-	if l.blocks > 0 {
+	if l.push.Launch.Launch != nil {
 		return nil
 	}
 	if err := e.uncaptured(op, t); err != nil {
 		return err
 	}
-	return e.ready(ctx, op, &l.heavy,
+	return e.load(ctx,
 		e.bulkReduce(&l.bulk, bulkReduceSource(t, to)),
 		into(&l.helpers.Launch, helpersReduceSource(t, to), e.config(), helpersReduceArgs{}),
 		into(&l.push.Launch, pushSource(t, to), e.shape(bulkThreads, 0), pushArgs{}))
@@ -272,13 +268,13 @@ func (e *Engine) prepareFor(ctx context.Context, op string, a *algorithm, t weft
 		return err
 	}
 	k := &e.reductions[t].relaxed
-	if k.blocks > 0 {
+	if k.Launch.Launch != nil {
 		return nil
 	}
 	if err := e.uncaptured(op, t); err != nil {
 		return err
 	}
-	return e.ready(ctx, op, &k.heavy,
+	return e.load(ctx,
 		into(&k.Launch, relaxedSource(t, e.target()), e.shape(bulkThreads, 0), pushArgs{}))
 }
 
@@ -316,9 +312,6 @@ func (e *Engine) Close() (released bool, err error) {
 		}
 		errs = append(errs, err)
 	}
-	for _, r := range e.rooms {
-		r.Release()
-	}
 	e.room.Release()
 	for _, p := range e.programs {
 		errs = append(errs, p.Close())
@@ -351,15 +344,32 @@ func (e *Engine) plain(in, out operand, n int) uint32 {
 
 // least is how many blocks a launch has at least, if the call allows: so many that no thread raises more than one of
 // all counts.
-func (e *Engine) least() int { return (e.blocks + threads - 1) / threads }
+func (e *Engine) least() int { return (e.blocks + narrow - 1) / narrow }
 
 // launched is a launch's grid, of which so many blocks have something to do.
 func (e *Engine) launched(blocks int) cuda.Dim {
 	return cuda.Dim{X: uint32(min(max(e.least(), blocks), e.most))}
 }
 
-// grid is how many blocks serve so many vectors.
-func (e *Engine) grid(vectors int) cuda.Dim { return e.launched((vectors + threads - 1) / threads) }
+// launcher is a launch whose shape is set.
+type launcher interface {
+	SetGrid(blocks cuda.Dim)
+	SetBlock(threads cuda.Dim)
+}
+
+// spread gives a launch a thread for each of so many vectors, or as many as there is room for. Blocks are narrow as
+// long as there may be more of them: the more SMs take part, the sooner all stores are on their way.
+func (e *Engine) spread(l launcher, vectors int) {
+	grid := e.launched((vectors + narrow - 1) / narrow)
+	l.SetGrid(grid)
+	l.SetBlock(cuda.Dim{X: uint32(width(vectors, int(grid.X)))})
+}
+
+// width is how many threads a block has, of so many blocks that serve so many vectors.
+func width(vectors, blocks int) int {
+	each := (vectors + blocks - 1) / blocks
+	return min(max(narrow, (each+warp-1)/warp*warp), threads)
+}
 
 // live is how many ranks take part.
 func (e *Engine) live() int { return e.ranks - e.comm.Mask().Len() }

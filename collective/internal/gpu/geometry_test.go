@@ -42,8 +42,9 @@ func engines(t *testing.T, ranks int, m cudatest.Config, o Options, body func(ct
 // so many blocks count for so many others that a launch has more.
 func TestPushedPiecesHavePlacesOnEmulatedGPUs(t *testing.T) {
 	const ranks, count = 2, 4000
-	m := cudatest.Config{Attributes: map[cuda.Attribute]int{cuda.MultiprocessorCount: 132}}
-	o := Options{Staging: turns * (leastTurn(ranks) + lineBytes), SMs: 132}
+	const sms = 1000
+	m := cudatest.Config{Attributes: map[cuda.Attribute]int{cuda.MultiprocessorCount: sms}}
+	o := Options{Staging: turns * (leastTurn(ranks) + lineBytes), SMs: sms}
 	engines(t, ranks, m, o, func(ctx context.Context, e *Engine) (err error) {
 		memory, err := e.comm.Device().Context().Alloc(2 * count)
 		if err != nil {
@@ -71,14 +72,16 @@ func TestPushedPiecesHavePlacesOnEmulatedGPUs(t *testing.T) {
 // TestOperandsOfAllRanksOnEmulatedGPUs: where a rank was masked when a window was made, there is no operand at all.
 func TestOperandsOfAllRanksOnEmulatedGPUs(t *testing.T) {
 	const ranks, out = 3, 2
-	survived := make(chan struct{}, ranks)
+	made, survived := make(chan struct{}), make(chan struct{}, ranks)
 	emulated(t, ranks, func(ctx context.Context, r *rank) error {
 		var w *weft.Window
 		if r.comm.Rank() == out {
+			close(made)
 			for range ranks - 1 {
 				<-survived
 			}
 		} else {
+			<-made // else its group could learn while it is made that it was left out
 			err := r.comm.SetMask(ctx, out)
 			if err == nil {
 				w, err = r.comm.Alloc(ctx, 4096)
@@ -100,12 +103,12 @@ func TestOperandsOfAllRanksOnEmulatedGPUs(t *testing.T) {
 	})
 }
 
-// registers is an emulated GPU whose kernels have as many registers as they may have where four blocks share an SM.
+// registers is an emulated GPU whose kernels have as many registers as they may have where a block fills an SM.
 func registers(sms int) cudatest.Config {
 	return cudatest.Config{Registers: 128, Attributes: map[cuda.Attribute]int{cuda.MultiprocessorCount: sms}}
 }
 
-// TestMessagesHaveRoomOnEmulatedGPUs: between two ranks an SM holds six blocks of other kernels, and four of messages.
+// TestMessagesHaveRoomOnEmulatedGPUs: the ways of messages have all threads of the SMs that a group may fill.
 func TestMessagesHaveRoomOnEmulatedGPUs(t *testing.T) {
 	const ranks, n = 2, 1 << 20
 	engines(t, ranks, registers(4), Options{Staging: 4 << 20, SMs: 1}, func(ctx context.Context, e *Engine) (err error) {
@@ -122,14 +125,14 @@ func TestMessagesHaveRoomOnEmulatedGPUs(t *testing.T) {
 		if err := errors.Join(c.Check(e.comm.Rank(), ranks), e.Exchange(ctx, nil, c, nil)); err != nil {
 			return err
 		}
-		if grid := e.messages.Grid().X; e.blocks != 6 || grid != 4 {
-			return fmt.Errorf("%d blocks of messages where others have %d", grid, e.blocks)
+		if grid, block := e.messages.Grid().X, e.messages.Block().X; e.blocks != 1 || grid != 1 || block != threads {
+			return fmt.Errorf("%d blocks of %d threads for messages where others have %d", grid, block, e.blocks)
 		}
 		return nil
 	})
 }
 
-// TestNormsHaveRoomOnEmulatedGPUs: a block with a norm needs an SM that no block of another owner can be on.
+// TestNormsHaveRoomOnEmulatedGPUs: a block with a norm fills an SM, beside the room of another owner.
 func TestNormsHaveRoomOnEmulatedGPUs(t *testing.T) {
 	o := Options{Staging: smallStaging, SMs: 1}
 	engines(t, 2, registers(4), o, func(ctx context.Context, e *Engine) error {
@@ -137,19 +140,34 @@ func TestNormsHaveRoomOnEmulatedGPUs(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		refused := e.prepareNorm(ctx, weft.BFloat16)
-		if _, err := other.Close(); err != nil {
+		err = e.prepareNorm(ctx, weft.BFloat16)
+		_, failed := other.Close()
+		if err := errors.Join(err, failed); err != nil {
 			return err
 		}
-		if !errors.Is(refused, weft.ErrUnsupported) {
-			return fmt.Errorf("with the room of another owner: %w", refused)
-		}
-		if err := e.prepareNorm(ctx, weft.BFloat16); err != nil {
-			return fmt.Errorf("alone: %w", err)
-		}
-		if grid := e.norms[weft.BFloat16].grid(100, e.most).X; grid != 1 {
+		if grid := normGrid(100, e.most).X; grid != 1 {
 			return fmt.Errorf("%d blocks on an SM", grid)
 		}
 		return nil
 	})
 }
+
+// TestSpread: a launch has a thread for each vector, on as many SMs as there are.
+func TestSpread(t *testing.T) {
+	for _, c := range []struct{ vectors, blocks, wantBlocks, wantThreads int }{
+		{0, 99, 1, narrow}, {1, 99, 1, narrow}, {128, 99, 1, narrow}, {129, 99, 2, narrow}, {99 * 128, 99, 99, narrow},
+		{99*128 + 1, 99, 99, 160}, {16384, 99, 99, 192}, {99 * 512, 99, 99, threads}, {1 << 30, 99, 99, threads},
+		{1000, 1, 1, threads}, {400, 1, 1, 416}, {1, 300, 3, narrow},
+	} {
+		e, l := &Engine{blocks: c.blocks, most: c.blocks}, &shaped{}
+		if e.spread(l, c.vectors); l.blocks != c.wantBlocks || l.threads != c.wantThreads {
+			t.Errorf("%d vectors, %d blocks at most: %+v, want %d blocks of %d threads", c.vectors, c.blocks, *l, c.wantBlocks,
+				c.wantThreads)
+		}
+	}
+}
+
+type shaped struct{ blocks, threads int }
+
+func (s *shaped) SetGrid(d cuda.Dim)  { s.blocks = int(d.X) }
+func (s *shaped) SetBlock(d cuda.Dim) { s.threads = int(d.X) }

@@ -74,7 +74,7 @@ func (e *Engine) startHelpersBroadcast(stream *cuda.Stream, c *spec.Call) error 
 		a := k.Args
 		a.lane, a.group, a.slotBytes, a.root = e.laneOf(opBroadcast, e.ranks*slot), e.group, uint64(slot), int32(c.Root)
 		a.in, a.out = operandAt(in+uint64(at), n, 0), operandAt(out+uint64(at), n, 0)
-		k.SetGrid(e.grid(share))
+		e.spread(k, share)
 		if err := e.lane.Start(stream, k.Launch.Launch); err != nil {
 			return err
 		}
@@ -95,7 +95,7 @@ func (e *Engine) startHelpersReduce(stream *cuda.Stream, c *spec.Call) error {
 		a.lane, a.group, a.slotBytes, a.root = e.laneOf(opReduce, 2*e.ranks*slot), e.group, uint64(slot), int32(c.Root)
 		a.how = r.how()
 		a.in, a.out = operandAt(r.In+uint64(at), n, 0), operandAt(r.Out+uint64(at), n, 0)
-		k.SetGrid(e.grid(share))
+		e.spread(k, share)
 		if err := e.lane.Start(stream, k.Launch.Launch); err != nil {
 			return err
 		}

@@ -68,7 +68,7 @@ func hammer(rounds int) func(ctx context.Context, r *rank) error {
 			Name: "hammer", Source: hammerSource, Headers: device.Headers(), Arch: r.comm.Device().Arch(),
 		}}
 		l := enginegpu.Launch[hammerArgs]{}
-		if _, err := r.load(ctx, into(&l, source, cuda.LaunchConfig{Block: cuda.Dim{X: 128}}, hammerArgs{
+		if err := r.load(ctx, into(&l, source, cuda.LaunchConfig{Block: cuda.Dim{X: 128}}, hammerArgs{
 			state: r.lane.Local(0), here: uint64(r.window.Pointer()), torn: counts, early: counts.Add(8),
 			there: uint64(r.window.PeerPointer((me + 1) % ranks)), before: uint32((me + ranks - 1) % ranks),
 			rounds: uint32(rounds), group: r.group,

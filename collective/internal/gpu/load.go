@@ -8,48 +8,40 @@ import (
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
-// loading is a kernel to load, and what is done with it then. It gives what a block of it costs: [enginegpu.Cost].
+// loading is a kernel to load, and what is done with it then.
 type loading struct {
 	source enginegpu.Source
-	loaded func(f *cuda.Function) (cost int, err error)
+	loaded func(f *cuda.Function) error
 }
 
 // into loads a kernel for a launch of a shape, with the argument as it is to begin with.
 func into[A any](l *enginegpu.Launch[A], s enginegpu.Source, shape cuda.LaunchConfig, args A) loading {
-	return loading{s, func(f *cuda.Function) (int, error) {
+	return loading{s, func(f *cuda.Function) (err error) {
 		if shape.Shared > 0 {
 			if err := f.SetMaxDynamicShared(shape.Shared); err != nil {
-				return 0, err
+				return err
 			}
 		}
-		made, err := enginegpu.NewLaunch(f, shape, args)
-		if err != nil {
-			return 0, err
-		}
-		*l = made
-		return enginegpu.Cost(int(shape.Block.X), shape.Shared, f)
+		*l, err = enginegpu.NewLaunch(f, shape, args)
+		return err
 	}}
 }
 
-// load loads kernels on all ranks or on none, and gives what a block of the heaviest costs.
-func (e *Engine) load(ctx context.Context, kernels ...loading) (cost int, err error) {
+// load loads kernels on all ranks or on none.
+func (e *Engine) load(ctx context.Context, kernels ...loading) error {
 	sources := make([]enginegpu.Source, len(kernels))
 	for i, k := range kernels {
 		sources[i] = k.source
 	}
 	p, err := enginegpu.Load(ctx, e.comm, opNew, sources...)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	e.programs = append(e.programs, p)
 	for i, k := range kernels {
-		n, failed := k.loaded(p.Functions(i)[0])
-		cost, err = max(cost, n), errors.Join(err, failed)
+		err = errors.Join(err, k.loaded(p.Functions(i)[0]))
 	}
-	if err := e.comm.Operations().VerifySame(ctx, opNew, "", err); err != nil {
-		return 0, err
-	}
-	return cost, nil
+	return e.comm.Operations().VerifySame(ctx, opNew, "", err)
 }
 
 // config is the shape of most launches.

@@ -131,7 +131,6 @@ type messageListArgs struct {
 
 // messages sends and receives messages.
 type messages struct {
-	heavy
 	enginegpu.Launch[messageArgs]
 	list enginegpu.Launch[messageListArgs]
 
@@ -177,15 +176,6 @@ func (e *Engine) layOutMessages(staging int, window, local *enginegpu.Workspace)
 	m.ways = make([]way, 0, 2*e.ranks+1)
 }
 
-// loadMessages loads the kernels. They are the same for any number of ranks, so between two they have more registers
-// than blockCost counts.
-func (e *Engine) loadMessages(ctx context.Context) error {
-	m, t := &e.messages, e.target()
-	return e.ready(ctx, opNew, &m.heavy,
-		into(&m.Launch, messageSource(t), e.config(), messageArgs{}),
-		into(&m.list, messageListSource(t), e.config(), messageListArgs{}))
-}
-
 // Exchange implements [spec.Engine]. What is wrong with the arguments of one rank is returned there alone.
 //
 // The first call after ranks were masked is collective, also if it is one of messages: the ranks that go
@@ -227,7 +217,7 @@ func (e *Engine) plan(c *spec.Call) error {
 		w.cells, w.chunks = w.cells+uint32(cells), w.chunks+uint32(chunks)
 		w.workers = max(w.workers, uint32(min(cells, m.rings.cells)), uint32(min(chunks, m.rings.chunks)))
 	}
-	return m.staff(m.blocks*(threads/warp), c)
+	return m.staff(e.blocks*(threads/warp), c)
 }
 
 func kindOf(t *spec.Transfer, own int) uint32 {
@@ -307,8 +297,11 @@ func (e *Engine) startMessages(stream *cuda.Stream, c *spec.Call) error {
 		}
 	}
 	last := &m.ways[len(m.ways)-1]
-	const workers = threads / warp
-	m.SetGrid(cuda.Dim{X: (last.worker + last.workers + workers - 1) / workers})
+	workers := int(last.worker + last.workers)
+	blocks := min((workers*warp+narrow-1)/narrow, e.blocks)
+	each := width(workers*warp, blocks)
+	m.SetBlock(cuda.Dim{X: uint32(each)})
+	m.SetGrid(cuda.Dim{X: uint32((workers*warp + each - 1) / each)})
 	return m.Start(stream) // it is no operation of the lane
 }
 

@@ -82,7 +82,7 @@ func (e *Engine) move(stream *cuda.Stream, t *Transfer, op uint32, inParts, outP
 		if sender < 0 && receiver < 0 {
 			a.lane.plain = e.plain(a.in, a.out, n)
 		}
-		k.SetGrid(e.grid(vectors(n)))
+		e.spread(k, vectors(n))
 		if err := e.lane.Start(stream, k.Launch.Launch); err != nil {
 			return err
 		}

@@ -49,7 +49,7 @@ func (e *Engine) startMoveLines(stream *cuda.Stream, c *spec.Call) error {
 		a.partBytes, a.slotBytes, a.inStep = uint64(n), uint64(steps*linesSlot), uint64(inStep)
 		a.outStep = uint64(c.Bytes)
 		a.in, a.out = operandAt(in+uint64(at), n, inStep), operandAt(out+uint64(at), n, c.Bytes)
-		k.SetGrid(e.grid(32 * steps))
+		e.spread(k, 32*steps)
 		if err := e.lane.Start(stream, k.Launch.Launch); err != nil {
 			return err
 		}

@@ -85,7 +85,7 @@ func (e *Engine) startMoveV(stream *cuda.Stream, c *spec.Call) error {
 			longest = max(longest, n, m)
 		}
 	}
-	k.SetGrid(e.grid(min(vectors(longest), stage/enc.vectorSlot())))
+	e.spread(k, min(vectors(longest), stage/enc.vectorSlot()))
 	return e.lane.Start(stream, k.Launch.Launch)
 }
 

@@ -110,7 +110,7 @@ func (e *Engine) prepareMulticast(ctx context.Context, op string, t weft.DType) 
 		return err
 	}
 	k := &multicastReduce{}
-	_, err := e.load(ctx, into(&k.Launch, multicastReduceSource(t, e.target()), e.config(), multicastReduceArgs{}))
+	err := e.load(ctx, into(&k.Launch, multicastReduceSource(t, e.target()), e.config(), multicastReduceArgs{}))
 	if err == nil {
 		e.reductions[t].multicast = k
 	}

@@ -47,6 +47,6 @@ func (e *Engine) startMulticastMove(stream *cuda.Stream, c *spec.Call) error {
 	}
 	a.all = e.multicast(c.Out)
 	a.outs, _ = e.find(c.Out)
-	k.SetGrid(e.grid(vectors(c.Bytes)))
+	e.spread(k, vectors(c.Bytes))
 	return e.lane.Start(stream, k.Launch.Launch)
 }

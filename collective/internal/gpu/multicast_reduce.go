@@ -51,6 +51,6 @@ func (e *Engine) reduceByMulticast(stream *cuda.Stream, c *spec.Call, oneShot bo
 	case c.Collective == spec.AllReduce:
 		a.allOut = e.multicast(c.Out)
 	}
-	k.SetGrid(e.grid(vectors(owned)))
+	e.spread(k, vectors(owned))
 	return e.lane.Start(stream, k.Launch.Launch)
 }

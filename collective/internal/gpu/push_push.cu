@@ -31,7 +31,7 @@ namespace weft {
 
 namespace collective {
 
-__global__ void __launch_bounds__(BULK_THREADS, RESIDENT / 2) push_push(const __grid_constant__ Push a) {
+__global__ void __launch_bounds__(BULK_THREADS, 2) push_push(const __grid_constant__ Push a) {
 	const Group &g = a.group;
 	Collective c(a.lane);
 	if (!c.begin(g, a.lane)) return;

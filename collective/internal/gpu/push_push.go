@@ -61,13 +61,13 @@ const (
 // in windows.
 func (e *Engine) startPushPush(stream *cuda.Stream, c *spec.Call) error {
 	l := &e.reductions[c.DType].large
-	return e.pushReduction(stream, c, l.push, l.blocks, 0)
+	return e.pushReduction(stream, c, l.push, 0)
 }
 
 // startPushRing enqueues an all-reduce whose results go round.
 func (e *Engine) startPushRing(stream *cuda.Stream, c *spec.Call) error {
 	l := &e.reductions[c.DType].large
-	return e.pushReduction(stream, c, l.push, l.blocks, 1)
+	return e.pushReduction(stream, c, l.push, 1)
 }
 
 // relaxedSource is a kernel of the same parameter, whose partial results go round and are rounded at every hop.
@@ -82,12 +82,11 @@ func relaxable(q spec.Request) bool { return q.Op != weft.Avg || encodingOf(q.DT
 
 // startRelaxedRing enqueues an all-reduce whose bits are its own.
 func (e *Engine) startRelaxedRing(stream *cuda.Stream, c *spec.Call) error {
-	k := &e.reductions[c.DType].relaxed
-	return e.pushReduction(stream, c, k.push, k.blocks, 1)
+	return e.pushReduction(stream, c, e.reductions[c.DType].relaxed, 1)
 }
 
-// pushReduction enqueues a launch of a kernel, for which there is room for so many blocks.
-func (e *Engine) pushReduction(stream *cuda.Stream, c *spec.Call, k push, most int, ring uint32) error {
+// pushReduction enqueues a launch of a kernel.
+func (e *Engine) pushReduction(stream *cuda.Stream, c *spec.Call, k push, ring uint32) error {
 	if c.Bytes == 0 {
 		return nil
 	}
@@ -104,7 +103,7 @@ func (e *Engine) pushReduction(stream *cuda.Stream, c *spec.Call, k push, most i
 		a.results += uint64(room &^ (vectorBytes - 1))
 	}
 	room /= pushDepth * e.ranks
-	blocks := min(most, e.most, mostPushers, room/leastPiece)
+	blocks := min(e.most, mostPushers, room/leastPiece)
 	if blocks == 0 {
 		return weft.Unsupportedf("%v: staging memory of %d bytes is too little for pieces of %d ranks", c.Collective,
 			4*e.push.bytes, e.ranks)

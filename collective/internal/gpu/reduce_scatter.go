@@ -83,7 +83,7 @@ func (e *Engine) reduceParts(stream *cuda.Stream, r *Reduction, op uint32, root 
 		if root < 0 && r.Op == weft.Sum {
 			a.lane.plain = e.plain(a.in, a.out, n)
 		}
-		k.SetGrid(e.grid(vectors(n)))
+		e.spread(k, vectors(n))
 		if err := e.lane.Start(stream, k.Launch.Launch); err != nil {
 			return err
 		}
@@ -118,7 +118,7 @@ func (e *Engine) startReduceScatterV(stream *cuda.Stream, c *spec.Call) error {
 				a.full = 0
 			}
 		}
-		k.SetGrid(e.grid(vectors(n)))
+		e.spread(k, vectors(n))
 		if err := e.lane.Start(stream, k.Launch.Launch); err != nil {
 			return err
 		}

@@ -14,7 +14,7 @@
 
 namespace weft::collective {
 
-__global__ void __launch_bounds__(BULK_THREADS, RESIDENT / 2) relaxed_ring(const __grid_constant__ Push a) {
+__global__ void __launch_bounds__(BULK_THREADS, 2) relaxed_ring(const __grid_constant__ Push a) {
 	const Group &g = a.group;
 	Collective c(a.lane);
 	if (!c.begin(g, a.lane)) return;

@@ -27,10 +27,7 @@
 namespace weft {
 
 constexpr u32 RANKS = WEFT_RANKS; // of the communicator, or 0: any number
-constexpr u32 THREADS = 128;	  // of a block, at most. Go: threads
-
-// RESIDENT is how many blocks an SM has room for. Go: blockCost.
-constexpr u32 RESIDENT = RANKS == 1 || RANKS == 2 ? 6 : 4;
+constexpr u32 THREADS = 512;	  // of a block, at most. Go: threads
 
 // AHEAD is how many vectors a thread has sent when it waits for its first: what it does with those that
 // arrive takes place while others are on the way.

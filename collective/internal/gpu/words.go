@@ -75,8 +75,7 @@ func (e *Engine) prepareWords(ctx context.Context, c *spec.Call) error {
 	if gathers {
 		k = into(gather, allGatherProgressSource(enc, e.target()), e.config(), allGatherProgressArgs{})
 	}
-	_, err := e.load(ctx, k)
-	return err
+	return e.load(ctx, k)
 }
 
 // checkWords refuses more words than there are counts for.
@@ -113,9 +112,7 @@ func (e *Engine) startAllGatherProgress(stream *cuda.Stream, c *spec.Call) error
 		a.lane, a.group = e.laneOf(opAllGather, e.ranks*slot), e.group
 		a.in, a.out = operandAt(in+k.at, n, 0), operandAt(out+k.at, n, c.Bytes)
 		a.chunks, a.slotBytes, a.outStep = k, uint64(slot), uint64(c.Bytes)
-		grid := e.grid(vectors(n))
-		grid.X = min(2*grid.X, uint32(e.most))
-		l.SetGrid(grid)
+		e.spread(l, 2*vectors(n)) // half of the blocks send
 		return e.lane.Start(stream, l.Launch)
 	})
 }
@@ -127,7 +124,7 @@ func (e *Engine) startReduceScatterReady(stream *cuda.Stream, c *spec.Call) erro
 		a.lane, a.group, a.how = e.laneOf(opReduceScatter, e.ranks*slot), e.group, r.how()
 		a.in, a.out = operandAt(r.In+k.at, n, c.Bytes), operandAt(r.Out+k.at, n, 0)
 		a.chunks, a.slotBytes, a.inStep = k, uint64(slot), uint64(c.Bytes)
-		l.SetGrid(e.grid(vectors(n)))
+		e.spread(l, vectors(n))
 		return e.lane.Start(stream, l.Launch)
 	})
 }
