@@ -609,14 +609,16 @@ func machineOf(t *testing.T, config cudatest.Config) (*cudatest.Machine, *cuda.D
 	return m, d
 }
 
-// use joins, makes windows and leaves; whatever fails, it comes to an end.
+// use joins, makes windows and leaves. Whatever fails, no rank waits for its deadline.
 func use(t *testing.T, d *cuda.Driver) {
 	options := func(o int) []weft.Option {
 		return []weft.Option{weft.WithDriver(d, nil), weft.WithGPU(o), weft.WithDeadline(20 * time.Second)}
 	}
-	start := time.Now()
 	group, errs := joinEach(t, options(0), options(1))
 	if err := errors.Join(errs...); err != nil {
+		if errors.Is(err, weft.ErrTimeout) {
+			t.Error(err)
+		}
 		for r, err := range errs {
 			if err == nil {
 				t.Errorf("rank %d joined while another did not", r)
@@ -649,9 +651,6 @@ func use(t *testing.T, d *cuda.Driver) {
 		if err != nil {
 			t.Error(err)
 		}
-	}
-	if took := time.Since(start); took > 15*time.Second {
-		t.Errorf("it took %v", took)
 	}
 }
 

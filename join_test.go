@@ -285,16 +285,12 @@ func TestJoinCancelled(t *testing.T) {
 	}
 	<-s.there
 	cancel()
-	start := time.Now()
 	if err := <-errs[1]; !errors.Is(err, context.Canceled) && !errors.Is(err, weft.ErrAborted) {
 		t.Errorf("rank 1: %v", err)
 	}
 	blames(t, 0, <-errs[0], 1, weft.ErrAborted)
 	close(s.goOn)
 	blames(t, 2, <-errs[2], 1, weft.ErrAborted)
-	if took := time.Since(start); took > 5*time.Second {
-		t.Errorf("it took %v", took)
-	}
 }
 
 // TestJoinTwice joins several communicators of the same process, side by side, of different sizes,

@@ -69,12 +69,8 @@ func TestCollectorIsNotStopped(t *testing.T) {
 					runtime.Gosched()
 				}
 			}
-			start := time.Now()
-			for range 5 {
+			for range 5 { // each ends before the rank's deadline, or its wait fails
 				runtime.GC()
-			}
-			if took := time.Since(start); took > 5*time.Second {
-				t.Errorf("five collections took %v while a rank waited", took)
 			}
 			if err := errors.Join(group[1].Operations().VerifySame(testContext(t), "test", "", nil), <-waits); err != nil {
 				t.Error(err)

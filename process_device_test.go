@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
@@ -179,15 +178,11 @@ func TestDeviceProcessDies(t *testing.T) {
 	for _, r := range rest {
 		crew.Tell(r, "alloc", memberArgs{Size: 1000})
 	}
-	start := time.Now()
 	crew.Kill(1)
 	for r, a := range crew.Answers(rest) {
 		if a.Peer != 1 || a.Cause != "died" {
 			t.Errorf("rank %d after the death of rank 1: %q", r, a.Err)
 		}
-	}
-	if took := time.Since(start); took > 5*time.Second {
-		t.Errorf("the death was known after %v", took)
 	}
 	crew.Must(rest, "mask", memberArgs{Masked: []int{1}})
 	crew.Must(rest, "alloc", memberArgs{Size: 1000})

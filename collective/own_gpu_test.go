@@ -657,7 +657,6 @@ func testOwnAbsent(t *testing.T, g *ranktest.GPUs) {
 		return r.host.Barrier(ctx, nil)
 	})
 	onGPUs(t, g, ranks, o, func(ctx context.Context, r *gpuRank) error {
-		began := time.Now()
 		if r.comm.Rank() == absent {
 			time.Sleep(20 * time.Millisecond)
 			r.comm.Abort()
@@ -667,9 +666,6 @@ func testOwnAbsent(t *testing.T, g *ranktest.GPUs) {
 			if late, ok := errors.AsType[*weft.PeerError](err); !ok || late.Rank != absent || !errors.Is(err, weft.ErrAborted) {
 				return fmt.Errorf("rank %d aborts: %w", absent, err)
 			}
-		}
-		if took := time.Since(began); took > 5*time.Second {
-			return fmt.Errorf("an abort took %v", took)
 		}
 		return errors.Join(r.host.Barrier(ctx, nil), r.comm.SetMask(ctx), checkOwnCalls(ctx, r))
 	})

@@ -343,11 +343,10 @@ func TestKilledRank(t *testing.T) {
 					var crew *processes.Crew
 					crew, steps = startCrew(t, &a, 30*time.Second)
 					others := halt(t, crew, victim, p.at(steps))
-					killed := time.Now()
 					crew.Kill(victim)
 					for r, f := range crew.Answers(others) {
-						if d := time.Since(killed); d > 2*time.Second || f.Peer != victim || f.Cause != "died" {
-							t.Errorf("rank %d fails after %v: %+v", r, d, f)
+						if f.Peer != victim || f.Cause != "died" {
+							t.Errorf("rank %d fails: %+v", r, f)
 						}
 					}
 					goOn(t, crew, others, victim)
@@ -373,7 +372,7 @@ func TestStoppedRank(t *testing.T) {
 			stopped := time.Now()
 			crew.Stop(victim)
 			for r, f := range crew.Answers(others) {
-				if d := time.Since(stopped); d > deadline+2*time.Second || f.Took < deadline*9/10 ||
+				if d := time.Since(stopped); d > deadline+30*time.Second || f.Took < deadline*9/10 ||
 					f.Peer != victim || f.Cause != "timeout" {
 					t.Errorf("rank %d fails after %v: %+v", r, d, f)
 				}
@@ -408,11 +407,10 @@ func TestKilledAmongMessages(t *testing.T) {
 				victim := i % crewSize
 				crew := exchangers(t, 30*time.Second, window)
 				others := halt(t, crew, victim, step)
-				killed := time.Now()
 				crew.Kill(victim)
 				for r, f := range crew.Answers(others) {
-					if d := time.Since(killed); d > 2*time.Second || f.Peer != victim || f.Cause != "died" {
-						t.Errorf("rank %d fails after %v: %+v", r, d, f)
+					if f.Peer != victim || f.Cause != "died" {
+						t.Errorf("rank %d fails: %+v", r, f)
 					}
 				}
 				goOn(t, crew, others, victim)

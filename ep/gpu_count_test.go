@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/ep"
@@ -95,11 +94,7 @@ func TestRoutingsApartOnGPUs(t *testing.T) {
 							rounds[0].Received().Release()
 							rounds[1].Received().Release()
 						}
-						start := time.Now()
 						errs[r.Rank()] = errors.Join(call(round, ctx, r.stream), r.Wait(ctx, r.stream))
-						if took := time.Since(start); took > gpuDeadline/2 {
-							return fmt.Errorf("it took %v to say that the routings are different ones", took)
-						}
 						return r.usable()
 					})
 					reports := 0

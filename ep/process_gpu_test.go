@@ -186,14 +186,10 @@ func TestKillOnGPUs(t *testing.T) {
 					}
 					time.Sleep(50 * time.Millisecond) // they are inside, or will be: the same is true
 					crew.Kill(victim)
-					start := time.Now()
 					for r, a := range crew.Answers(survivors) {
 						if a.Peer != victim || a.Cause != "died" {
 							t.Errorf("rank %d after the death of %d: %q (%s, rank %d)", r, victim, a.Err, a.Cause, a.Peer)
 						}
-					}
-					if took := time.Since(start); took > 2*time.Second {
-						t.Errorf("the survivors took %v to say that rank %d died", took, victim)
 					}
 					args.Masked = []int{victim}
 					crew.Must(survivors, "go on", args)

@@ -251,14 +251,10 @@ func killOneByOne(t *testing.T, op, phase string, victims []int) {
 		gone := victims[:i]
 		alive := without(crewSize, gone...)
 		crew.Must(alive, "begin", exchangeArgs{Seed: uint64(i), Masked: gone})
-		start := time.Now()
 		for r, a := range lose(crew, alive, victim, op, phase, crew.Kill) {
 			if a.Peer != victim || a.Cause != "died" {
 				t.Errorf("rank %d after the death of %d: %q (%s, rank %d)", r, victim, a.Err, a.Cause, a.Peer)
 			}
-		}
-		if took := time.Since(start); took > 2*time.Second {
-			t.Errorf("the survivors took %v to say that rank %d died", took, victim)
 		}
 		gone = victims[:i+1]
 		alive = without(crewSize, gone...)

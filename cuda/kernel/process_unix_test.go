@@ -296,12 +296,8 @@ func TestKilledWhileCompiling(t *testing.T) {
 		t.Error("compiled beside the one that holds the lock")
 	}
 	p.kill()
-	killed := time.Now()
 	if err := <-done; err != nil {
 		t.Fatal(err)
-	}
-	if took := time.Since(killed); took > 5*time.Second {
-		t.Errorf("it took %v to get through", took)
 	}
 	after(t, o, f, log)
 }
@@ -327,11 +323,7 @@ func TestKilledWhileWriting(t *testing.T) {
 
 	f := &fake{notes: o.Notes}
 	c, log := cacheIn(o.Dir, f)
-	began := time.Now()
 	mustLoad(t, c, spec(0))
-	if took := time.Since(began); took > 5*time.Second {
-		t.Errorf("it took %v to get through", took)
-	}
 	after(t, o, f, log)
 }
 

@@ -751,7 +751,6 @@ def test_late_errors(gpus):
             if c.rank == 2:
                 gone.wait(20)
                 return
-            since = time.monotonic()
 
             def exchange():
                 h.dispatch(x, topk, weights)
@@ -760,7 +759,6 @@ def test_late_errors(gpus):
             with pytest.raises((weft.DeadlineError, weft.AbortedError)) as e:
                 exchange()
             assert e.value.rank is not None
-            assert time.monotonic() - since < 15
             with pytest.raises((weft.DeadlineError, weft.AbortedError)):
                 c.check()
             with pytest.raises((weft.DeadlineError, weft.AbortedError)):
@@ -786,7 +784,6 @@ def test_a_rank_that_leaves(gpus):
         c.wait()
         if c.rank:
             return
-        since = time.monotonic()
 
         def exchange():
             while True:
@@ -796,7 +793,6 @@ def test_a_rank_that_leaves(gpus):
         with pytest.raises(weft.LeftError) as e:
             exchange()
         assert e.value.rank == 1
-        assert time.monotonic() - since < 15
 
     gpus(2, rank, deadline=3)
 

@@ -15,8 +15,7 @@ from conftest import alone
 
 import weft
 
-LIMIT = 0.3  # seconds from the signal to the exception, on a machine that is not busy
-BUSY = 10  # times as long on one that is
+LIMIT = 30  # seconds from the signal to the exception: half of what waits here last by themselves
 
 
 def interrupted(call, *arguments, error=KeyboardInterrupt, **options):
@@ -34,7 +33,7 @@ def interrupted(call, *arguments, error=KeyboardInterrupt, **options):
         call(*arguments, **options)
     took = time.monotonic() - sent[0]
     sender.join()
-    assert took < LIMIT * BUSY
+    assert took < LIMIT
     return took
 
 
@@ -60,7 +59,7 @@ def pair():
         return results
 
     def join(rank):
-        comms[rank] = weft.Communicator.from_unique_id(ids, rank, 2, deadline=20)
+        comms[rank] = weft.Communicator.from_unique_id(ids, rank, 2, deadline=60)
 
     both(join)
     yield comms, both
@@ -105,7 +104,7 @@ def test_all_gather_of_the_callers():
 
     weft.Communicator.from_all_gather(gather, 0, 1).close()
     assert set(threads) == {threading.main_thread()}
-    interrupted(weft.Communicator.from_all_gather, lambda mine: time.sleep(20), 0, 2)
+    interrupted(weft.Communicator.from_all_gather, lambda mine: time.sleep(60), 0, 2)
 
 
 CALLS = {
@@ -145,7 +144,7 @@ def test_collectives(pair):
     # A call that was started goes on.
     work = groups[0].all_reduce(x, async_op=True)
     interrupted(work.wait)
-    interrupted(work.wait, timeout=15)
+    interrupted(work.wait, timeout=60)
     groups[1].all_reduce(x)
     assert (work.wait() == 2).all()
     for g in groups:

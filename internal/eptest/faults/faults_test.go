@@ -45,7 +45,7 @@ func (f *fault) String() string {
 }
 
 // slack is by how much an error may be later than the death of a rank, or than the deadline.
-const slack = 2 * time.Second
+const slack = 30 * time.Second
 
 // job is a run of workers with its faults.
 type job struct {
@@ -324,7 +324,7 @@ func (j *job) judgeError(rank int, e event, gone []time.Time) {
 		switch {
 		case e.Peer == rank && e.Cause == "masked" && j.stubborn:
 		// it had given up before
-		case f == nil && !gone[e.Peer].IsZero() && gone[e.Peer].Before(e.At.Add(100*time.Millisecond)):
+		case f == nil && !gone[e.Peer].IsZero() && gone[e.Peer].Before(e.At.Add(slack)):
 		case f == nil:
 			t.Errorf("rank %d names rank %d, to which nothing has happened: %s: %s", rank, e.Peer, e.Op, e.Err)
 		case f.at.After(e.At):

@@ -258,7 +258,7 @@ func TestFailuresLeaveNothingBehind(t *testing.T) {
 				m, all := played(t, cudatest.Config{Devices: gpus})
 				m.Fail(call, skip, cuda.ErrNotPermitted)
 				o := quick(t)
-				o.Movers, o.SMs = []Way{Store, Load, Engine}, []int{4}
+				o.Movers, o.SMs, o.Timeout = []Way{Store, Load, Engine}, []int{4}, time.Minute
 				began := time.Now()
 				// What a rank gives up in a step that all take together, the others may say first: by its text.
 				if _, err := Measure(t.Context(), all, o); err == nil ||
