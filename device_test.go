@@ -691,6 +691,7 @@ func newSpin(m *cudatest.Machine) *spin {
 var words = &device.Words{
 	Operation: func(op uint32) string { return map[uint32]string{2: "dispatch"}[op] },
 	Mismatch:  func(theirs, ours uint64) string { return fmt.Sprintf("it calls %d, this rank %d", theirs, ours) },
+	Mirror:    func(theirs, ours uint64) (uint64, uint64) { return ours, theirs },
 }
 
 // launch runs a kernel on the Comm's stream.

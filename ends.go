@@ -65,6 +65,8 @@ func (c *Comm) explain(f channel.Fault) string {
 		return "it closed its communicator; " + goOn
 	case channel.CauseAbort:
 		return "its call was cancelled or interrupted, it called Abort, or it met an error of its own; SetMask goes on"
+	case channel.CauseMismatch:
+		return fmt.Sprintf("its call and rank %d's are different ones; SetMask goes on", f.Rank)
 	case channel.CauseMasked:
 		return "the others go on without it, until they call SetMask with it"
 	}

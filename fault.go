@@ -35,6 +35,12 @@ func (c *Comm) verdict(r device.Record) channel.Fault {
 	if r.Cause == device.CauseTimeout && peer == c.rank { // for another kernel of its own
 		return channel.Fault{Cause: channel.CauseTimeout, Rank: peer}
 	}
+	if r.Cause == device.CauseMismatch && peer != c.rank && peer >= 0 && peer < c.size && !c.Masked(peer) {
+		if words := r.PeerText(c.words(r)); words != "" {
+			c.control.Waiter.ShowWords(words)
+			return channel.Fault{Cause: channel.CauseMismatch, Rank: peer}
+		}
+	}
 	if r.Cause != device.CauseTimeout || peer < 0 || peer >= c.size || c.Masked(peer) {
 		// It left for an abort word that meant nothing, or for no reason that we know: the
 		// operation is not complete all the same.

@@ -175,6 +175,40 @@ func TestDeviceWaitsForItself(t *testing.T) {
 	}
 }
 
+// TestDeviceMismatch: both ranks whose calls differ say how. So does the one whose device left for the
+// abort word before it had seen the other's call, or left no record. The others hear who gave up.
+func TestDeviceMismatch(t *testing.T) {
+	m, d := machine(t, cudatest.Config{})
+	newSpin(m)
+	group := joinOn(t, d, []int{0, 0, 0})
+	ctx := testContext(t)
+	giveUp := func(c *weft.Comm, cause uint32, peer int32) {
+		if err := launch(c, "give up", c.Operations().WaitRecord(), cause, peer); err != nil {
+			t.Fatal(err)
+		}
+	}
+	says := func(who int, err error, words string) {
+		blames(t, who, err, 1-who, weft.ErrMismatch)
+		if err == nil || !strings.Contains(err.Error(), words) {
+			t.Errorf("rank %d does not say %q: %v", who, words, err)
+		}
+	}
+	for _, aborted := range []bool{false, true} {
+		giveUp(group[0], device.CauseMismatch, 1)
+		says(0, group[0].Err(), "it calls 3, this rank 7")
+		if aborted {
+			giveUp(group[1], device.CauseAbort, 0)
+		}
+		for range 2 {
+			says(1, group[1].Err(), "it calls 7, this rank 3")
+		}
+		blames(t, 2, group[2].Err(), 0, weft.ErrAborted)
+		must(t, group, func(c *weft.Comm) error { return errors.Join(c.SetMask(ctx), c.Err()) })
+	}
+	group[0].Abort() // what it said before is over
+	blames(t, 1, group[1].Err(), 0, weft.ErrAborted)
+}
+
 // TestDeviceRecordIsLate: what the rank was told before its device gave up counts.
 func TestDeviceRecordIsLate(t *testing.T) {
 	m, d := machine(t, cudatest.Config{})

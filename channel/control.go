@@ -34,9 +34,9 @@ type Status struct {
 	final    atomic.Uint32    // the wait has ended at its deadline, and nothing beats
 	_        [Stride - 76]byte
 
-	// The cycle of ranks that wait for each other, in words, for a fault of this rank that names no
-	// culprit.
-	cycle [5 * Stride / 8]atomic.Uint64
+	// What there is to say of a fault that this rank reports: the cycle of ranks that wait for each
+	// other, or how the calls of two ranks differ.
+	words [5 * Stride / 8]atomic.Uint64
 }
 
 // putText writes as much of a text as fits; text reads it.
@@ -76,18 +76,19 @@ type Cause uint8
 
 // The causes that an abort word carries.
 const (
-	CauseNone    Cause = iota
-	CauseDied          // the rank's process ended
-	CauseTimeout       // the rank did not answer before a deadline
-	CauseAbort         // its caller cancelled or called Abort
-	CauseLeft          // the rank closed its communicator while others needed it
-	CauseMasked        // the others go on without the rank
-	CauseFiles         // it has reached its limit of open files
+	CauseNone     Cause = iota
+	CauseDied           // the rank's process ended
+	CauseTimeout        // the rank did not answer before a deadline
+	CauseAbort          // its caller cancelled or called Abort
+	CauseLeft           // the rank closed its communicator while others needed it
+	CauseMasked         // the others go on without the rank
+	CauseFiles          // it has reached its limit of open files
+	CauseMismatch       // it made another call than the reporter, which gives up
 )
 
 // String is the cause in a word.
 func (c Cause) String() string {
-	names := [...]string{"none", "died", "timeout", "aborted", "left", "masked", "open files"}
+	names := [...]string{"none", "died", "timeout", "aborted", "left", "masked", "open files", "mismatch"}
 	if int(c) < len(names) {
 		return names[c]
 	}
@@ -151,6 +152,8 @@ func (f Fault) Err(op string) error {
 		return &bootstrap.PeerError{Rank: f.Rank, Op: op, Err: ErrMasked}
 	case CauseFiles:
 		return &bootstrap.PeerError{Rank: f.Rank, Op: op, Err: errFiles}
+	case CauseMismatch: // for all but the rank that it names: see Waiter.Err
+		return &bootstrap.PeerError{Rank: f.Reporter, Op: op, Err: ErrAborted}
 	default:
 		return &bootstrap.PeerError{Rank: f.Rank, Op: op, Err: ErrAborted}
 	}

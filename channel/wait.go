@@ -240,6 +240,18 @@ func (w *Waiter) Show(op string, peer int) {
 	w.Own.beat.Add(1)
 }
 
+// ShowWords shows the rank that a fault of CauseMismatch names how its call differs, before it is told of
+// the fault.
+func (w *Waiter) ShowWords(words string) { putText(w.Own.words[:], words) }
+
+// reported is what a fault's reporter shows of it.
+func (w *Waiter) reported(f Fault) string {
+	if f.Reporter < 0 || f.Reporter >= len(w.Peers) || w.Peers[f.Reporter] == nil {
+		return ""
+	}
+	return text(w.Peers[f.Reporter].words[:])
+}
+
 // ShowFinal shows the other ranks that a wait of this one has ended at its deadline, until Hide.
 func (w *Waiter) ShowFinal(r Record) {
 	w.Own.setRecord(r)
@@ -323,24 +335,27 @@ func (w *Waiter) ReportWait(op string, peer int, watch *Stopwatch) {
 // Err is the error of a fault, with what is known of it, and with the cycle where ranks wait for each
 // other.
 func (w *Waiter) Err(f Fault, op string) error {
-	if f.Cause != CauseTimeout || f.Rank >= 0 {
-		err := f.Err(op)
-		peer, ok := err.(*bootstrap.PeerError)
-		if !ok || w.Explain == nil {
-			return err
+	switch {
+	case f.Cause == CauseTimeout && f.Rank < 0:
+		err := fmt.Errorf("%w: ranks wait for each other: %s; call everything in the same order on every rank; "+
+			"SetMask goes on", ErrTimeout, w.reported(f))
+		return &bootstrap.PeerError{Rank: f.Rank, Op: op, Err: err}
+	case f.Cause == CauseMismatch && f.Rank == w.Rank:
+		// Whether this rank's wait saw the reporter's call or the abort word first, it says the same.
+		if words := w.reported(f); words != "" {
+			err := fmt.Errorf("%w: %s", bootstrap.ErrMismatch, words)
+			return &bootstrap.PeerError{Rank: f.Reporter, Op: op, Err: err}
 		}
-		if more := w.Explain(f); more != "" {
-			peer.Err = fmt.Errorf("%w: %s", peer.Err, more)
-		}
-		return peer
 	}
-	cycle := ""
-	if f.Reporter >= 0 && f.Reporter < len(w.Peers) && w.Peers[f.Reporter] != nil {
-		cycle = text(w.Peers[f.Reporter].cycle[:])
+	err := f.Err(op)
+	peer, ok := err.(*bootstrap.PeerError)
+	if !ok || w.Explain == nil {
+		return err
 	}
-	err := fmt.Errorf("%w: ranks wait for each other: %s; call everything in the same order on every rank; "+
-		"SetMask goes on", ErrTimeout, cycle)
-	return &bootstrap.PeerError{Rank: f.Rank, Op: op, Err: err}
+	if more := w.Explain(f); more != "" {
+		peer.Err = fmt.Errorf("%w: %s", peer.Err, more)
+	}
+	return peer
 }
 
 // fault turns the abort word into an error, unless it concerns masked ranks.
@@ -370,7 +385,7 @@ func (w *Waiter) Culprit(own Record, grace time.Duration) int {
 		peer := records[len(records)-1].Peer
 		if first := slices.Index(chain, peer); first >= 0 {
 			if w.stands(chain[first:], records[first:]) {
-				putText(w.Own.cycle[:], cycleOf(chain[first:], records[first:]))
+				putText(w.Own.words[:], cycleOf(chain[first:], records[first:]))
 				return -1
 			}
 			// They move, and are only slow: the last before the cycle closes gives no further
@@ -414,7 +429,7 @@ func (w *Waiter) stands(chain []int, records []Record) bool {
 
 // cycleOf says the waits in words, as many as there is room for.
 func cycleOf(chain []int, records []Record) string {
-	const room = len(Status{}.cycle) * 8
+	const room = len(Status{}.words) * 8
 	words := ""
 	for i, r := range chain {
 		more := fmt.Sprintf("rank %d for rank %d in %s", r, records[i].Peer, records[i].What())

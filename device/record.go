@@ -45,6 +45,10 @@ type Words struct {
 	// Mismatch describes the difference between a peer's call and this rank's, from their tags: "it
 	// calls Combine, this rank Dispatch". Without it they are numbers.
 	Mismatch func(theirs, ours uint64) string
+	// Mirror gives the tags that the peer's own record of the same difference has. The peer, which may
+	// have left for the abort word, then gets the error that its record would have made. Without it
+	// the peer's error only says that the operation ended.
+	Mirror func(theirs, ours uint64) (uint64, uint64)
 }
 
 // OperationName is the name of the operation that left the record.
@@ -55,6 +59,14 @@ func (r *Record) OperationName(w *Words) string {
 		}
 	}
 	return "device operation"
+}
+
+// PeerText is the MismatchText of the peer's side; "" if the lane has no words for it.
+func (r *Record) PeerText(w *Words) string {
+	if w == nil || w.Mismatch == nil || w.Mirror == nil {
+		return ""
+	}
+	return w.Mismatch(w.Mirror(r.Seen, r.Expected))
 }
 
 // MismatchText describes the difference between the calls of the record's peer and its rank.

@@ -14,6 +14,7 @@ func TestWords(t *testing.T) {
 		Mismatch:  func(theirs, ours uint64) string { return fmt.Sprintf("%d, not %d", theirs, ours) },
 	}
 	r := device.Record{Op: 3, Expected: 5, Seen: 9}
+	mirror := func(theirs, ours uint64) (uint64, uint64) { return ours, theirs }
 	unknown := device.Record{Op: 4}
 	for _, tt := range []struct{ got, want string }{
 		{r.OperationName(w), "scatter"},
@@ -21,6 +22,9 @@ func TestWords(t *testing.T) {
 		{unknown.OperationName(w), "device operation"},
 		{r.OperationName(nil), "device operation"},
 		{r.OperationName(&device.Words{}), "device operation"},
+		{r.PeerText(w), ""},
+		{r.PeerText(nil), ""},
+		{r.PeerText(&device.Words{Mismatch: w.Mismatch, Mirror: mirror}), "5, not 9"},
 		{r.MismatchText(nil), "its call has the tag 0x9, this rank's 0x5"},
 	} {
 		if tt.got != tt.want {

@@ -408,4 +408,4 @@ var laneWords = &device.Words{Operation: func(op uint32) string {
 		return opNames[op]
 	}
 	return ""
-}, Mismatch: mismatch}
+}, Mismatch: mismatch, Mirror: mirrored}

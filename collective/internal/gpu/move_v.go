@@ -89,17 +89,41 @@ func (e *Engine) startMoveV(stream *cuda.Stream, c *spec.Call) error {
 	return e.lane.Start(stream, k.Launch.Launch)
 }
 
+// What a record of a mismatch is about, in its highest bits: OTHER_SENT and so on of move_v.cu.
+const (
+	aboutBit = 62
+
+	aboutMessages = 0 // of message.cu
+	otherSent     = 1
+	otherExpected = 2
+	ownCounts     = 3
+)
+
 // mismatch says how the counts of two ranks differ: those of a record of move_v.cu, or of message.cu.
 func mismatch(theirs, ours uint64) string {
-	const kind = 1<<62 - 1
-	switch n := ours & kind; ours >> 62 {
-	case 0:
+	switch n := ours & (1<<aboutBit - 1); ours >> aboutBit {
+	case aboutMessages:
 		return messagesDiffer(theirs, ours)
-	case 1:
+	case otherSent:
 		return fmt.Sprintf("it sends %d elements to this rank, which expects %d", theirs, n)
-	case 2:
+	case otherExpected:
 		return fmt.Sprintf("it expects %d elements of this rank, which sends %d", theirs, n)
-	default:
+	case ownCounts:
 		return fmt.Sprintf("its counts for rank %d on the GPU do not fit its operands", n)
+	}
+	return ""
+}
+
+// mirrored gives a difference as the peer's record has it. One of ownCounts has no peer.
+func mirrored(theirs, ours uint64) (uint64, uint64) {
+	const count = 1<<aboutBit - 1
+	switch ours >> aboutBit {
+	case aboutMessages:
+		const receives = 1 << wordBits
+		return ours &^ receives, theirs | ^ours&receives
+	case otherSent:
+		return ours & count, otherExpected<<aboutBit | theirs&count
+	default:
+		return ours & count, otherSent<<aboutBit | theirs&count
 	}
 }

@@ -7,7 +7,10 @@ import (
 )
 
 // laneWords name what records of a handle's kernels have numbers for.
-var laneWords = &device.Words{Operation: operationName, Mismatch: mismatchText}
+var laneWords = &device.Words{Operation: operationName, Mismatch: mismatchText, Mirror: mirrored}
+
+// mirrored gives the tags as the peer's record has them.
+func mirrored(theirs, ours uint64) (uint64, uint64) { return ours, theirs }
 
 // operationName names the operations that exchange.cuh numbers.
 func operationName(op uint32) string {
