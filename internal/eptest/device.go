@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"sync"
 	"unsafe"
 
@@ -20,6 +19,7 @@ type Device struct {
 
 	mu      sync.Mutex
 	streams map[*weft.Comm]*rankStream
+	memory  map[*cuda.Memory]*weft.Comm // that no caller has freed yet
 }
 
 // rankStream is the stream of a rank, as CUDA and as Weft have it.
@@ -33,7 +33,7 @@ type rankStream struct {
 // then run side by side on one GPU, which takes a hardware queue each: start the program with
 // CUDA_DEVICE_MAX_CONNECTIONS=32. The contexts stay the caller's and outlive the engine.
 func NewDevice(contexts []*cuda.Context, options ...weft.Option) *Device {
-	d := &Device{streams: map[*weft.Comm]*rankStream{}}
+	d := newDevice()
 	d.Groups = ranktest.Goroutines(fmt.Sprintf("goroutines on %d GPUs", len(contexts)), func(rank int) []weft.Option {
 		return append([]weft.Option{weft.WithDevice(contexts[rank%len(contexts)])}, options...)
 	})
@@ -43,7 +43,13 @@ func NewDevice(contexts []*cuda.Context, options ...weft.Option) *Device {
 // NewDeviceRank makes the engine of a process that is one rank of several. The communicator, which
 // is bound to a GPU, stays the caller's.
 func NewDeviceRank(c *weft.Comm) *Device {
-	return &Device{Groups: ranktest.Process("processes on GPUs", c), streams: map[*weft.Comm]*rankStream{}}
+	d := newDevice()
+	d.Groups = ranktest.Process("processes on GPUs", c)
+	return d
+}
+
+func newDevice() *Device {
+	return &Device{streams: map[*weft.Comm]*rankStream{}, memory: map[*cuda.Memory]*weft.Comm{}}
 }
 
 // OfSizes makes the suite run with these numbers of ranks only, ascending.
@@ -67,21 +73,46 @@ func (d *Device) Ranks(n int, body func(c *weft.Comm) error) error {
 	return err
 }
 
-// Close closes the communicators and streams that the engine has made.
+// Close closes the communicators and streams that the engine has made, and frees what failed bodies
+// left.
 func (d *Device) Close() error { return errors.Join(d.Groups.Close(), d.forget()) }
 
-// forget closes the streams of communicators that are closed, or not the engine's.
+// forget closes the streams of communicators that are closed, or not the engine's, and frees their memory:
+// a body that fails leaves what its rounds have.
 func (d *Device) forget() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	over := func(c *weft.Comm) bool { return d.Borrowed() || errors.Is(c.Err(), weft.ErrClosed) }
 	var errs []error
 	for c, s := range d.streams {
-		if err := c.Err(); d.Borrowed() || errors.Is(err, weft.ErrClosed) {
+		if over(c) {
 			errs = append(errs, s.cuda.Close())
 			delete(d.streams, c)
 		}
 	}
+	for m, c := range d.memory {
+		if over(c) {
+			errs = append(errs, m.Close())
+			delete(d.memory, m)
+		}
+	}
 	return errors.Join(errs...)
+}
+
+// alloc takes memory of a rank's GPU until the caller gives it up, or the rank is over.
+func (d *Device) alloc(c *weft.Comm, size int) (m *cuda.Memory, free func() error, err error) {
+	if m, err = c.Device().Context().Alloc(size); err != nil {
+		return nil, nil, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.memory[m] = c
+	return m, func() error {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		delete(d.memory, m)
+		return m.Close()
+	}, nil
 }
 
 // Stream implements [Engine]: a rank has one stream of its own. It returns nil, the communicator's
@@ -113,7 +144,7 @@ func (d *Device) Sync(c *weft.Comm) error {
 // So ranks meet before they go on with what they were given, and before they give it up.
 func (d *Device) Alloc(c *weft.Comm, size int, window bool) (Memory, error) {
 	const slack = 64 // of the host's engine, too
-	var memory io.Closer
+	var give func() error
 	var at cuda.Pointer
 	if window {
 		ctx, cancel := context.WithTimeout(context.Background(), timeout)
@@ -122,22 +153,22 @@ func (d *Device) Alloc(c *weft.Comm, size int, window bool) (Memory, error) {
 		if err != nil {
 			return Memory{}, err
 		}
-		memory, at = w, w.Pointer()
+		give, at = w.Close, w.Pointer()
 	} else {
-		m, err := c.Device().Context().Alloc(size + slack)
+		m, free, err := d.alloc(c, size+slack)
 		if err != nil {
 			return Memory{}, err
 		}
-		memory, at = m, m.Pointer()
+		give, at = free, m.Pointer()
 	}
 	free := func() error {
 		if err := errors.Join(d.Sync(c), meet(c)); err != nil {
 			return err // it stays: work that went wrong may still be at it
 		}
-		return errors.Join(memory.Close(), meet(c))
+		return errors.Join(give(), meet(c))
 	}
 	if err := meet(c); err != nil {
-		return Memory{}, errors.Join(err, memory.Close())
+		return Memory{}, errors.Join(err, give())
 	}
 	return Memory{Data: weft.DeviceTensor(at, weft.Uint8, size).Data, Free: free}, nil
 }
