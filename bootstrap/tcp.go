@@ -248,16 +248,14 @@ func (t *tcpRank) join(ctx context.Context, cfg TCPConfig) error {
 	switch {
 	case cfg.Interface != "":
 		if host, err = interfaceAddr(cfg.Interface); err != nil {
-			conn.Close()
-			return fmt.Errorf("join: %w", err)
+			return t.withdraw(conn, fmt.Errorf("join: %w", err))
 		}
 	case len(t.id.secret) == 0:
 		host = addrOf(conn.LocalAddr())
 	}
 	t.listen, err = listenOn(netip.AddrPortFrom(host, 0), t.accept, t.starved)
 	if err != nil {
-		conn.Close()
-		return fmt.Errorf("join: %w", err)
+		return t.withdraw(conn, fmt.Errorf("join: %w", err))
 	}
 	if !t.adopt(0, conn) {
 		return ErrClosed
@@ -269,6 +267,20 @@ func (t *tcpRank) join(ctx context.Context, cfg TCPConfig) error {
 	}
 	t.setAddresses(table)
 	return nil
+}
+
+// withdraw ends a join for this rank's own error after rank 0 has let it in. The others learn the error, and do
+// not take this rank for one that died.
+func (t *tcpRank) withdraw(conn *net.TCPConn, err error) error {
+	if !t.adopt(0, conn) {
+		return err
+	}
+	if filelimit.Reached(err) {
+		t.Blame(t.rank, filelimit.Error())
+	} else {
+		t.Blame(t.rank, err)
+	}
+	return err
 }
 
 // targets lists the addresses at which rank 0 may be found.

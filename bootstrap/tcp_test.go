@@ -9,6 +9,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -67,6 +68,38 @@ func TestJoinFailures(t *testing.T) {
 				wantPeer(t, err, test.blame, test.reason)
 			}
 		})
+	}
+}
+
+// TestWithdraw has a rank meet an error of its own when rank 0 has let it in: the others are told that, and not
+// that it died.
+func TestWithdraw(t *testing.T) {
+	const victim = 1
+	addr := freeAddress(t)
+	_, errs := dialAll(3, func(rank int) (Bootstrap, error) {
+		c := TCPConfig{Rank: rank, Size: 3, Address: addr}
+		if rank != victim {
+			return DialTCP(testContext(t), c)
+		}
+		r := &tcpRank{mesh: newMesh(rank, c.Size), id: identity{rank: rank, size: c.Size}, conns: make(map[net.Conn]struct{})}
+		r.life, r.end = context.WithCancel(context.Background())
+		r.mesh.stop = r.stop
+		conn, job, err := r.dial(testContext(t), roleHub, 0, []string{addr})
+		if err != nil {
+			return nil, err
+		}
+		r.id.job = job
+		err = r.withdraw(conn, &net.OpError{Op: "listen", Err: syscall.EMFILE})
+		return nil, errors.Join(err, r.Close())
+	})
+	if !errors.Is(errs[victim], syscall.EMFILE) {
+		t.Errorf("rank %d: %v", victim, errs[victim])
+	}
+	for _, err := range []error{errs[0], errs[2]} {
+		wantPeer(t, err, victim, ErrAborted)
+		if err == nil || !strings.Contains(err.Error(), "open files") {
+			t.Errorf("%v does not say why", err)
+		}
 	}
 }
 
