@@ -31,7 +31,7 @@ func anyCase(r *rand.Rand, ranks int, types []weft.DType) gpuCase {
 func replays(times int) func(ctx context.Context, r *gpuRank) error {
 	return func(ctx context.Context, r *gpuRank) error {
 		types := []weft.DType{weft.BFloat16, weft.Int32}
-		second, err := New(ctx, r.comm, Options{Staging: gpuStaging, SMs: 2, DTypes: types})
+		second, err := New(ctx, r.comm, Options{Staging: gpuStaging, SMs: 2 * r.comm.Size(), DTypes: types})
 		if err != nil {
 			return err
 		}

@@ -44,8 +44,8 @@ func onLargeRanks(t *testing.T, g *ranktest.GPUs, ranks int, deadline time.Durat
 ) {
 	t.Helper()
 	o := Options{Staging: gpuStaging, SMs: 4, DTypes: fewTypes}
-	if g.Machine != nil { // few blocks have much to do
-		o.SMs = 1
+	if g.Machine != nil {
+		o.SMs = 1 // few blocks have much to do
 		if len(g.Contexts) >= ranks {
 			o.SMs = 2
 		}

@@ -203,7 +203,7 @@ func TestMessagesOnGPUs(t *testing.T) {
 	g := ranktest.Real(t)
 	for _, ranks := range []int{1, 2, 3, 5, 8} {
 		t.Run(fmt.Sprint(ranks), func(t *testing.T) {
-			o := Options{Staging: gpuStaging, SMs: 8, DTypes: mixedTypes} // one of eight ranks may have 16 ways
+			o := Options{Staging: gpuStaging, SMs: 4, DTypes: mixedTypes}
 			onGPUs(t, g, ranks, o, mixed(plan{seed: uint64(ranks), ops: 2000, messages: 2, types: mixedTypes}))
 		})
 	}

@@ -74,6 +74,7 @@ func withDeadline(t *testing.T, g *ranktest.GPUs, ranks int, deadline time.Durat
 	body func(ctx context.Context, r *gpuRank) error,
 ) {
 	t.Helper()
+	o.SMs *= (ranks + len(g.Contexts) - 1) / len(g.Contexts) // those of all ranks on a GPU
 	hosts := ranktest.New(t, ranks)
 	err := ranktest.Run(ranks, func(rank int) []weft.Option {
 		return append(g.Options(rank), weft.WithDeadline(deadline))

@@ -210,7 +210,7 @@ func TestOverlappingGroupsOnEmulatedGPUs(t *testing.T) {
 			comms = append(comms, right[c.Rank()-1])
 		}
 		for _, c := range comms {
-			g, err := New(ctx, c, Options{Staging: gpuStaging, SMs: 2, DTypes: []weft.DType{weft.Int8}})
+			g, err := New(ctx, c, Options{Staging: gpuStaging, SMs: 2 * c.Size(), DTypes: []weft.DType{weft.Int8}})
 			if err != nil {
 				return err
 			}

@@ -22,7 +22,7 @@ type Want struct {
 	// light blocks would exclude more heavy ones than they cost, because a GPU spreads them over
 	// all SMs.
 	Cost int
-	SMs  int // SMs that the kernels may fill; 0: three quarters of the free ones
+	SMs  int // SMs that the kernels of all ranks on a GPU may fill; 0: three quarters of the free ones
 	// SerialGroup is the number of a serial group: owners whose kernels never run at the same time
 	// share room. 0: none.
 	SerialGroup int
@@ -44,6 +44,7 @@ type Room struct {
 	cost    int
 	account account
 	claim   *occupancy.Claim
+	sharers int // of a GPU: the most ranks on one
 }
 
 // warp is by how many threads costs grow.
@@ -118,7 +119,8 @@ func (r *Room) share(ctx context.Context, mine, held, all int) error {
 	}
 	r.Blocks = mine
 	for _, n := range notes {
-		r.Blocks = min(r.Blocks, int(binary.LittleEndian.Uint32(n))/sharers[string(n[numbers:])])
+		ranks := sharers[string(n[numbers:])]
+		r.Blocks, r.sharers = min(r.Blocks, int(binary.LittleEndian.Uint32(n))/ranks), max(r.sharers, ranks)
 		held = min(held, int(binary.LittleEndian.Uint32(n[8:])))
 	}
 	r.Blocks = max(r.Blocks, held)
@@ -133,8 +135,9 @@ func (r *Room) Take(ctx context.Context, blocks int, summary string, own error) 
 	op, want := r.want.Op, r.want
 	switch {
 	case own != nil:
-	case want.SMs > 0 && want.SMs*r.PerSM < want.Least:
-		own = weft.Unsupportedf("SMs %d: its kernels take %d at least", want.SMs, (want.Least+r.PerSM-1)/r.PerSM)
+	case want.SMs > 0 && want.SMs*r.PerSM/r.sharers < want.Least:
+		own = weft.Unsupportedf("SMs %d: its kernels take %d at least, of %s", want.SMs,
+			(want.Least*r.sharers+r.PerSM-1)/r.PerSM, ranksOn(r.sharers))
 	case r.Blocks < want.Least:
 		own = weft.Unsupportedf("no room for its kernels, which wait for peers, beside those of the handles " +
 			"that are there: ask for fewer SMs in " +
@@ -146,6 +149,13 @@ func (r *Room) Take(ctx context.Context, blocks int, summary string, own error) 
 		}
 	}
 	return r.comm.Operations().VerifySame(ctx, op, summary, own)
+}
+
+func ranksOn(n int) string {
+	if n == 1 {
+		return "one rank on a GPU"
+	}
+	return fmt.Sprintf("%d ranks on a GPU", n)
 }
 
 // Release gives the room back when no kernel uses it any more. Further calls do nothing.

@@ -66,8 +66,13 @@ func TestSerialGroupKeepsItsRoom(t *testing.T) {
 	if got := a.held(1024, nil); got != 0 {
 		t.Errorf("%d blocks held outside of any group, want 0", got)
 	}
-	if got := a.held(512, 1); got != 0 {
-		t.Errorf("%d blocks of another cost held, want 0", got)
+	if got := a.held(512, 1); got != 3 {
+		t.Errorf("%d lighter blocks held, want 3", got)
+	}
+	b := &account{accountKey: accountKey{bus: t.Name() + " beside"}, gpu: a.gpu}
+	takeOne(t, b, occupancy.Claim{Cost: 512, Blocks: 4, Serial: 1})
+	if got := b.held(1024, 1); got != 0 {
+		t.Errorf("%d heavier blocks held, want 0", got)
 	}
 	takeOne(t, a, occupancy.Claim{Cost: 1024, Blocks: 1})
 	err := a.take(&occupancy.Claim{Cost: 1024, Blocks: 4, Serial: 1})

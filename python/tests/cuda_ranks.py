@@ -445,7 +445,7 @@ def collectives():
     n, root = 1000, RANKS - 1
     xs = torch.randint(0, 9, (RANKS, RANKS, n), generator=torch.Generator().manual_seed(1)).float().to(DEVICE)
     total, three = xs.sum(0), torch.full((1,), 3.0, device=DEVICE)
-    with join() as c, weft.Group(c, staging=1 << 20, sms=2) as g:
+    with join() as c, weft.Group(c, staging=1 << 20, sms=2 * RANKS) as g:
         for stream in (None, torch.cuda.Stream()):
             torch.cuda.synchronize()
             x, copy = xs[RANK].clone(), xs[RANK].clone()
@@ -484,7 +484,7 @@ def works():
     xs = torch.randint(0, 9, (RANKS, RANKS, n), generator=torch.Generator().manual_seed(2)).float().to(DEVICE)
     total, x = xs.sum(0), xs[RANK].clone()
     side = torch.cuda.Stream()
-    with join() as c, weft.Group(c, staging=1 << 20, sms=2, dtypes=["float32"]) as g:
+    with join() as c, weft.Group(c, staging=1 << 20, sms=2 * RANKS, dtypes=["float32"]) as g:
         for stream in (None, side):
             side.wait_stream(torch.cuda.current_stream())
             started = []
@@ -537,7 +537,7 @@ def functional():
     """Collectives that return new tensors, with gradients, and compiled."""
     f = weft.torch
     whole = torch.randint(-4, 5, (RANKS, RANKS, 3), generator=torch.Generator().manual_seed(3)).float().to(DEVICE)
-    with join() as c, weft.Group(c, staging=1 << 20, sms=2) as g:
+    with join() as c, weft.Group(c, staging=1 << 20, sms=2 * RANKS) as g:
 
         def program(x):
             y = f.all_to_all(g, f.all_to_all(g, x) * 2) + f.broadcast(g, x, RANKS - 1)
@@ -580,7 +580,7 @@ def own_kernels():
 
     own = own_kernel.own(RANKS, blocks=4)
     with join() as c, tempfile.TemporaryDirectory() as folder:
-        with weft.Group(c, staging=1 << 20, sms=2, algorithms=[own], select=own_kernel.select) as g:
+        with weft.Group(c, staging=1 << 20, sms=2 * RANKS, algorithms=[own], select=own_kernel.select) as g:
             for n in (1, 777, own_kernel.MOST // 4, own_kernel.MOST // 4 + 1):
                 x = torch.arange(n, device=DEVICE, dtype=torch.float32)
                 want = x * RANKS + sum(range(RANKS))
@@ -1515,7 +1515,7 @@ def graph_cost_of_elastic(x, ids, y):
     b = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=len(x), hidden=HIDDEN, explicitly_destroy=True)
 
     def dispatch():
-        return b.dispatch(x, ids, weights, num_experts=EXPERTS, do_cpu_sync=False, num_sms=20)
+        return b.dispatch(x, ids, weights, num_experts=EXPERTS, do_cpu_sync=False, num_sms=2 * RANKS0)
 
     figures["ElasticBuffer.dispatch, 4096 tokens"], kept = graph_time(dispatch)
     del kept

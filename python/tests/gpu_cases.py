@@ -1491,7 +1491,7 @@ def test_collectives(gpus, ranks):
     def rank(c):
         n, r, root = 37, c.rank, ranks - 1
         xs = np.random.default_rng(3).integers(0, 9, (ranks, ranks, n)).astype(np.float32)
-        with weft.Group(c, staging=1 << 20, sms=4) as g:
+        with weft.Group(c, staging=1 << 20, sms=4 * c.ranks) as g:
 
             def gives(want, call, *operands, dtype=None):
                 out = OnGPU(np.full(want.shape, 77, want.dtype), c._device, dtype)
@@ -1539,7 +1539,7 @@ def test_works(gpus):
             return OnGPU(np.ascontiguousarray(array), c._device)
 
         xs = np.random.default_rng(4).integers(0, 9, (ranks, ranks, n)).astype(np.float32)
-        with weft.Group(c, staging=1 << 20, sms=4, dtypes=["float32"]) as g:
+        with weft.Group(c, staging=1 << 20, sms=4 * c.ranks, dtypes=["float32"]) as g:
             outs = [on_gpu(np.zeros((ranks, n), np.float32)) for _ in range(6)]
             works = [g.all_reduce(on_gpu(xs[r]), out=out, stream=weft.OWN, async_op=True) for out in outs]
             assert works[1].wait_on(weft.OWN) is outs[1]
@@ -1589,7 +1589,7 @@ def test_messages(gpus):
 
     def rank(c):
         r, nxt, before = c.rank, (c.rank + 1) % c.ranks, (c.rank - 1) % c.ranks
-        with weft.Group(c, staging=1 << 20, sms=4) as g:
+        with weft.Group(c, staging=1 << 20, sms=4 * c.ranks) as g:
             for n in (0, 1, 7, 3000):
                 x, got, own = (OnGPU(np.full(n, 77 + i * r, np.int32), c._device) for i in range(3))
                 if r == 0:
@@ -1617,7 +1617,7 @@ def test_collectives_of_torch(gpus, monkeypatch):
 
     def rank(c):
         x = torch.arange(6, dtype=torch.bfloat16).view(2, 3) + c.rank
-        with weft.Group(c, staging=1 << 20, sms=4) as g:
+        with weft.Group(c, staging=1 << 20, sms=4 * c.ranks) as g:
             results = (
                 g.all_reduce(x),
                 g.reduce_scatter([x[0], x[1]]),

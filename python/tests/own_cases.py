@@ -45,7 +45,7 @@ def test_own_kernel(gpus):
             asked.append((call, chosen := own_kernel.select(call)))
             return chosen
 
-        options = {"staging": 1 << 20, "sms": 4, "algorithms": [own_kernel.own(c.ranks)], "select": select}
+        options = {"staging": 1 << 20, "sms": 4 * c.ranks, "algorithms": [own_kernel.own(c.ranks)], "select": select}
         with weft.Group(c, **options) as g:
             for n in (1, 777, own_kernel.MOST // 4, own_kernel.MOST // 4 + 1):
                 sums(c, g, n)
@@ -108,7 +108,7 @@ def test_extras(gpus):
 
     def rank(c):
         live, counter = (OnGPU(np.zeros(1, np.float32), c._device) for _ in range(2))
-        with weft.Group(c, staging=1 << 20, sms=4, algorithms=[counting()]) as g:
+        with weft.Group(c, staging=1 << 20, sms=4 * c.ranks, algorithms=[counting()]) as g:
             extras = {"counter": counter, "live": live}
             for times in range(4):
                 work = g.barrier(algorithm="test/count", extras=extras, async_op=times % 2 == 1)
@@ -211,7 +211,7 @@ def test_hooks_that_fail(gpus):
             raise KeyError("that")
 
         def group(**hooks):
-            return weft.Group(c, staging=1 << 20, sms=4, algorithms=[scaling(**hooks)])
+            return weft.Group(c, staging=1 << 20, sms=4 * c.ranks, algorithms=[scaling(**hooks)])
 
         with pytest.raises(weft.InvalidError, match="prepare raised KeyError: 'this'" if c.rank else "rank 1"):
             group(prepare=prepare)
@@ -246,7 +246,7 @@ def test_refusals(gpus):
 
     def rank(c):
         def group(**options):
-            return weft.Group(c, staging=1 << 20, sms=4, **options)
+            return weft.Group(c, staging=1 << 20, sms=4 * c.ranks, **options)
 
         with pytest.raises(weft.WeftError, match="nonsense"):
             group(algorithms=[counting(source=COUNTS.replace("c.barrier()", "nonsense()"))])

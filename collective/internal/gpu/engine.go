@@ -8,6 +8,7 @@ import (
 	"github.com/weftgo/weft/collective/internal/choice"
 	"github.com/weftgo/weft/collective/spec"
 	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/occupancy"
 	"github.com/weftgo/weft/device"
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
@@ -96,16 +97,26 @@ type largeReductions struct {
 
 const dtypes = int(weft.Bool) + 1
 
-// threads are those of a block, at most: as many as fill an SM. A block has fewer where there is room for more blocks,
-// but narrow at least, which are as many as a domain has ranks, at least.
+// Threads of a block. It has as many as an SM has registers for at most: of kernels for two ranks, which have up to
+// 80 registers, more than of others, which have up to 128. A block has fewer where there is room for more blocks, but
+// narrow at least, which are as many as a domain has ranks, at least.
 const (
-	threads = 512
-	narrow  = 128
+	narrow    = 128
+	wide      = 512
+	widestTwo = 768
 )
 
-// blockCost is what a block counts for. Kernels have up to 128 registers, so a block of all threads fills an SM: the
-// room of a group is a number of SMs, which holds a block of any of its kernels on each.
-const blockCost = threads * 128 / 64
+// threads are those of a block at most: the THREADS of slots.cuh.
+func (e *Engine) threads() int {
+	if e.ranks <= 2 {
+		return widestTwo
+	}
+	return wide
+}
+
+// blockCost is what a block counts for. It may fill an SM: the room of a group is a number of SMs, which holds a block
+// of any of its kernels on each.
+const blockCost = occupancy.SMThreads
 
 const opNew = "new group"
 
@@ -335,16 +346,19 @@ func (e *Engine) laneOf(op uint32, bytes int) laneArgs {
 
 // plain says whether a launch has its plain form, of operands whose parts are n bytes: plain.cuh.
 func (e *Engine) plain(in, out operand, n int) uint32 {
-	if e.ranks > mostUnrolled || n%vectorBytes != 0 || n > e.most*threads*vectorBytes ||
+	if e.ranks > mostUnrolled || n%vectorBytes != 0 || n > e.most*e.threads()*vectorBytes ||
 		in.unit != vectorBytes || out.unit != vectorBytes {
 		return 0
 	}
 	return 1
 }
 
+// fewest blocks share what an operation does beside moving data: clearing slots, and raising the counts of blocks.
+const fewest = 4
+
 // least is how many blocks a launch has at least, if the call allows: so many that no thread raises more than one of
 // all counts.
-func (e *Engine) least() int { return (e.blocks + narrow - 1) / narrow }
+func (e *Engine) least() int { return max(fewest, (e.blocks+narrow-1)/narrow) }
 
 // launched is a launch's grid, of which so many blocks have something to do.
 func (e *Engine) launched(blocks int) cuda.Dim {
@@ -362,13 +376,13 @@ type launcher interface {
 func (e *Engine) spread(l launcher, vectors int) {
 	grid := e.launched((vectors + narrow - 1) / narrow)
 	l.SetGrid(grid)
-	l.SetBlock(cuda.Dim{X: uint32(width(vectors, int(grid.X)))})
+	l.SetBlock(cuda.Dim{X: uint32(width(vectors, int(grid.X), e.threads()))})
 }
 
-// width is how many threads a block has, of so many blocks that serve so many vectors.
-func width(vectors, blocks int) int {
+// width is how many threads, of so many at most, a block has, of so many blocks that serve so many vectors.
+func width(vectors, blocks, most int) int {
 	each := (vectors + blocks - 1) / blocks
-	return min(max(narrow, (each+warp-1)/warp*warp), threads)
+	return min(max(narrow, (each+warp-1)/warp*warp), most)
 }
 
 // live is how many ranks take part.

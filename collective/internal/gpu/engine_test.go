@@ -68,7 +68,7 @@ func run(t *testing.T, g *ranktest.GPUs, ranks, staging int, body func(ctx conte
 			return errors.Join(err, m.Close())
 		}
 		defer func() { err = errors.Join(err, w.Close()) }()
-		e, err := New(ctx, comm, Options{Staging: staging, SMs: 4, Model: model})
+		e, err := New(ctx, comm, Options{Staging: staging, SMs: 4 * comm.Size(), Model: model})
 		if err == nil {
 			err = body(ctx, &rank{Engine: e, comm: comm, memory: m, window: w})
 			_, again := e.Close()

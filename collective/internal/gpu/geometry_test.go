@@ -125,7 +125,7 @@ func TestMessagesHaveRoomOnEmulatedGPUs(t *testing.T) {
 		if err := errors.Join(c.Check(e.comm.Rank(), ranks), e.Exchange(ctx, nil, c, nil)); err != nil {
 			return err
 		}
-		if grid, block := e.messages.Grid().X, e.messages.Block().X; e.blocks != 1 || grid != 1 || block != threads {
+		if grid, block := e.messages.Grid().X, e.messages.Block().X; e.blocks != 1 || grid != 1 || block != wide {
 			return fmt.Errorf("%d blocks of %d threads for messages where others have %d", grid, block, e.blocks)
 		}
 		return nil
@@ -155,11 +155,12 @@ func TestNormsHaveRoomOnEmulatedGPUs(t *testing.T) {
 // TestSpread: a launch has a thread for each vector, on as many SMs as there are.
 func TestSpread(t *testing.T) {
 	for _, c := range []struct{ vectors, blocks, wantBlocks, wantThreads int }{
-		{0, 99, 1, narrow}, {1, 99, 1, narrow}, {128, 99, 1, narrow}, {129, 99, 2, narrow}, {99 * 128, 99, 99, narrow},
-		{99*128 + 1, 99, 99, 160}, {16384, 99, 99, 192}, {99 * 512, 99, 99, threads}, {1 << 30, 99, 99, threads},
-		{1000, 1, 1, threads}, {400, 1, 1, 416}, {1, 300, 3, narrow},
+		{0, 99, fewest, narrow}, {1, 99, fewest, narrow}, {129, 99, fewest, narrow}, {600, 99, 5, narrow},
+		{99 * 128, 99, 99, narrow},
+		{99*128 + 1, 99, 99, 160}, {16384, 99, 99, 192}, {99 * 512, 99, 99, wide}, {1 << 30, 99, 99, wide},
+		{1000, 1, 1, wide}, {400, 1, 1, 416}, {1, 300, fewest, narrow}, {1, 1000, 8, narrow},
 	} {
-		e, l := &Engine{blocks: c.blocks, most: c.blocks}, &shaped{}
+		e, l := &Engine{blocks: c.blocks, most: c.blocks, ranks: 3}, &shaped{}
 		if e.spread(l, c.vectors); l.blocks != c.wantBlocks || l.threads != c.wantThreads {
 			t.Errorf("%d vectors, %d blocks at most: %+v, want %d blocks of %d threads", c.vectors, c.blocks, *l, c.wantBlocks,
 				c.wantThreads)

@@ -45,7 +45,7 @@ func (e *Engine) load(ctx context.Context, kernels ...loading) error {
 }
 
 // config is the shape of most launches.
-func (e *Engine) config() cuda.LaunchConfig { return e.shape(threads, 0) }
+func (e *Engine) config() cuda.LaunchConfig { return e.shape(e.threads(), 0) }
 
 // shape is that of launches whose blocks have so many threads and bytes of dynamic shared memory.
 func (e *Engine) shape(threads, shared int) cuda.LaunchConfig {

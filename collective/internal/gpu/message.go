@@ -217,7 +217,7 @@ func (e *Engine) plan(c *spec.Call) error {
 		w.cells, w.chunks = w.cells+uint32(cells), w.chunks+uint32(chunks)
 		w.workers = max(w.workers, uint32(min(cells, m.rings.cells)), uint32(min(chunks, m.rings.chunks)))
 	}
-	return m.staff(e.blocks*(threads/warp), c)
+	return m.staff(e.blocks*(wide/warp), c)
 }
 
 func kindOf(t *spec.Transfer, own int) uint32 {
@@ -299,7 +299,7 @@ func (e *Engine) startMessages(stream *cuda.Stream, c *spec.Call) error {
 	last := &m.ways[len(m.ways)-1]
 	workers := int(last.worker + last.workers)
 	blocks := min((workers*warp+narrow-1)/narrow, e.blocks)
-	each := width(workers*warp, blocks)
+	each := width(workers*warp, blocks, wide)
 	m.SetBlock(cuda.Dim{X: uint32(each)})
 	m.SetGrid(cuda.Dim{X: uint32((workers*warp + each - 1) / each)})
 	return m.Start(stream) // it is no operation of the lane

@@ -27,7 +27,9 @@
 namespace weft {
 
 constexpr u32 RANKS = WEFT_RANKS; // of the communicator, or 0: any number
-constexpr u32 THREADS = 512;	  // of a block, at most. Go: threads
+
+// THREADS are those of a block, at most: as many as have registers on an SM. Go: threads.
+constexpr u32 THREADS = RANKS == 1 || RANKS == 2 ? 768 : 512;
 
 // AHEAD is how many vectors a thread has sent when it waits for its first: what it does with those that
 // arrive takes place while others are on the way.
