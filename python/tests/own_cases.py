@@ -176,7 +176,7 @@ def test_hooks(gpus):
             assert (call.collective, call.dtype, call.op, call.ranks) == ("all_reduce", "float32", "sum", c.ranks)
             return "few" if call.bytes <= 40 else "many"
 
-        options = {"staging": 1 << 20, "sms": 4}
+        options = {"staging": 1 << 20, "sms": 4 * c.ranks}
         with weft.Group(c, **options, algorithms=[scaling(key=key, prepare=prepare)]) as g:
             assert not made
             for n, times in ((10, 10), (11, 20), (0, 10), (3, 10), (100, 20), (100, 20)):

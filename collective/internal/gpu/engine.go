@@ -222,8 +222,8 @@ func (e *Engine) loadMoves(ctx context.Context) error {
 	}
 	kernels = append(kernels,
 		into(&e.bulkMove.Launch, bulkMoveSource(t), e.bulkShape(carriers, bulkShared), bulkMoveArgs{chunk: moveChunk}),
-		into(&e.messages.Launch, messageSource(t), shape, messageArgs{}),
-		into(&e.messages.list, messageListSource(t), shape, messageListArgs{}))
+		into(&e.messages.Launch, messageSource(t), e.shape(wide, 0), messageArgs{}),
+		into(&e.messages.list, messageListSource(t), e.shape(narrow, 0), messageListArgs{}))
 	return e.load(ctx, kernels...)
 }
 
