@@ -1,13 +1,14 @@
 """Builds the wheels as PEP 427 says, with nothing but Python.
 
-``weft`` is the package and the C library in one archive, tagged with the glibc that the library needs.
+``weft`` is the package, its compiled part and the C library in one archive, tagged with the glibc that the library
+needs. It serves every Python: those whose stable ABI is not that of the compiled part do without.
 ``weft-deep-ep`` installs the name of DeepEP and ``weft-mscclpp`` those of MSCCL++'s expert parallelism. They
 are separate wheels, so a user who has one of these libraries decides which package its name means, and keeps
 the other. Installers would write over its files unasked.
 
 ``python backend.py FOLDER`` writes all three, and installers get the first through PEP 517's ``build_wheel``.
-``make wheel`` builds what goes into the first, and WEFT_LIBRARY, WEFT_COMMAND and WEFT_NOTICES name it elsewhere:
-the library, the command, and the licences of what is inside them.
+``make wheel`` builds what goes into the first, and WEFT_LIBRARY, WEFT_NATIVE, WEFT_COMMAND and WEFT_NOTICES name it
+elsewhere: the library, the compiled part, the command, and the licences of what is inside them.
 """
 
 from __future__ import annotations
@@ -94,13 +95,18 @@ def weft() -> Wheel:
     built = HERE.parent / "build" / "wheel" / _GO.get(platform.machine(), "")
     library = _part("WEFT_LIBRARY", built / "libweft.so")
     command = _part("WEFT_COMMAND", built / "weft")
-    if machine(library) != machine(command):
-        raise SystemExit(f"the library is for {machine(library)} and the command for {machine(command)}")
+    native = _part("WEFT_NATIVE", built / "_native.abi3.so")
+    if not machine(library) == machine(command) == machine(native):
+        raise SystemExit(
+            f"the library is for {machine(library)}, its compiled part for {machine(native)}, and the command for "
+            f"{machine(command)}"
+        )
     return Wheel(
         "weft",
         _project()["description"],
-        f"py3-none-{platform_tag(library)}",
-        _sources("weft") | {"weft/libweft.so": library, f"weft-{_version()}.data/scripts/weft": command},
+        f"py3-none-{platform_tag(library + native)}",
+        _sources("weft")
+        | {"weft/libweft.so": library, "weft/_native.abi3.so": native, f"weft-{_version()}.data/scripts/weft": command},
         licences={"NOTICES": _part("WEFT_NOTICES", built / "NOTICES")},
     )
 

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Builds the C library: libweft.so, weft.h and weft.pc, and the NCCL EP face: libnccl_ep.so,
-# libnccl_ep.a, weft_nccl_ep.h and nccl_ep.pc, and files for CMake, into build/clib or the folder that
-# is given. It needs a C compiler. With GOARCH, CC and AR it builds for another machine.
+# libnccl_ep.a, weft_nccl_ep.h and nccl_ep.pc, files for CMake, and the compiled part of the Python
+# package, into build/clib or the folder that is given. It needs a C compiler, and no Python. With
+# GOARCH, CC and AR it builds for another machine.
 set -eu
 folder=${1:-}
 . "$(dirname "$0")/env.sh"
@@ -34,7 +35,9 @@ done
 $compiler -shared -s -Wl,-soname,libnccl_ep.so -Wl,--version-script="$root/clib/nccl/version.map" -Wl,-z,defs -o "$folder/libnccl_ep.so" "$objects"/*.o -lpthread -ldl
 $(go env AR) rcs "$folder/libnccl_ep.a" "$objects"/*.o
 rm -rf "$objects"
+# What it does not define is in the interpreter that loads it.
+$compiler -std=c11 -O2 -Wall -Wextra -Werror -fPIC -fvisibility=hidden -ffile-prefix-map="$root"=. -Iclib -shared -s -o "$folder/_native.abi3.so" python/native/*.c
 cp clib/nccl/weft_nccl_ep.h "$folder/weft_nccl_ep.h"
 . scripts/package-files.sh
 package_files "$folder" . . "$folder" "$folder"
-printf 'built libweft.so, weft.h, libnccl_ep.so, libnccl_ep.a, weft_nccl_ep.h, and files for pkg-config and CMake in %s\n' "${folder#"$root"/}"
+printf 'built libweft.so, weft.h, libnccl_ep.so, libnccl_ep.a, weft_nccl_ep.h, _native.abi3.so, and files for pkg-config and CMake in %s\n' "${folder#"$root"/}"

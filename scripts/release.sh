@@ -85,7 +85,7 @@ needs_part() {
 			printf 'there is no %s\n' "$wheel"
 			return 1
 		}
-		for file in libweft.so libnccl_ep.so weft; do
+		for file in libweft.so libnccl_ep.so _native.abi3.so weft; do
 			file=$source/build/wheel/$arch/$file
 			readelf -h "$file" | grep -q "Machine:.*$machine" || {
 				printf '%s is not for %s\n' "$file" "$machine"

@@ -10,5 +10,5 @@ parts=$build/wheel/$(go env GOARCH)
 sh scripts/clib.sh "$parts" >/dev/null
 sh scripts/command.sh "$parts/weft"
 sh scripts/notices.sh "$parts/NOTICES" "$parts/weft" "$parts/libweft.so"
-export WEFT_LIBRARY="$parts/libweft.so" WEFT_COMMAND="$parts/weft" WEFT_NOTICES="$parts/NOTICES"
+export WEFT_LIBRARY="$parts/libweft.so" WEFT_NATIVE="$parts/_native.abi3.so" WEFT_COMMAND="$parts/weft" WEFT_NOTICES="$parts/NOTICES"
 "${WEFT_PYTHON:-python3}" python/backend.py "${folder:-$root/dist}"

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 from conftest import SOURCE, alone
@@ -26,6 +27,7 @@ def wheels(tmp_path_factory):
         env=alone()
         | {
             "WEFT_LIBRARY": str(_library.find()),
+            "WEFT_NATIVE": str(Path(_library.find()).with_name("_native.abi3.so")),
             "WEFT_COMMAND": str(parts / "weft"),
             "WEFT_NOTICES": str(parts / "NOTICES"),
         },

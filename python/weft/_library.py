@@ -2,7 +2,7 @@
 
 It is loaded by the first call that needs it, not by ``import weft``: a process that forks before has
 children that can load it themselves. Calls go through ctypes, which gives the interpreter's lock up
-while they last.
+while they last; those of every layer go through the compiled part, if it serves.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ class Library:
             function.argtypes = arguments
             function.restype = _abi.RESULTS.get(name, ctypes.c_int)
             setattr(self, name.removeprefix("weft_"), function)
+        from . import compiled
+
+        compiled.bind(functions)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"the C library has no weft_{name}")

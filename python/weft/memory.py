@@ -221,6 +221,19 @@ def maker(kind: str, shape: tuple[int, ...], dtype: DType) -> Callable[[], Any]:
     return make
 
 
+def samples(shape: tuple[int, ...], dtype: DType, device: int) -> Callable[[int], Any]:
+    """A maker of PyTorch tensors of so many rows of a shape, or of that shape for -1 rows. They take no memory: others
+    are made like them."""
+
+    def sample(rows: int) -> Any:
+        torch, where = sys.modules["torch"], "cpu" if device < 0 else torch_device(device)
+        with torch.inference_mode(False):
+            whole = shape if rows < 0 else (rows, *shape)
+            return torch.empty((1,) * len(whole), dtype=torch_dtype(dtype), device=where).expand(whole)
+
+    return sample
+
+
 def address_of(kind: str, array: Any) -> int:
     """Where an array of the host's is that :func:`empty` has made."""
     if kind == TORCH:
@@ -235,20 +248,6 @@ def widened(array: Any) -> Any:
     if isinstance(array, DeviceArray):
         return array
     return array.astype("int64") if hasattr(array, "astype") else array.long()
-
-
-def first(array: Any, rows: int) -> Any:
-    """The first so many rows of an array."""
-    if isinstance(array, DeviceArray):
-        return DeviceArray(
-            array.address,
-            array.dtype,
-            (min(rows, array.shape[0]), *array.shape[1:]),
-            array.device,
-            array._lease,
-            array.stream,
-        )
-    return array[:rows]
 
 
 def copy(kind: str, address: int, dtype: DType, shape: Sequence[int]) -> Any:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from . import _abi, dlpack, memory, streams
+from . import _abi, compiled, dlpack, memory, streams
 from .dtypes import ALIASES, DType
 from .errors import OperandError, WeftError
 
@@ -169,6 +169,7 @@ def _reader(array: Any) -> Reader:
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     reader: Reader
     if torch is not None and isinstance(array, torch.Tensor):
+        compiled.knows(torch)
         reader = _torch_reader(torch)
     elif numpy is not None and isinstance(array, numpy.ndarray):
         reader = _numpy_reader(numpy)

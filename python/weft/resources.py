@@ -19,7 +19,7 @@ import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from . import errors, views
+from . import compiled, errors, views
 from ._abi import Status
 from ._library import Library
 
@@ -211,6 +211,12 @@ class Lease:
             resource = resource._parent
 
 
+def _lease_of(owner: weakref.ref[Resource]) -> Lease | None:
+    """The lease of a handle's memory that tensors show; none if the handle is being collected."""
+    resource = owner()
+    return None if resource is None else Lease(resource)
+
+
 _left: list[Resource] = []
 """Closed objects without arrays that show them. The code that drops the last array does not destroy the
 object: it may be the collector, during a capture."""
@@ -219,6 +225,7 @@ object: it may be the collector, during a capture."""
 def sweep() -> None:
     """Destroys the remaining objects."""
     views.sweep()
+    compiled.sweep(_lease_of)
     while _left:
         try:
             resource = _left.pop()
@@ -249,6 +256,7 @@ def gone(communicator: Resource) -> None:
 def _leave_all() -> None:
     global _ending
     _ending = True
+    compiled.sweep(_lease_of)
     for handle, (lib, process, leases, garbage) in list(_communicators.items()):
         if process == os.getpid():
             if garbage.pending():

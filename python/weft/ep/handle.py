@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from .. import _abi, memory, streams, views
+from .. import _abi, compiled, memory, streams, views
 from ..call_args import UNMADE, ArgsPool, Pool
 from ..communicator import Communicator
 from ..dtypes import DType
@@ -108,6 +108,26 @@ class Handle(Made):
         self.number: int = kind << 31 | next(_numbers)
         """The number of the handle, for operators that take only numbers."""
         NUMBERED[self.number] = self
+        self._calls: Any = None
+        if compiled.NATIVE is not None:
+            self._calls = compiled.NATIVE.Calls(
+                self._handle,
+                device,
+                weakref.ref(self),
+                self._garbage,
+                self._forgotten.found,
+                Routing,
+                Received,
+                memory.TORCH,
+                self._fixed_rows,
+                memory.samples((spec.hidden,), spec.output_dtype, device),
+            )
+
+    def close(self) -> None:
+        """Closes the handle on this rank. It is no collective call. Further calls do nothing."""
+        super().close()
+        if self._closed:
+            self._calls = None
 
     def __repr__(self) -> str:
         s, closed = self.spec, ", closed" if self.closed else ""
@@ -172,6 +192,10 @@ class Handle(Made):
         if timeout is not None:
             with limit(timeout):
                 return self.dispatch(rows, topk, weights, routing=routing, scales=scales, stream=stream)
+        if stream is None and self._calls is not None:
+            got = self._calls.dispatch(self, rows, topk, weights, routing, scales)
+            if got is not None:
+                return got  # type: ignore[no-any-return]
         on = self._begin(stream, takes=True)
         by = _routing(routing)
         args = self._dispatches.take()
@@ -333,6 +357,10 @@ class Handle(Made):
         if timeout is not None:
             with limit(timeout):
                 return self.combine(rows, routing, out=out, bias=bias, weights=weights, stream=stream)
+        if stream is None and self._calls is not None:
+            sums = self._calls.combine(self, rows, routing, out, bias, weights)
+            if sums is not None:
+                return sums
         on = self._begin(stream)
         args = self._combines.take()
         try:
@@ -597,6 +625,8 @@ class Handle(Made):
             self._open()
         if takes and self._device >= 0:
             views.sweep()
+        if self._calls is not None:
+            self._calls.collect()
         if self._garbage:
             self._collect()
         if self._forgotten.found and self._device < 0:  # on a GPU it would wait, and may be amid a capture

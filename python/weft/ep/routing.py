@@ -6,7 +6,7 @@ import struct
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from .. import _abi, memory, streams, views
+from .. import _abi, compiled, memory, streams, views
 from .._abi import Part, Status
 from ..dtypes import OF_NUMBER, DType
 from ..errors import ClosedError, InternalError
@@ -36,8 +36,32 @@ class _Holder:
     """A holder that is collected at once: the next call releases its handle."""
 
 
-class _Held:
-    """A handle of a Handle's that is given back: by release, or by the next operation after it was collected."""
+class _Attributes:
+    """What the compiled part's Held has."""
+
+    __slots__ = (
+        "_array_kind",
+        "_data",
+        "_handle",
+        "_number",
+        "_routing",
+        "_rows",
+        "_scales",
+        "_stream",
+        "_tokens",
+    )
+
+
+_Base: Any = _Attributes if compiled.NATIVE is None else compiled.NATIVE.Held
+
+
+class _Held(_Base):  # type: ignore[misc]
+    """A handle of a Handle's that is given back: by release, or by the next operation after it was collected.
+
+    The compiled part makes them without ``__init__``, and takes their end down itself.
+    """
+
+    __slots__ = ("__weakref__",)
 
     _kind = "it was"
     _RELEASE = ""
@@ -65,6 +89,17 @@ class _Held:
             raise ClosedError(f"{self._kind} released before")
         return self._number
 
+    def _shown(
+        self, address: int, dtype: DType, shape: tuple[int, ...], lease: Lease | None, stream: int | None = None
+    ) -> Any:
+        """An array over memory at an address, which keeps this for as long as it lives."""
+        handle, kind = self._handle, self._array_kind
+        if lease is None and kind == memory.TORCH and handle._calls is not None and 0 not in shape:
+            shown = handle._calls.show(self, address, dtype, shape)
+            if shown is not None:
+                return shown
+        return memory.view(kind, address, dtype, shape, handle._device, lease or Lease(handle, self), stream)
+
     def __enter__(self) -> Any:
         return self
 
@@ -82,15 +117,15 @@ class Routing(_Held):
     anew ask for them again.
     """
 
+    __slots__ = ()
     _kind = "this routing was"
     _RELEASE = "routing_release"
 
     def __init__(self, handle: Handle, number: int, tokens: int, kind: str) -> None:
         super().__init__(handle, number)
-        self.tokens = tokens
-        """Tokens that this rank dispatches."""
+        self._tokens = tokens
         self._array_kind = kind
-        self._rows: int | None = handle._fixed_rows
+        self._rows = handle._fixed_rows
 
     def __repr__(self) -> str:
         return f"<weft.ep.Routing of {self.tokens} tokens{'' if self._number else ', released'}>"
@@ -102,6 +137,11 @@ class Routing(_Held):
         if handle._device >= 0:
             handle.comm.check()  # the counts of a failed operation are void
         return info
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that this rank dispatches."""
+        return self._tokens  # type: ignore[no-any-return]
 
     @property
     def rows(self) -> int:
@@ -212,9 +252,7 @@ class Routing(_Held):
         if handle._device >= 0:
             found = []
             for name, part in handle._named.get(names) or handle._naming(names):
-                array = self._part(part)
-                if rows is not None and name in _OF_ROWS:
-                    array = memory.first(array, rows)
+                array = self._part(part, rows if name in _OF_ROWS else None)
                 found.append(memory.widened(array) if name == "row_experts" else array)
             if demand:
                 found.append(self.expert_demand.tolist())
@@ -238,7 +276,8 @@ class Routing(_Held):
             self._rows = int(self._info().rows)
         return self._rows
 
-    def _part(self, part: Part) -> Any:
+    def _part(self, part: Part, rows: int | None = None) -> Any:
+        """The array of a part, or on a GPU its first so many rows."""
         handle = self._handle
         tensor = handle._tensors.take()
         try:
@@ -251,8 +290,10 @@ class Routing(_Held):
             self._refuse_absence(part)
             return None
         shape = tuple(sizes[:dims])
+        if rows is not None and rows < shape[0]:
+            shape = (rows, *shape[1:])
         if handle._device >= 0:
-            return memory.view(self._array_kind, address, OF_NUMBER[dtype], shape, handle._device, Lease(handle, self))
+            return self._shown(address, OF_NUMBER[dtype], shape, None)
         return memory.copy(self._array_kind, address, OF_NUMBER[dtype], shape)
 
     def _refuse_absence(self, part: Part) -> None:
@@ -286,6 +327,7 @@ class Received(_Held):
     when its rows were read and their combine has returned, or delete it and its arrays.
     """
 
+    __slots__ = ()
     _kind = "these received rows were"
     _RELEASE = "received_release"
 
@@ -294,40 +336,46 @@ class Received(_Held):
     ) -> None:
         super().__init__(handle, number)
         self._stream = stream
-        self.routing = routing
-        """Where they come from."""
+        self._routing = routing
         self._array_kind = kind
-        self._data, self._scales = _TENSOR(data), _TENSOR(scales)
+        self._data, self._scales = bytes(data), bytes(scales)
         if routing._rows is None and handle._device < 0:
-            routing._rows = self._data[3]
+            routing._rows = _TENSOR(data)[3]
+
+    @property
+    def routing(self) -> Routing:
+        """Where they come from."""
+        return self._routing  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
-        _, dtype, dims, *sizes = self._data
+        _, dtype, dims, *sizes = _TENSOR(self._data)
         state = "" if self._number else ", released"
         return f"<weft.ep.Received {OF_NUMBER[dtype].name}{sizes[:dims]}{state}>"
 
     @property
     def rows(self) -> Any:
         """The rows, in the layout of the spec; opaque ones are uint8 [rows, row_bytes]."""
-        return self._array(self._data, None)
+        return self._array(_TENSOR(self._data), None)
 
     @property
     def scales(self) -> Any:
         """Their scales, a number for each 128 of a row, in the spec's order; None where there are none."""
-        return self._array(self._scales, None)
+        return self._array(_TENSOR(self._scales), None)
 
     def _arrays(self, columns: Columns | None = None) -> tuple[Any, Any]:
         """The rows and their scales in one call, which costs less than two; with another type for the scales,
         and their last two dimensions swapped."""
         handle, lease = self._handle, Lease(self._handle, self)
         (address, dtype, dims, *sizes), (of_scales, scale_dtype, scale_dims, *scale_sizes), device = (
-            self._data,
-            self._scales,
+            _TENSOR(self._data),
+            _TENSOR(self._scales),
             handle._device,
         )
         shape, scale_shape = tuple(sizes[:dims]), tuple(scale_sizes[:scale_dims])
         if device < 0 or self._array_kind != memory.TORCH or 0 in shape or (scale_dtype and 0 in scale_shape):
-            return self._array(self._data, lease), in_columns(self._array(self._scales, lease), columns)
+            return self._array(_TENSOR(self._data), lease), in_columns(
+                self._array(_TENSOR(self._scales), lease), columns
+            )
         self._in_use()
         handle._open()
         beside = None
@@ -386,14 +434,5 @@ class Received(_Held):
         if not dtype:
             return None
         self._in_use()
-        handle = self._handle
-        handle._open()
-        return memory.view(
-            self._array_kind,
-            address,
-            OF_NUMBER[dtype],
-            shape[:dims],
-            handle._device,
-            lease or Lease(handle, self),
-            self._stream,
-        )
+        self._handle._open()
+        return self._shown(address, OF_NUMBER[dtype], tuple(shape[:dims]), lease, self._stream)

@@ -1,0 +1,610 @@
+/* Exchanges of buffers: those of deep_ep and mscclpp that a model makes for every layer. */
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "native.h"
+
+static void take(PyObject **to, PyObject *from) { Py_IncRef(*to = from); }
+
+static void freed(PyObject *self, PyObject **all, size_t n) {
+	PyTypeObject *type = Py_TYPE(self);
+	for (size_t i = 0; i < n; i++) Py_DecRef(all[i]);
+	PyObject_Free(self);
+	Py_DecRef((PyObject *)type);
+}
+
+static int shaped(const weft_tensor *t, int dtype, int64_t a, int64_t b) {
+	return t->dtype == dtype && t->dims == 2 && t->shape[0] == a && t->shape[1] == b;
+}
+
+/* Steals the members; NULL ones make it fail. */
+static PyObject *tuple_of(PyObject **members, Py_ssize_t n) {
+	PyObject *t = PyTuple_New(n);
+	int whole = t != NULL;
+	for (Py_ssize_t i = 0; i < n; i++) {
+		whole = whole && members[i];
+		if (t)
+			PyTuple_SetItem(t, i, members[i]);
+		else
+			Py_DecRef(members[i]);
+	}
+	if (whole) return t;
+	Py_DecRef(t);
+	return NULL;
+}
+
+/* Low-latency exchanges of one kind: a place for every token of every rank at every expert. */
+
+typedef struct {
+	PyObject ob_base;
+	calls *of;
+	PyObject *shown;     /* the list of weak references to batches that Python code has shown */
+	maker rows, scales, counts;
+	int copies, live;    /* whether results are copied; else the batches that there is memory for */
+	int columns;         /* the type of received scales, or WEFT_NONE without any */
+	int64_t tokens, hidden, topk, local, places, words;
+} low_latency;
+
+static void low_latency_dealloc(PyObject *self) {
+	low_latency *l = (low_latency *)self;
+	maker_clear(&l->rows), maker_clear(&l->scales), maker_clear(&l->counts);
+	freed(self, (PyObject *[]){(PyObject *)l->of, l->shown}, 2);
+}
+
+/* LowLatency(calls, shown, rows, scales, counts, copies, live, columns, tokens, hidden, topk, local, places, words):
+ * rows, scales and counts make samples. */
+static PyObject *low_latency_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+	low_latency given;
+	PyObject *of, *shown, *rows, *scales, *counts;
+	(void)keywords;
+	long long tokens, hidden, topk, local, places, words;
+	if (!PyArg_ParseTuple(args, "OOOOOiiiLLLLLL", &of, &shown, &rows, &scales, &counts, &given.copies, &given.live,
+						  &given.columns, &tokens, &hidden, &topk, &local, &places, &words))
+		return NULL;
+	if (Py_TYPE(of) != calls_type) {
+		PyErr_SetString(PyExc_TypeError, "want the calls of a handle");
+		return NULL;
+	}
+	low_latency *l = (low_latency *)PyType_GenericAlloc(type, 0);
+	if (!l) return NULL;
+	take((PyObject **)&l->of, of), take(&l->shown, shown);
+	int on_host = l->of->device < 0;
+	l->copies = given.copies, l->live = given.live, l->columns = given.columns;
+	l->tokens = tokens, l->hidden = hidden, l->topk = topk, l->local = local, l->places = places, l->words = words;
+	if (maker_init(&l->rows, rows, on_host) || maker_init(&l->scales, scales, on_host) ||
+		maker_init(&l->counts, counts, on_host)) {
+		Py_DecRef((PyObject *)l);
+		return NULL;
+	}
+	return (PyObject *)l;
+}
+
+/* Batches whose memory callers' tensors show; those that Python code has shown are weak references. */
+static Py_ssize_t batches_shown(const calls *c, PyObject *shown) {
+	Py_ssize_t n = c->batches;
+	for (Py_ssize_t i = PyList_Size(shown); i-- > 0;) {
+		PyObject *batch = PyObject_CallNoArgs(PyList_GetItem(shown, i));
+		n += batch && batch != Py_None;
+		Py_DecRef(batch);
+	}
+	return n;
+}
+
+/* Gives up what was made, after an exception. */
+static PyObject *failed(PyObject **made, int n) {
+	for (int i = 0; i < n; i++) Py_DecRef(made[i]);
+	return NULL;
+}
+
+/* The same before the library was called, so that Python code can try. */
+static PyObject *as_declined(PyObject **made, int n) {
+	failed(made, n);
+	PyErr_Clear();
+	return none();
+}
+
+/* Notes the selections of a routing, by which a combine knows them again. 0, or -1 with an exception. */
+static int note_selections(held *by, PyObject *topk, const weft_tensor *read, int on_host) {
+	Py_ssize_t bytes = (read->dtype == WEFT_INT64 ? 8 : 4) * read->shape[0] * read->shape[1];
+	if (!(by->topk = PyWeakref_NewRef(topk, NULL)) || (by->version = tensor_version(topk)) < -1) return -1;
+	return !on_host || (by->content = PyBytes_FromStringAndSize(read->data, bytes)) ? 0 : -1;
+}
+
+/* Whether a combine has the selections of the dispatch, to which nothing was written since. */
+static int same_selections(held *by, PyObject *topk) {
+	if (!by->topk || by->version < 0) return 0;
+	PyObject *then = PyObject_CallNoArgs(by->topk);
+	int same = then == topk && tensor_version(topk) == by->version;
+	Py_DecRef(then);
+	PyErr_Clear();
+	return same;
+}
+
+/* dispatch(handle, x, topk): rows, or rows and their scales; counts (None: ask the routing); the routing. */
+static PyObject *low_latency_dispatch(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+	low_latency *l = (low_latency *)self;
+	calls *c = l->of;
+	weft_tensor x, topk, to_rows, to_scales, to_counts = {.size = sizeof to_counts};
+	if (n != 3 || tensor_read(args[1], c->device, &x) || tensor_read(args[2], c->device, &topk) ||
+		x.dims != 2 || x.shape[0] > l->tokens || !shaped(&x, WEFT_BFLOAT16, x.shape[0], l->hidden) ||
+		(topk.dtype != WEFT_INT64 && topk.dtype != WEFT_INT32) || !shaped(&topk, topk.dtype, x.shape[0], l->topk))
+		return none();
+	weft_stream stream;
+	if (current_stream(c->device, &stream)) return none();
+	if (calls_begin(c, args[0])) return NULL;
+	if (!l->copies && batches_shown(c, l->shown) >= l->live - 1) return none();
+	/* What may fail comes first: other ranks would wait. */
+	PyObject *made[3] = {NULL};
+	int on_host = c->device < 0;
+	if (l->copies && (!(made[0] = maker_make(&l->rows, -1, &to_rows)) ||
+					  (l->columns && !(made[1] = maker_make(&l->scales, -1, &to_scales)))))
+		return as_declined(made, 3);
+	if (on_host && !(made[2] = maker_make(&l->counts, -1, &to_counts))) return as_declined(made, 3);
+
+	weft_tensor data = {.size = sizeof data}, scales = {.size = sizeof scales};
+	weft_ep_dispatch_args in = {.size = sizeof in, .topk = &topk, .rows = &x};
+	weft_ep_dispatch_result out = {.size = sizeof out, .data = &data, .scales = &scales};
+	weft_routing_description description = {.size = sizeof description, .expert_counts = to_counts.data};
+	pending taken[MOST_PENDING];
+	Py_ssize_t left = take_pending(c, taken, MOST_PENDING - 1);
+	PyThreadState *thread = PyEval_SaveThread();
+	left = give_back(taken, left);
+	weft_status status = lib.ep_dispatch((weft_ep)(uintptr_t)c->number, stream, &in, &out, NULL), of_counts = WEFT_OK;
+	if (!status) {
+		if (l->copies) {
+			memcpy(to_rows.data, data.data, (size_t)(l->local * l->places * l->hidden) * (l->columns ? 1 : 2));
+			if (l->columns) memcpy(to_scales.data, scales.data, (size_t)(4 * l->local * l->places * l->words));
+			taken[left] = (pending){(release_fn)lib.received_release, (uintptr_t)out.received};
+			left += give_back(&taken[left], 1);
+		}
+		of_counts = on_host ? lib.routing_describe(out.routing, &description)
+							: lib.routing_tensor(out.routing, WEFT_EXPERT_COUNTS, &to_counts);
+	}
+	PyEval_RestoreThread(thread);
+	put_pending(c, taken, left);
+	if (status) {
+		raise_status(args[0], status);
+		return failed(made, 3);
+	}
+
+	held *got = NULL, *by;
+	if (l->copies) {
+		by = routing_made(c, args[0], x.shape[0], (uintptr_t)out.routing);
+	} else {
+		got = received_made(c, args[0], NULL, x.shape[0], &out, stream);
+		by = got ? (held *)got->routing : NULL;
+		if (by) Py_IncRef((PyObject *)by);
+	}
+	if (of_counts && by) raise_status(args[0], of_counts);
+	if (by && (of_counts || note_selections(by, args[2], &topk, on_host))) Py_DecRef((PyObject *)by), by = NULL;
+	if (!by) {
+		Py_DecRef((PyObject *)got);
+		return failed(made, 3);
+	}
+	if (got) {
+		got->counted = 1, c->batches++;
+		made[0] = tensor_show(c, (PyObject *)got, &data, c->device, 0);
+		if (l->columns) {
+			weft_tensor columns = {.data = scales.data, .dtype = l->columns, .dims = 3,
+								   .shape = {l->local, l->words, l->places}};
+			made[1] = tensor_show(c, (PyObject *)got, &columns, c->device, 1);
+		}
+		Py_DecRef((PyObject *)got);
+	}
+	if (!on_host) made[2] = to_counts.dtype ? tensor_show(c, (PyObject *)by, &to_counts, c->device, 0) : none();
+	PyObject *arrived = l->columns ? tuple_of(made, 2) : made[0];
+	return tuple_of((PyObject *[]){arrived, made[2], (PyObject *)by}, 3);
+}
+
+/* combine(handle, rows, topk, weights, routing, out): the sums, of selections that are the dispatch's. */
+static PyObject *low_latency_combine(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+	low_latency *l = (low_latency *)self;
+	calls *c = l->of;
+	weft_tensor rows, topk, weights, to;
+	held *batch, *by = n == 6 ? routing_of(c, args[4], &batch) : NULL;
+	if (!by || tensor_read(args[1], c->device, &rows) || tensor_read(args[2], c->device, &topk) ||
+		tensor_read(args[3], c->device, &weights) || !by->tokens || !same_selections(by, args[2]))
+		return none();
+	int64_t tokens = PyLong_AsLongLong(by->tokens);
+	if (rows.dtype != WEFT_BFLOAT16 || rows.dims != 3 || rows.shape[0] != l->local || rows.shape[1] != l->places ||
+		rows.shape[2] != l->hidden || topk.dtype != WEFT_INT64 || !shaped(&topk, WEFT_INT64, tokens, l->topk) ||
+		weights.dims != 2 || weights.shape[0] != tokens || weights.shape[1] != l->topk)
+		return none();
+	weft_stream stream;
+	if (current_stream(c->device, &stream)) return none();
+	if (calls_begin(c, args[0])) return NULL;
+	PyObject *out = output(c, by, args[5], &to);
+	if (!out) return none();
+	if (to.dims != 2 || to.shape[0] != tokens || to.shape[1] != l->hidden) {
+		Py_DecRef(out);
+		return none();
+	}
+	weft_ep_combine_args in = {.size = sizeof in, .routing = (weft_routing)(uintptr_t)by->number, .rows = &rows,
+							   .out = &to, .weights = &weights};
+	return combine(c, args[0], &in, out, stream);
+}
+
+/* Normal exchanges of one type of rows: a row for each token and rank, as many as there are. */
+
+typedef struct {
+	PyObject ob_base;
+	calls *of;
+	PyObject *shown;
+	maker rows, scales, ids, sums;
+	int live, experts;  /* experts of this rank */
+	int64_t tokens, hidden, topk, of_all; /* of the handle: the most of a rank; all experts */
+	weft_group group;					  /* of meetings: see meet */
+	PyObject *group_object;
+	int32_t *own, *everyone, ranks, rank, type;
+	Py_ssize_t most;    /* bytes of results that are copied on the host */
+} normal;
+
+static void normal_dealloc(PyObject *self) {
+	normal *m = (normal *)self;
+	maker_clear(&m->rows), maker_clear(&m->scales), maker_clear(&m->ids), maker_clear(&m->sums);
+	freed(self, (PyObject *[]){(PyObject *)m->of, m->shown, m->group_object}, 3);
+}
+
+/* Normal(calls, shown, live, experts, most, tokens, hidden, topk, experts of all, and samples of: rows, scales, int64
+ * ids, their sums) */
+static PyObject *normal_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+	PyObject *of, *shown, *rows, *scales, *ids, *sums;
+	int live, experts;
+	Py_ssize_t most;
+	long long tokens, hidden, topk, of_all;
+	(void)keywords;
+	if (!PyArg_ParseTuple(args, "OOiinLLLLOOOO", &of, &shown, &live, &experts, &most, &tokens, &hidden, &topk, &of_all,
+						  &rows, &scales, &ids, &sums))
+		return NULL;
+	if (Py_TYPE(of) != calls_type) {
+		PyErr_SetString(PyExc_TypeError, "want the calls of a handle");
+		return NULL;
+	}
+	normal *m = (normal *)PyType_GenericAlloc(type, 0);
+	if (!m) return NULL;
+	take((PyObject **)&m->of, of), take(&m->shown, shown);
+	int on_host = m->of->device < 0;
+	m->live = live, m->experts = experts, m->most = most;
+	m->tokens = tokens, m->hidden = hidden, m->topk = topk, m->of_all = of_all;
+	if (maker_init(&m->rows, rows, on_host) || maker_init(&m->scales, scales, on_host) ||
+		maker_init(&m->ids, ids, on_host) || maker_init(&m->sums, sums, on_host)) {
+		Py_DecRef((PyObject *)m);
+		return NULL;
+	}
+	return (PyObject *)m;
+}
+
+static size_t size_of(const weft_tensor *t) {
+	static const char sizes[] = {0, 2, 2, 4, 8, 1, 1, 1, 1, 2, 4, 8, 1, 2, 4, 8, 1};
+	if (t->dtype <= WEFT_NONE || t->dtype > WEFT_BOOL) return 0;
+	size_t size = (size_t)sizes[t->dtype];
+	for (int i = 0; i < t->dims; i++) size *= (size_t)t->shape[i];
+	return size;
+}
+
+/* A tensor that shows one of a batch, or its first so many rows; None of none. */
+static PyObject *shown_rows(calls *c, held *got, const weft_tensor *of, int64_t rows) {
+	weft_tensor some = *of;
+	if (!of->dtype) return none();
+	if (rows >= 0 && rows < some.shape[0]) some.shape[0] = rows;
+	return tensor_show(c, (PyObject *)got, &some, c->device, 0);
+}
+
+/* What a dispatch that the library has made returns: see normal_dispatch. */
+static PyObject *normal_results(normal *m, PyObject *handle, held *by, int64_t tokens,
+								const weft_ep_dispatch_result *out, weft_stream stream, int showing, int weighted,
+								int64_t rows) {
+	calls *c = m->of;
+	int on_host = c->device < 0;
+	const weft_tensor *data = out->data, *scales = out->scales;
+	weft_status status = WEFT_OK;
+	PyThreadState *thread;
+	PyObject *results[6] = {NULL};
+	held *got = received_made(c, handle, by, tokens, out, stream), *made;
+	if (!got) return NULL;
+	made = (held *)got->routing;
+	take(&results[2], (PyObject *)made);
+	int shows = on_host ? showing && size_of(data) + size_of(scales) > (size_t)m->most && data->shape[0] : 1;
+	weft_tensor to_rows, to_scales, to_ids = {.data = NULL}, to_sums = {.data = NULL};
+	int has_scales = scales->dtype != WEFT_NONE;
+	if (shows) {
+		got->counted = 1, c->batches++;
+		results[0] = shown_rows(c, got, data, rows);
+		results[1] = shown_rows(c, got, scales, rows);
+	} else {
+		results[0] = maker_make(&m->rows, data->shape[0], &to_rows);
+		results[1] = has_scales ? maker_make(&m->scales, data->shape[0], &to_scales) : none();
+	}
+	int described = on_host && !by;
+	results[3] = described ? maker_make(&m->ids, data->shape[0], &to_ids) : none();
+	results[4] = described && weighted ? maker_make(&m->sums, data->shape[0], &to_sums) : none();
+	int32_t few[64], *demand = m->experts > 64 ? malloc(sizeof *demand * (size_t)m->experts) : few;
+	if (!results[0] || !results[1] || !results[3] || !results[4] || !demand) goto fail;
+	if (on_host && (described || !shows)) {
+		weft_routing_description description = {.size = sizeof description,
+												.expert_demand = demand,
+												.row_experts = to_ids.data,
+												.row_selection_weights = to_sums.data};
+		thread = PyEval_SaveThread();
+		if (!shows) {
+			if (data->shape[0]) memcpy(to_rows.data, data->data, size_of(data));
+			if (has_scales && data->shape[0]) memcpy(to_scales.data, scales->data, size_of(scales));
+			pending mine = {(release_fn)lib.received_release, got->number};
+			if (!give_back(&mine, 1)) got->number = 0;
+		}
+		if (described) status = lib.routing_describe(out->routing, &description);
+		PyEval_RestoreThread(thread);
+		if (status) {
+			raise_status(handle, status);
+			goto fail;
+		}
+	}
+	if (described) {
+		results[5] = PyList_New(m->experts);
+		for (Py_ssize_t i = 0; results[5] && i < m->experts; i++)
+			PyList_SetItem(results[5], i, PyLong_FromLongLong(demand[i]));
+	} else {
+		results[5] = none();
+	}
+	if (demand != few) free(demand);
+	Py_DecRef((PyObject *)got);
+	return tuple_of(results, 6);
+fail:
+	if (demand != few) free(demand);
+	Py_DecRef((PyObject *)got);
+	return failed(results, 6);
+}
+
+/* dispatch(handle, x, scales, topk, weights, routing, received): rows; scales or None; the routing; and on the host of
+ * a new routing the received selections, their weights or None, and the demand of each expert. received: the number of
+ * rows, of a GPU's which come with room for more. */
+static PyObject *normal_dispatch(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+	normal *m = (normal *)self;
+	calls *c = m->of;
+	int on_host = c->device < 0;
+	weft_tensor operands[4];
+	const weft_tensor *read[4] = {NULL}; /* rows, scales, selections, weights */
+	if (n != 7) return none();
+	for (int i = 0; i < 4; i++) {
+		if (args[1 + i] == Py_None) continue;
+		if (tensor_read(args[1 + i], c->device, &operands[i]) || operands[i].dims != 2) return none();
+		read[i] = &operands[i];
+	}
+	held *batch, *by = args[5] == Py_None ? NULL : routing_of(c, args[5], &batch);
+	if (!read[0] || (by == NULL) != (args[5] == Py_None) || (by == NULL) != (read[2] != NULL)) return none();
+	int64_t rows = args[6] == Py_None ? -1 : PyLong_AsLongLong(args[6]);
+	weft_stream stream;
+	if (current_stream(c->device, &stream)) return none();
+	if (calls_begin(c, args[0])) return NULL;
+	int showing = batches_shown(c, m->shown) < m->live - 1;
+	if (!on_host && !showing) return none();
+
+	weft_tensor data = {.size = sizeof data}, scales = {.size = sizeof scales};
+	weft_ep_dispatch_args in = {.size = sizeof in,
+								.routing = by ? (weft_routing)(uintptr_t)by->number : NULL,
+								.topk = read[2],
+								.weights = read[3],
+								.rows = read[0],
+								.scales = read[1]};
+	weft_ep_dispatch_result out = {.size = sizeof out, .data = &data, .scales = &scales};
+	pending taken[MOST_PENDING];
+	Py_ssize_t left = take_pending(c, taken, MOST_PENDING);
+	PyThreadState *thread = PyEval_SaveThread();
+	left = give_back(taken, left);
+	weft_status status = lib.ep_dispatch((weft_ep)(uintptr_t)c->number, stream, &in, &out, NULL);
+	PyEval_RestoreThread(thread);
+	put_pending(c, taken, left);
+	if (status) {
+		raise_status(args[0], status);
+		return NULL;
+	}
+
+	return normal_results(m, args[0], by, read[0]->shape[0], &out, stream, showing, read[3] != NULL, rows);
+}
+
+enum { SAME = 5, HEAD = 1 + SAME };
+
+/* meet(group, number, own, everyone, ranks, rank, type): where ranks say what they dispatch, on the host. */
+static PyObject *normal_meet(PyObject *self, PyObject *args) {
+	normal *m = (normal *)self;
+	unsigned long long number, own, everyone;
+	PyObject *group;
+	if (!PyArg_ParseTuple(args, "OKKKiii", &group, &number, &own, &everyone, &m->ranks, &m->rank, &m->type)) return NULL;
+	PyObject *was = m->group_object;
+	take(&m->group_object, group);
+	Py_DecRef(was);
+	m->group = (weft_group)(uintptr_t)number;
+	m->own = (int32_t *)(uintptr_t)own, m->everyone = (int32_t *)(uintptr_t)everyone;
+	return none();
+}
+
+/* exchange(handle, channels, x, in_rank, rank_tokens, expert_tokens, topk, weights): a dispatch on the host with the
+ * meeting before it, after which it cannot decline. Returns what ranks have said, and what dispatch returns, or None if
+ * ranks differ, or need a handle for other numbers; and the bytes of the selections. */
+static PyObject *normal_exchange(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+	normal *m = (normal *)self;
+	calls *c = m->of;
+	weft_tensor x, within, ranks, experts, topk, weights;
+	if (n != 8 || !m->group || tensor_read(args[2], -1, &x) || tensor_read(args[3], -1, &within) ||
+		tensor_read(args[4], -1, &ranks) || tensor_read(args[5], -1, &experts) || tensor_read(args[6], -1, &topk))
+		return none();
+	int64_t tokens = x.dims == 2 ? x.shape[0] : -1;
+	if (tokens < 0 || x.shape[1] != m->hidden || !shaped(&within, WEFT_BOOL, tokens, m->ranks) ||
+		ranks.dtype != WEFT_INT32 || ranks.dims != 1 || ranks.shape[0] != m->ranks || experts.dims != 1 ||
+		experts.shape[0] != m->of_all || !shaped(&topk, WEFT_INT64, tokens, m->topk))
+		return none();
+	const weft_tensor *weighted = args[7] == Py_None ? NULL : &weights;
+	if (weighted && tensor_read(args[7], -1, &weights)) return none();
+	int32_t head[HEAD] = {(int32_t)tokens, (int32_t)m->hidden, (int32_t)m->of_all, (int32_t)m->topk, m->type,
+						  (int32_t)PyLong_AsLongLong(args[1])};
+	if (PyErr_Occurred()) return NULL;
+	if (calls_begin(c, args[0])) return NULL;
+	PyObject *content = PyBytes_FromStringAndSize(topk.data, 8 * tokens * m->topk);
+	if (!content) return NULL;
+	int showing = batches_shown(c, m->shown) < m->live - 1;
+
+	weft_tensor data = {.size = sizeof data}, scales = {.size = sizeof scales};
+	weft_ep_dispatch_args in = {.size = sizeof in, .topk = &topk, .weights = weighted, .rows = &x};
+	weft_ep_dispatch_result out = {.size = sizeof out, .data = &data, .scales = &scales};
+	int64_t width = HEAD + m->ranks;
+	weft_tensor own = {sizeof own, m->own, WEFT_INT32, 1, {width}},
+				everyone = {sizeof everyone, m->everyone, WEFT_INT32, 2, {m->ranks, width}};
+	pending taken[MOST_PENDING];
+	Py_ssize_t left = take_pending(c, taken, MOST_PENDING);
+	PyThreadState *thread = PyEval_SaveThread();
+	left = give_back(taken, left);
+	memcpy(m->own, head, sizeof head);
+	memcpy(m->own + HEAD, ranks.data, sizeof *m->own * (size_t)m->ranks);
+	weft_status met = lib.all_gather(m->group, NULL, &everyone, &own), status = WEFT_OK;
+	int64_t most = 16, odd = 0;
+	for (int32_t r = 0; !met && r < m->ranks; r++) {
+		const int32_t *of = m->everyone + r * width;
+		odd |= memcmp(of + 1, head + 1, sizeof *head * SAME) != 0;
+		while (most < of[0]) most *= 2; /* as Python code rounds it */
+	}
+	int goes_on = !met && !odd && most == m->tokens;
+	if (goes_on) status = lib.ep_dispatch((weft_ep)(uintptr_t)c->number, NULL, &in, &out, NULL);
+	PyEval_RestoreThread(thread);
+	put_pending(c, taken, left);
+	if (met || status) {
+		Py_DecRef(content);
+		raise_status(met ? m->group_object : args[0], met ? met : status);
+		return NULL;
+	}
+	PyObject *results[3] = {
+		PyBytes_FromStringAndSize((const char *)m->everyone, (Py_ssize_t)sizeof *m->everyone * m->ranks * width),
+		goes_on ? normal_results(m, args[0], NULL, tokens, &out, NULL, showing, weighted != NULL, -1) : none(),
+		content,
+	};
+	return tuple_of(results, 3);
+}
+
+/* heads(address, ranks, width, rank, experts, same): what ranks say before normal exchanges, int32 [ranks, width] on
+ * the host: tokens, five numbers that are the same on all, tokens for each rank, and, if there are more, selections of
+ * each expert. Returns the first rank with other numbers or -1, the most tokens of any, the tokens that come here, and
+ * the list of selections of this rank's experts or None. */
+PyObject *heads(PyObject *module, PyObject *args) {
+	unsigned long long address;
+	Py_ssize_t ranks, width, rank, experts;
+	int same[SAME];
+	(void)module;
+	if (!PyArg_ParseTuple(args, "Knnnn(iiiii)", &address, &ranks, &width, &rank, &experts, &same[0], &same[1], &same[2],
+						  &same[3], &same[4]))
+		return NULL;
+	const int32_t *said = (const int32_t *)(uintptr_t)address;
+	Py_ssize_t odd = -1;
+	long long most = 0, come = 0;
+	for (Py_ssize_t r = 0; r < ranks; r++) {
+		const int32_t *of = said + r * width;
+		if (odd < 0 && memcmp(of + 1, same, sizeof same)) odd = r;
+		if (of[0] > most) most = of[0];
+		come += of[1 + SAME + rank];
+	}
+	PyObject *counts = width == 1 + SAME + ranks ? none() : PyList_New(experts);
+	if (!counts) return NULL;
+	for (Py_ssize_t e = 0; counts != Py_None && e < experts; e++) {
+		long long sum = 0;
+		for (Py_ssize_t r = 0; r < ranks; r++) sum += said[r * width + 1 + SAME + ranks + rank * experts + e];
+		PyList_SetItem(counts, e, PyLong_FromLongLong(sum));
+	}
+	return Py_BuildValue("nLLN", odd, most, come, counts);
+}
+
+/* Counting where tokens go. */
+
+typedef struct {
+	PyObject ob_base;
+	uint64_t counter; /* on a GPU */
+	int device;
+	int64_t experts, ranks;
+	maker of_ranks, of_experts, of_tokens;
+} layout;
+
+static void layout_dealloc(PyObject *self) {
+	layout *l = (layout *)self;
+	maker_clear(&l->of_ranks), maker_clear(&l->of_experts), maker_clear(&l->of_tokens);
+	freed(self, NULL, 0);
+}
+
+/* Layout(counter, device, experts, ranks, samples of: int32 [ranks], int32 [experts], bool [tokens, ranks]) */
+static PyObject *layout_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+	unsigned long long counter;
+	int device;
+	long long experts, ranks;
+	PyObject *of_ranks, *of_experts, *of_tokens;
+	(void)keywords;
+	if (!PyArg_ParseTuple(args, "KiLLOOO", &counter, &device, &experts, &ranks, &of_ranks, &of_experts, &of_tokens))
+		return NULL;
+	layout *l = (layout *)PyType_GenericAlloc(type, 0);
+	if (!l) return NULL;
+	l->counter = counter, l->device = device, l->experts = experts, l->ranks = ranks;
+	if (maker_init(&l->of_ranks, of_ranks, device < 0) || maker_init(&l->of_experts, of_experts, device < 0) ||
+		maker_init(&l->of_tokens, of_tokens, device < 0)) {
+		Py_DecRef((PyObject *)l);
+		return NULL;
+	}
+	return (PyObject *)l;
+}
+
+/* count(owner, topk): tokens of each rank, None, selections of each expert, whether tokens go to ranks. */
+static PyObject *layout_count(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+	layout *l = (layout *)self;
+	weft_tensor topk, ranks, experts, within;
+	weft_stream stream;
+	if (n != 2 || tensor_read(args[1], l->device, &topk) || topk.dims != 2 || current_stream(l->device, &stream))
+		return none();
+	drain();
+	PyObject *made[] = {maker_make(&l->of_ranks, -1, &ranks), none(), maker_make(&l->of_experts, -1, &experts),
+						maker_make(&l->of_tokens, topk.shape[0], &within)};
+	if (!made[0] || !made[2] || !made[3]) return as_declined(made, 4);
+	within.dtype = WEFT_UINT8;
+	weft_status status;
+	PyThreadState *thread = PyEval_SaveThread();
+	if (l->device < 0) {
+		weft_ep_token_counts to = {.size = sizeof to, .experts = l->experts, .ranks = l->ranks,
+								   .ranks_per_node = l->ranks, .rank_tokens = ranks.data,
+								   .expert_selections = experts.data, .token_in_rank = within.data};
+		status = lib.ep_count(&topk, &to);
+	} else {
+		weft_ep_device_token_counts to = {.size = sizeof to, .rank_tokens = &ranks, .expert_selections = &experts,
+										  .token_in_rank = &within};
+		status = lib.ep_token_counter_count((weft_ep_token_counter)(uintptr_t)l->counter, stream, &topk, &to);
+	}
+	PyEval_RestoreThread(thread);
+	if (!status) return tuple_of(made, 4);
+	raise_status(args[0], status);
+	return failed(made, 4);
+}
+
+int exchanges_types(PyObject *module) {
+	static PyMethodDef low_latency_methods[] = {
+		{"dispatch", (PyCFunction)(void (*)(void))low_latency_dispatch, METH_FASTCALL, NULL},
+		{"combine", (PyCFunction)(void (*)(void))low_latency_combine, METH_FASTCALL, NULL},
+		{0},
+	};
+	static PyType_Slot low_latency_slots[] = {
+		{Py_tp_new, low_latency_new}, {Py_tp_dealloc, low_latency_dealloc}, {Py_tp_methods, low_latency_methods}, {0}};
+	static PyType_Spec low_latency_spec = {"weft._native.LowLatency", sizeof(low_latency), 0, Py_TPFLAGS_DEFAULT,
+										   low_latency_slots};
+	static PyMethodDef normal_methods[] = {
+		{"dispatch", (PyCFunction)(void (*)(void))normal_dispatch, METH_FASTCALL, NULL},
+		{"exchange", (PyCFunction)(void (*)(void))normal_exchange, METH_FASTCALL, NULL},
+		{"meet", normal_meet, 1 /* METH_VARARGS */, NULL},
+		{0},
+	};
+	static PyType_Slot normal_slots[] = {
+		{Py_tp_new, normal_new}, {Py_tp_dealloc, normal_dealloc}, {Py_tp_methods, normal_methods}, {0}};
+	static PyType_Spec normal_spec = {"weft._native.Normal", sizeof(normal), 0, Py_TPFLAGS_DEFAULT, normal_slots};
+	static PyMethodDef layout_methods[] = {
+		{"count", (PyCFunction)(void (*)(void))layout_count, METH_FASTCALL, NULL},
+		{0},
+	};
+	static PyType_Slot layout_slots[] = {
+		{Py_tp_new, layout_new}, {Py_tp_dealloc, layout_dealloc}, {Py_tp_methods, layout_methods}, {0}};
+	static PyType_Spec layout_spec = {"weft._native.Layout", sizeof(layout), 0, Py_TPFLAGS_DEFAULT, layout_slots};
+	return type_made(module, "LowLatency", &low_latency_spec) && type_made(module, "Normal", &normal_spec) &&
+				   type_made(module, "Layout", &layout_spec)
+			   ? 0
+			   : -1;
+}

@@ -1,0 +1,291 @@
+/* Tensors of PyTorch's: reading them, making new ones, and showing memory of the library's as such. */
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "native.h"
+
+static const dl_exchange *exchange;
+static PyTypeObject *tensor_type, *parameter_type;
+static int emulated; /* whether tensors of the host stand for those on GPUs */
+static PyObject *is_neg, *is_inference, *empty_like;
+
+static const struct {
+	uint8_t code, bits;
+} dl_types[] = {
+	[WEFT_BFLOAT16] = {4, 16}, [WEFT_FLOAT16] = {2, 16},	 [WEFT_FLOAT32] = {2, 32},	  [WEFT_FLOAT64] = {2, 64},
+	[WEFT_FLOAT8_E4M3] = {10, 8}, [WEFT_FLOAT8_E5M2] = {12, 8}, [WEFT_UE8M0] = {14, 8}, [WEFT_INT8] = {0, 8},
+	[WEFT_INT16] = {0, 16},	 [WEFT_INT32] = {0, 32},	 [WEFT_INT64] = {0, 64},	  [WEFT_UINT8] = {1, 8},
+	[WEFT_UINT16] = {1, 16},	 [WEFT_UINT32] = {1, 32}, [WEFT_UINT64] = {1, 64},	  [WEFT_BOOL] = {6, 8},
+};
+
+static unsigned shows;
+
+int tensor_shows(int dtype) { return dtype >= WEFT_BFLOAT16 && dtype <= WEFT_BOOL && shows >> dtype & 1; }
+
+static void ignore(dl_managed *m) { (void)m; }
+
+/* Finds out which types this PyTorch takes, by numbers that are never looked at. */
+static void probe(const dl_exchange *api) {
+	static dl_managed given[WEFT_BOOL + 1];
+	static int64_t one = 1;
+	static double zero;
+	for (int i = WEFT_BFLOAT16; i <= WEFT_BOOL; i++) {
+		void *tensor = NULL;
+		given[i].version.major = 1;
+		given[i].deleter = ignore;
+		given[i].tensor = (dl_tensor){.data = &zero, .device = {DL_CPU, 0}, .ndim = 1, .shape = &one, .strides = &one,
+									  .dtype = {dl_types[i].code, dl_types[i].bits, 1}};
+		if (api->take(&given[i], &tensor))
+			PyErr_Clear();
+		else
+			shows |= 1u << i;
+		Py_DecRef(tensor);
+	}
+}
+
+int tensors_bind(PyObject *torch) {
+	int bound = -1;
+	PyObject *type = PyObject_GetAttrString(torch, "Tensor"), *parameter = NULL, *capsule = NULL, *functions = NULL,
+			 *nn = PyObject_GetAttrString(torch, "nn"), *c = PyObject_GetAttrString(torch, "_C");
+	if (!type || !nn || !c || !(parameter = PyObject_GetAttrString(nn, "Parameter")) ||
+		!(capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__")) ||
+		!(functions = PyObject_GetAttrString(c, "_VariableFunctions")))
+		goto end;
+	const dl_exchange *found = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+	if (!found) goto end;
+	if (found->version.major != 1 || !found->show || !found->take || !found->stream) {
+		PyErr_SetString(PyExc_ImportError, "PyTorch's DLPack exchange is not of version 1");
+		goto end;
+	}
+	if (!(is_neg = PyObject_GetAttrString(type, "is_neg")) ||
+		!(is_inference = PyObject_GetAttrString(type, "is_inference")) ||
+		!(empty_like = PyObject_GetAttrString(functions, "empty_like")))
+		goto end;
+	/* They are kept for as long as the process. */
+	probe(found);
+	tensor_type = (PyTypeObject *)type, parameter_type = (PyTypeObject *)parameter, exchange = found;
+	type = parameter = NULL;
+	bound = 0;
+end:
+	Py_DecRef(type), Py_DecRef(nn), Py_DecRef(c), Py_DecRef(parameter), Py_DecRef(capsule), Py_DecRef(functions);
+	return bound;
+}
+
+static int type_of(dl_type t) {
+	for (int i = WEFT_BFLOAT16; i <= WEFT_BOOL; i++)
+		if (dl_types[i].code == t.code && dl_types[i].bits == t.bits) return t.lanes == 1 ? i : WEFT_NONE;
+	return WEFT_NONE;
+}
+
+static int declines(void) {
+	PyErr_Clear();
+	return -1;
+}
+
+void tensors_emulate(int on) { emulated = on; }
+
+int tensor_read(PyObject *x, int device, weft_tensor *read) {
+	dl_tensor t;
+	if (!exchange || (Py_TYPE(x) != tensor_type && Py_TYPE(x) != parameter_type)) return -1;
+	if (exchange->show(x, &t)) return declines();
+	int here = device < 0 || emulated ? t.device.type == DL_CPU || t.device.type == DL_CUDA_HOST
+						  : (t.device.type == DL_CUDA || t.device.type == DL_CUDA_MANAGED) && t.device.id == device;
+	int type = type_of(t.dtype);
+	if (!here || type == WEFT_NONE || t.ndim > WEFT_MAX_DIMS) return -1;
+	int64_t dense = 1, elements = 1;
+	for (int i = 0; i < t.ndim; i++) elements *= read->shape[i] = t.shape[i];
+	if (elements && t.strides)
+		for (int i = t.ndim; i-- > 0; dense *= t.shape[i])
+			if (t.shape[i] != 1 && t.strides[i] != dense) return -1;
+	read->size = sizeof *read;
+	read->data = t.data ? (char *)t.data + t.byte_offset : NULL;
+	read->dtype = type;
+	read->dims = t.ndim;
+	/* Memory does not say whether PyTorch negates it when it is read. */
+	PyObject *negated = PyObject_CallFunctionObjArgs(is_neg, x, NULL);
+	if (!negated) return declines();
+	int plain = PyObject_IsTrue(negated) == 0;
+	Py_DecRef(negated);
+	return plain ? 0 : declines();
+}
+
+long long tensor_version(PyObject *x) {
+	PyObject *without = PyObject_CallFunctionObjArgs(is_inference, x, NULL);
+	if (!without) return -2;
+	int none = PyObject_IsTrue(without);
+	Py_DecRef(without);
+	if (none) return -1;
+	PyObject *version = PyObject_GetAttrString(x, "_version");
+	long long number = version ? PyLong_AsLongLong(version) : -2;
+	Py_DecRef(version);
+	return number < 0 ? -2 : number;
+}
+
+int current_stream(int device, weft_stream *stream) {
+	*stream = NULL;
+	if (device < 0 || emulated) return 0;
+	return exchange && exchange->stream(DL_CUDA, device, stream) == 0 ? 0 : declines();
+}
+
+/*
+ * Tensors over memory that is not PyTorch's. It calls the deleter in any thread, with or without the interpreter's
+ * lock, so the deleter only puts the block on a list. The next call drains it.
+ */
+
+typedef struct block {
+	dl_managed managed; /* first: what the deleter is given */
+	int64_t shape[WEFT_MAX_DIMS], strides[WEFT_MAX_DIMS];
+	PyObject *keep; /* until the tensor has gone */
+	calls *of;
+	void *memory; /* instead of these two: the tensor's own */
+	struct block *next;
+} block;
+
+static _Atomic(block *) gone;
+static block *spare;
+uint64_t drained;
+
+static block *block_new(void) {
+	block *b = spare;
+	if (b)
+		spare = b->next;
+	else if (!(b = malloc(sizeof *b)))
+		return NULL;
+	memset(b, 0, offsetof(block, shape));
+	b->keep = NULL, b->of = NULL, b->memory = NULL;
+	return b;
+}
+
+static void deleter(dl_managed *m) {
+	block *b = (block *)m;
+	b->next = atomic_load_explicit(&gone, memory_order_relaxed);
+	while (!atomic_compare_exchange_weak_explicit(&gone, &b->next, b, memory_order_release, memory_order_relaxed))
+		;
+}
+
+/* Has PyTorch take a block over. Where it refuses it never gives it back. */
+static PyObject *taken(block *b) {
+	void *tensor = NULL;
+	b->managed.version = (dl_version){1, 0};
+	b->managed.deleter = deleter;
+	return exchange->take(&b->managed, &tensor) ? NULL : tensor;
+}
+
+/*
+ * New ones. A tensor like another costs half of one from nothing, and is PyTorch's own in every way. On the host one
+ * over memory of this file's costs half of that again; it cannot be resized, as tensors over memory of the library's
+ * cannot.
+ */
+
+enum { MOST_SAMPLES = 256 };
+
+int maker_init(maker *m, PyObject *sample, int plain) {
+	Py_IncRef(sample);
+	m->plain = plain;
+	m->sample = sample;
+	return (m->samples = PyDict_New()) ? 0 : -1;
+}
+
+void maker_clear(maker *m) {
+	Py_DecRef(m->sample), Py_DecRef(m->samples);
+	m->sample = m->samples = NULL;
+}
+
+/* A tensor of the shape and type of one, and the order in memory of one that has memory, over memory of its own. */
+static PyObject *plain_like(const dl_tensor *like, weft_tensor *made) {
+	enum { LINE = 64 };
+	size_t size = (size_t)(like->dtype.bits / 8);
+	block *b = like->ndim <= WEFT_MAX_DIMS ? block_new() : NULL;
+	if (!b) return PyErr_NoMemory();
+	int64_t dense = 1;
+	int none = 0;
+	for (int i = like->ndim; i-- > 0; dense *= like->shape[i]) {
+		none |= like->strides[i] == 0;
+		b->shape[i] = made->shape[i] = like->shape[i], b->strides[i] = dense;
+	}
+	if (!none) memcpy(b->strides, like->strides, sizeof *b->strides * (size_t)like->ndim);
+	if (!(b->memory = malloc(size * (size_t)dense + LINE))) {
+		b->next = spare, spare = b;
+		return PyErr_NoMemory();
+	}
+	made->size = sizeof *made, made->dtype = type_of(like->dtype), made->dims = like->ndim;
+	made->data = (void *)(((uintptr_t)b->memory + LINE - 1) & ~(uintptr_t)(LINE - 1));
+	b->managed.tensor = (dl_tensor){.data = made->data, .device = {DL_CPU, 0}, .ndim = like->ndim, .dtype = like->dtype,
+									.shape = b->shape, .strides = b->strides};
+	return taken(b);
+}
+
+PyObject *maker_make(maker *m, int64_t rows, weft_tensor *made) {
+	PyObject *key = PyLong_FromLongLong(rows), *sample = key ? PyDict_GetItemWithError(m->samples, key) : NULL;
+	if (sample) {
+		Py_IncRef(sample);
+	} else if (key && !PyErr_Occurred()) {
+		if (PyDict_Size(m->samples) >= MOST_SAMPLES) PyDict_Clear(m->samples);
+		sample = PyObject_CallFunctionObjArgs(m->sample, key, NULL);
+		if (sample && PyDict_SetItem(m->samples, key, sample)) Py_DecRef(sample), sample = NULL;
+	}
+	Py_DecRef(key);
+	dl_tensor t;
+	PyObject *x = NULL;
+	if (sample && m->plain)
+		x = exchange->show(sample, &t) ? NULL : plain_like(&t, made);
+	else if (sample)
+		x = PyObject_CallFunctionObjArgs(empty_like, sample, NULL);
+	Py_DecRef(sample);
+	if (!x || m->plain) return x;
+	if (Py_TYPE(x) != tensor_type || exchange->show(x, &t) || t.ndim > WEFT_MAX_DIMS) {
+		if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "a PyTorch mode makes tensors of its own");
+		Py_DecRef(x);
+		return NULL;
+	}
+	*made = (weft_tensor){.size = sizeof *made, .data = t.data, .dtype = type_of(t.dtype), .dims = t.ndim};
+	if (t.data) made->data = (char *)t.data + t.byte_offset;
+	for (int i = 0; i < t.ndim; i++) made->shape[i] = t.shape[i];
+	return x;
+}
+
+PyObject *tensor_show(calls *of, PyObject *keep, const weft_tensor *what, int device, int turned) {
+	block *b = block_new();
+	if (!b) return PyErr_NoMemory();
+	int n = what->dims, on_host = device < 0 || emulated;
+	int64_t stride = 1;
+	for (int i = n; i-- > 0; stride *= what->shape[i]) b->shape[i] = what->shape[i], b->strides[i] = stride;
+	if (turned) {
+		int64_t shape = b->shape[n - 1], step = b->strides[n - 1];
+		b->shape[n - 1] = b->shape[n - 2], b->strides[n - 1] = b->strides[n - 2];
+		b->shape[n - 2] = shape, b->strides[n - 2] = step;
+	}
+	b->managed.tensor = (dl_tensor){
+		.data = what->data,
+		.device = {on_host ? DL_CPU : DL_CUDA, on_host ? 0 : device},
+		.ndim = n,
+		.dtype = {dl_types[what->dtype].code, dl_types[what->dtype].bits, 1},
+		.shape = b->shape,
+		.strides = b->strides,
+	};
+	Py_IncRef(keep), Py_IncRef((PyObject *)of);
+	b->keep = keep, b->of = of;
+	of->shown++;
+	return taken(b);
+}
+
+void drain(void) {
+	if (!atomic_load_explicit(&gone, memory_order_relaxed)) return;
+	block *b = atomic_exchange_explicit(&gone, NULL, memory_order_acquire);
+	while (b) {
+		block *next = b->next;
+		PyObject *keep = b->keep, *lease = NULL;
+		calls *of = b->of;
+		free(b->memory);
+		b->next = spare, spare = b;
+		if (of) {
+			drained++;
+			if (!--of->shown) lease = of->lease, of->lease = NULL;
+		}
+		/* From here on other code may run, which may drain, too. */
+		Py_DecRef(keep), Py_DecRef(lease), Py_DecRef((PyObject *)of);
+		b = next;
+	}
+}
