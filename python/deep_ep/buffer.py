@@ -205,6 +205,10 @@ class Buffer:
         """Counts where this rank's tokens go: int32 [ranks], None (there is one node), int32 [experts],
         bool [tokens, ranks]. Local."""
         _check_events(previous_event, async_finish, allocate_on_comm_stream)
+        if previous_event is None and not async_finish:
+            quick = self._exchanges.quick_layout(topk_idx, num_experts)
+            if quick is not None:
+                return *quick, EventOverlap()  # type: ignore[return-value]
         counted, event = self._stream.run_soon(
             self._exchanges.layout, topk_idx, previous_event, async_finish, topk_idx, num_experts
         )
@@ -243,6 +247,43 @@ class Buffer:
         only ``recv_x`` and the event come back.
         """
         _check_events(previous_event, async_finish, allocate_on_comm_stream)
+        if (
+            handle is not None
+            and topk_idx is None
+            and topk_weights is None
+            and previous_event is None
+            and not async_finish
+            and not num_worst_tokens
+            and expert_alignment == 1
+        ):
+            quick = self._normal.quick_again(x, handle)  # type: ignore[arg-type]
+            if quick is not None:
+                return quick, None, None, None, None, EventOverlap()
+        if (
+            handle is None
+            and isinstance(x, Tensor)
+            and num_tokens_per_rank is not None
+            and is_token_in_rank is not None
+            and num_tokens_per_expert is not None
+            and topk_idx is not None
+            and previous_event is None
+            and not async_finish
+            and not num_worst_tokens
+            and expert_alignment >= 1
+            and (config is None or isinstance(config, Config))
+        ):
+            found = self._normal.quick_dispatch(
+                x,
+                is_token_in_rank,
+                num_tokens_per_rank,
+                num_tokens_per_expert,
+                topk_idx,
+                topk_weights,
+                expert_alignment,
+                self.num_sms // 2 if config is None else config.channels,
+            )
+            if found is not None:
+                return *found, EventOverlap()
         rows, scales = rows_and_scales(x)
         self._normal.check(rows)
         if expert_alignment < 1:
@@ -257,7 +298,7 @@ class Buffer:
                 raise ContractError(
                     f"num_worst_tokens is {num_worst_tokens}, and the handle's rows are {moved.received}"
                 )
-            (got, got_scales), event = self._stream.run(
+            (got, got_scales), event = self._stream.run_soon(
                 self._normal.again, rows, previous_event, async_finish, rows, scales, moved.route
             )
             return (
@@ -280,7 +321,7 @@ class Buffer:
             raise ContractError(
                 f"is_token_in_rank: shape {tuple(in_rank.shape)}, want {(rows.shape[0], self.group_size)}"
             )
-        result, event = self._stream.run(
+        result, event = self._stream.run_soon(
             self._normal.dispatch,
             rows,
             previous_event,
@@ -323,12 +364,16 @@ class Buffer:
         order, of the rows that its ranks have in that slot.
         """
         _check_events(previous_event, async_finish, allocate_on_comm_stream)
+        if topk_weights is None and bias is None and previous_event is None and not async_finish:
+            sums = self._normal.quick_combine(x, handle)
+            if sums is not None:
+                return sums, None, EventOverlap()
         moved = _moved(handle)
         self._normal.check(x)
         biases = () if bias is None else tuple(bias) if isinstance(bias, (tuple, list)) else (bias,)
         if len(biases) > _BIASES:
             raise ContractError(f"{len(biases)} biases, want at most {_BIASES}")
-        (out, weights), event = self._stream.run(
+        (out, weights), event = self._stream.run_soon(
             self._normal.combine, x, previous_event, async_finish, x, topk_weights, biases, moved
         )
         return out, weights, event
@@ -404,6 +449,16 @@ class Buffer:
         """
         if topk_weights is not None or x_global_scale is not None or use_nvfp4:
             refuse_forks_of_dispatch(topk_weights, use_nvfp4)
+        key = num_max_dispatch_tokens_per_rank, num_experts, use_fp8, round_scale, use_ue8m0
+        if (
+            not (async_finish or return_recv_hook)
+            and dispatch_wait_recv_cost_stats is None
+            and type(key[0]) is int
+            and _are_stats(cumulative_local_expert_recv_stats, num_experts // self.group_size, x)
+        ):
+            quick = self._low_latency.quick_dispatch(key, x, topk_idx, cumulative_local_expert_recv_stats)
+            if quick is not None:
+                return quick
         self._check_low_latency(x, 2, async_finish, return_recv_hook)
         require(
             not use_ue8m0 or (use_fp8 and round_scale),
@@ -428,6 +483,7 @@ class Buffer:
         (rows, scales, counts, handle), event = self._stream.run_soon(
             self._low_latency.dispatch, x, None, async_finish, *arguments
         )
+        self._low_latency.plan(key, handle.sent)
         return _pair(rows, scales), counts, handle, event, None
 
     @opaque
@@ -473,6 +529,14 @@ class Buffer:
         )
         if fork != NO_OVERLAP:
             refuse_overlap(fork)
+        if (
+            type(handle) is LowLatencyHandle
+            and not (use_logfmt or zero_copy or async_finish or return_recv_hook)
+            and combine_wait_recv_cost_stats is None
+        ):
+            quick = self._low_latency.quick_combine(x, topk_idx, topk_weights, handle, out)
+            if quick is not None:
+                return quick
         self._check_low_latency(x, 3, async_finish, return_recv_hook)
         sent = _sent(handle)
         if use_logfmt:
@@ -600,11 +664,15 @@ def _recalled(handle: Any, place: int, kind: type[T], of: str) -> T:
     return found
 
 
+def _are_stats(stats: Tensor | None, local: int, like: Tensor) -> bool:
+    return stats is None or (
+        stats.dtype == torch.int32 and stats.shape == (local,) and stats.is_contiguous() and stats.device == like.device
+    )
+
+
 def check_stats(stats: Tensor | None, local: int, like: Tensor) -> None:
     """Refuses a counter tensor to which counts of experts cannot be added."""
-    if stats is None or (
-        stats.dtype == torch.int32 and stats.shape == (local,) and stats.is_contiguous() and stats.device == like.device
-    ):
+    if stats is None or _are_stats(stats, local, like):
         return
     raise ContractError(
         f"cumulative_local_expert_recv_stats: {stats.dtype} {tuple(stats.shape)} on {stats.device}, want "

@@ -1012,6 +1012,56 @@ def test_low_latency_of_deep_ep(torch, gpus):
     gpus(3, rank)
 
 
+def test_compiled_part(torch, gpus, monkeypatch):
+    """The compiled part makes the calls of a buffer on a GPU, too, with what Python code has made of the first."""
+    import deep_ep
+    from weft import compiled
+
+    if not compiled.in_use():
+        pytest.skip("without the compiled part")
+    rng = np.random.default_rng(4)
+
+    def refuses():
+        raise AssertionError("Python code makes the call")
+
+    def rank(c):
+        b = deep_ep.Buffer.from_communicator(c, explicitly_destroy=True)
+        x = torch.from_numpy(rng.standard_normal((8, 512), np.float32)).bfloat16()
+        ids = torch.from_numpy(rng.permuted(np.tile(np.arange(8), (8, 1)), axis=1)[:, :3].copy())
+        weights = torch.from_numpy(rng.random((8, 3), np.float32))
+
+        def exchanges():
+            out = list(b.get_dispatch_layout(ids, 8)[2:4])
+            for options in ({"use_fp8": False}, {}, {"round_scale": True, "use_ue8m0": True}):
+                (got, counts, handle, *_), scales = b.low_latency_dispatch(x, ids, 8, 8, **options), None
+                if isinstance(got, tuple):
+                    got, scales = got
+                sums, *_ = b.low_latency_combine(torch.ones(4, 16, 512).bfloat16(), ids, weights, handle)
+                c.wait()
+                n = counts.tolist()
+                out += [torch.tensor(n), *(got[e, : n[e]].float() for e in range(4)), sums.float()]
+                out += [] if scales is None else [scales[e, : n[e]].clone() for e in range(4)]
+                out += [] if scales is None else [torch.tensor(scales.stride())]
+            layout = b.get_dispatch_layout(ids, 8)
+            by = {"num_tokens_per_rank": layout[0], "num_tokens_per_expert": layout[2], "is_token_in_rank": layout[3]}
+            got, received, theirs, counts, handle, _ = b.dispatch(x, topk_idx=ids, topk_weights=weights, **by)
+            again, *_ = b.dispatch(x + 1, handle=handle)
+            sums, *_ = b.combine(got, handle)
+            c.wait()
+            return [*out, got.clone(), received, theirs, torch.tensor(counts), again.clone(), sums]
+
+        first = exchanges()
+        for h in b._exchanges._handles.values():
+            monkeypatch.setattr(h._dispatches, "take", refuses)
+            monkeypatch.setattr(h._combines, "take", refuses)
+        for _ in range(3):  # more than there is memory for at once
+            for got, want in zip(exchanges(), first, strict=True):
+                assert got.equal(want), (got, want)
+        b.destroy()
+
+    gpus(2, rank)
+
+
 def test_masks_of_deep_ep(torch, gpus):
     """Normal exchanges go on without a rank, whatever it said before."""
     import deep_ep

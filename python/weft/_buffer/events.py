@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from weft import views
+from weft import compiled, views
 
 if TYPE_CHECKING:
     from typing import Self
@@ -89,6 +89,11 @@ _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
 )
 
 
+_current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+capturing = torch.cuda.is_current_stream_capturing
+_record = getattr(getattr(torch._C, "_CudaEventBase", None), "record", torch.cuda.Event.record)
+
+
 class Current:
     """The current stream of a GPU, in a twentieth of the time that PyTorch takes."""
 
@@ -121,6 +126,7 @@ class CommStream:
         self._events: list[Any] = []  # events without a waiter, to be recorded again
         self._shown: list[Any] = []
         self._some_gone = False
+        self._drained = compiled.drained()
         # The number of the last exchange's stream, its end, and the events that say so again and
         # again: in the stream of exchanges, and in a current one.
         self._last: int | None = None
@@ -198,6 +204,26 @@ class CommStream:
         """Makes half of an exchange, in the current stream."""
         return self._run_here(exchange, like.get_device(), *arguments) if like.is_cuda else exchange(*arguments)
 
+    def run_quick(self, device: int, exchange: Callable[..., Any], *arguments: Any) -> Any:
+        """Makes an exchange of the compiled part's, on a GPU in the current stream, and returns its result.
+
+        It declines, with None, where more is to be done than that: where PyTorch is at another GPU or captures, or
+        the last exchange was in another stream. A ``device`` of -1 is the host.
+        """
+        if device < 0:
+            return exchange(*arguments)
+        if _current_device() != device or capturing():
+            return None
+        stream, number = self._current.stream(device)
+        if self._end is not None and self._last != number:
+            return None
+        try:
+            return exchange(*arguments)
+        finally:
+            end = self._mark(1)
+            _record(end, stream)
+            self._last, self._end = number, end
+
     def _run_here(self, exchange: Callable[..., Any], device: int, *arguments: Any) -> Any:
         if torch.cuda.current_device() != device:
             with torch.cuda.device(device):
@@ -255,7 +281,9 @@ class CommStream:
         there."""
         views.sweep()
         left = [shown for shown in self._shown if shown() is not None]
-        gone, self._shown, self._some_gone = self._some_gone or len(left) < len(self._shown), left, False
+        before, self._drained = self._drained, compiled.drained()
+        gone = self._some_gone or len(left) < len(self._shown) or self._drained != before
+        self._shown, self._some_gone = left, False
         return gone
 
 

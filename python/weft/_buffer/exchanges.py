@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 import weft
-from weft import ep
+from weft import compiled, ep, memory
+from weft.dtypes import DType
 from weft.ep.routing import Columns, in_columns
 
 from .errors import ContractError
@@ -20,7 +21,7 @@ from .events import CommStream
 from .mask import Mask
 
 # Smaller results are copied out of the library's memory: a view of it costs more.
-_SHOWN_BYTES = 1 << 16
+SHOWN_BYTES = 1 << 16
 
 _FEW_SMS = 2  # enough for a few numbers of each rank
 _FEW_BYTES = 1 << 20  # and for what they send
@@ -48,6 +49,10 @@ class Exchanges:
         self.comm, self.ranks, self.rank = comm, comm.ranks, comm.rank
         self.on_gpu = comm.engine == "gpu"
         self.stream = CommStream()
+        self.in_streams = self.on_gpu and torch.cuda.is_available()
+        """Whether exchanges are enqueued in PyTorch's streams."""
+        self.device = comm._device if self.in_streams else -1
+        """The GPU of those streams."""
         self.mask = Mask(comm, self._forget)
         self._forgot = 0
         self.meeting: Any = None  # of normal exchanges on the host
@@ -56,7 +61,9 @@ class Exchanges:
         self._handles: dict[Any, ep.Handle] = {}
         self._serial_group = comm._buffers = comm._buffers + 1
         self._shown: dict[ep.Handle, list[weakref.ref[ep.Received]]] = {}
-        self._captured: set[ep.Handle] = set()  # handles that a captured graph uses
+        self.captured: set[ep.Handle] = set()
+        """Handles that a captured graph uses."""
+        self._layouts: dict[int, tuple[Any, Any]] = {}
         self._group: weft.Group | None = None
         self._gathers: dict[int, tuple[torch.Tensor, torch.Tensor, Any]] = {}
         self._counters: dict[int, ep.TokenCounter] = {}
@@ -82,7 +89,7 @@ class Exchanges:
         """Closes the objects that were made collectively. Every rank makes it again when it is needed."""
         for made in (*self._handles.values(), *((self._group,) if self._group else ())):
             made.close()
-        for kept in (self._handles, self._gathers, self._shown, self._captured, *self.of_handles):
+        for kept in (self._handles, self._gathers, self._shown, self.captured, *self.of_handles):
             kept.clear()
         self._group = self.meeting = None
         self._forgot += 1
@@ -137,9 +144,34 @@ class Exchanges:
             )
             within = made((topk.shape[0], self.ranks), dtype=torch.uint8, device=device)
             counter.count(topk, rank_tokens=ranks, expert_selections=selections, token_in_rank=within)
+            self._lay_out(experts, counter._handle, counter)
             return ranks, None, selections, within.view(torch.bool)
         counted = ep.count(topk, experts=experts, ranks=self.ranks)
+        self._lay_out(experts, 0, self.comm)
         return counted.rank_tokens, None, counted.expert_selections, counted.token_in_rank.view(torch.bool)
+
+    def _lay_out(self, experts: int, counter: int, owner: Any) -> None:
+        """Has the compiled part count from now on."""
+        if not compiled.in_use() or experts in self._layouts:
+            return
+        device = self.comm._device
+        made = compiled.NATIVE.Layout(
+            counter,
+            device,
+            experts,
+            self.ranks,
+            memory.samples((self.ranks,), DType.int32, device),
+            memory.samples((experts,), DType.int32, device),
+            memory.samples((self.ranks,), DType.bool, device),
+        )
+        self._layouts[experts] = made, owner
+
+    def quick_layout(self, topk: torch.Tensor, experts: int) -> tuple[Any, ...] | None:
+        """:meth:`layout` by the compiled part, in the current stream; None where it declines."""
+        found = self._layouts.get(experts)
+        if found is None or not self.mask.agreed:
+            return None
+        return self.stream.run_quick(self.device, found[0].count, found[1], topk)  # type: ignore[no-any-return]
 
     def on_host(self, counts: torch.Tensor) -> torch.Tensor:
         """Copies counts from a GPU to the host. Waits for all work that was enqueued before."""
@@ -174,7 +206,7 @@ class Exchanges:
                 self.stream.shows(weakref.ref(got.routing))
         else:
             copied, copied_scales, routing, large = handle.dispatch_copied(
-                rows, topk, weights, routing=routing, scales=scales, most=_SHOWN_BYTES
+                rows, topk, weights, routing=routing, scales=scales, most=SHOWN_BYTES
             )
             if large is None:
                 return copied, in_columns(copied_scales, columns), routing
@@ -202,12 +234,17 @@ class Exchanges:
 
     def _may_show(self, handle: ep.Handle, like: torch.Tensor) -> bool:
         if like.is_cuda and torch.cuda.is_current_stream_capturing():
-            self._captured.add(handle)
-        elif handle in self._captured:
+            self.captured.add(handle)
+        elif handle in self.captured:
             return False  # replays overwrite the memory of captured exchanges, views or not
         # One batch must be left for the next exchange.
-        shown = self._shown[handle] = [s for s in self._shown.get(handle, ()) if s() is not None]
-        return len(shown) < handle.spec.live - 1
+        shown = self.shown_of(handle)
+        shown[:] = [s for s in shown if s() is not None]
+        return len(shown) + compiled.batches(handle) < handle.spec.live - 1
+
+    def shown_of(self, handle: ep.Handle) -> list[weakref.ref[ep.Received]]:
+        """Batches of a handle that tensors of the caller's show, but for those of the compiled part."""
+        return self._shown.setdefault(handle, [])
 
     # Gathers of numbers from all ranks.
 
@@ -266,6 +303,16 @@ class Kept:
             self._held, self._as = ctypes.string_at(t.data_ptr(), size), t.dtype
         else:
             self._held, self._as = t.clone(), None
+
+    @classmethod
+    def of(cls, content: bytes, shape: torch.Size) -> Kept:
+        """That of a tensor of integers, by its bytes."""
+        made = cls.__new__(cls)
+        made.shape, made._as = shape, torch.int32 if len(content) == 4 * shape.numel() else torch.int64
+        made._held = content
+        if not content:
+            made._held, made._as = torch.empty(shape, dtype=torch.int64, device="cpu"), None
+        return made
 
     def tensor(self) -> torch.Tensor:
         """A tensor of it, which is not to be changed."""

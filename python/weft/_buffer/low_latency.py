@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 import weft
-from weft import ep
+from weft import compiled, ep, memory
 from weft.dtypes import DType
 from weft.ep.routing import Columns
 
 from .errors import ContractError
-from .exchanges import Era, Exchanges, Kept, where
+from .events import EventOverlap
+from .exchanges import SHOWN_BYTES, Era, Exchanges, Kept, where
 from .lazy import Lazy
 from .opaque import opaque
 from .traces import leave
@@ -60,6 +61,9 @@ class Given(NamedTuple):
 
 NOTHING = Given()
 
+Arguments = tuple[int, int, bool, bool, bool]
+"""Of a dispatch: the most tokens, experts, use_fp8, round_scale, use_ue8m0."""
+
 
 class Selections:
     """The selections of a dispatch, for comparison with those of a combine, which may be in another order,
@@ -71,6 +75,15 @@ class Selections:
         self.shape, self._of = topk.shape, weakref.ref(topk)
         self._version = None if topk.is_inference() else topk._version
         self._kept = Kept(topk) if topk.is_cpu else None
+
+    @classmethod
+    def of(cls, routing: ep.Routing, topk: int) -> Selections:
+        """Those that the compiled part has noted at a routing."""
+        made, version, content = cls.__new__(cls), routing._version, routing._content
+        made.shape, made._of = torch.Size((routing.tokens, topk)), routing._topk
+        made._version = None if version < 0 else version
+        made._kept = None if content is None else Kept.of(content, made.shape)
+        return made
 
     def are(self, topk: Tensor) -> bool:
         """Whether they are this tensor, to which nothing was written since."""
@@ -121,22 +134,34 @@ class LowLatencyHandle(Lazy):
     """DeepEP's handle (src_info, layout_range, num_max_dispatch_tokens_per_rank, hidden, num_experts), and
     the routing."""
 
-    sent: Sent
+    _length = 5
+    _sent: Sent | None = None
+    _parts: tuple[Tensor, Tensor] | None = None
+    _quick: tuple[Any, ep.Handle, Kind, Era, ep.Routing] | None = None
+    """What the compiled part's dispatches leave instead."""
 
     @classmethod
-    def of(cls, sent: Sent, local: int, parts: Callable[[], tuple[Tensor, Tensor]]) -> LowLatencyHandle:
-        """A handle of where rows come from, [local experts * places], and their ranges, which a function gives."""
-
-        kind = sent.kind
-
-        def contents() -> tuple[Any, ...]:
-            sources, ranges = parts()
-            leave(ranges, sent)
-            return sources.view(local, -1), ranges, kind.tokens, kind.hidden, kind.experts
-
+    def of(cls, sent: Sent, parts: tuple[Tensor, Tensor] | None = None) -> LowLatencyHandle:
+        """The handle of a dispatch. Where its rows come from, [local experts, places], and their ranges are in
+        ``parts``, else its routing has them."""
         made = cls()
-        made.sent, made._make, made._length = sent, contents, 5
+        made._sent, made._parts = sent, parts
         return made
+
+    @property
+    def sent(self) -> Sent:
+        """The state that the combine needs."""
+        if self._sent is None and self._quick is not None:
+            _, _, kind, era, routing = self._quick
+            self._sent = Sent(kind, Selections.of(routing, kind.topk), era, routing)
+        return self._sent  # type: ignore[return-value]
+
+    def _make(self) -> tuple[Any, ...]:
+        sent = self.sent
+        kind, routing = sent.kind, sent.routing
+        sources, ranges = self._parts or routing.parts("source_tokens", "ranges")  # type: ignore[union-attr]
+        leave(ranges, sent)
+        return sources.view(ranges.shape[0], -1), ranges, kind.tokens, kind.hidden, kind.experts
 
 
 class Results(NamedTuple):
@@ -148,8 +173,8 @@ class Results(NamedTuple):
     ranges: Tensor
     counts: Tensor
 
-    def handle(self, sent: Sent, ranks: int) -> LowLatencyHandle:
-        return LowLatencyHandle.of(sent, sent.kind.experts // ranks, lambda: (self.sources, self.ranges))
+    def handle(self, sent: Sent) -> LowLatencyHandle:
+        return LowLatencyHandle.of(sent, (self.sources, self.ranges))
 
 
 class Hook:
@@ -177,7 +202,9 @@ class LowLatency:
         # The hooks of exchanges that were sent, by handle, and their actions.
         self._sent: dict[ep.Handle, tuple[weakref.ref[Hook], ep.PendingDispatch | ep.PendingCombine]] = {}
         self._waits: dict[ep.Handle, list[Tensor | None]] = {}
-        exchanges.of_handles += (self._sent, self._waits)
+        # The compiled part's exchanges, by the caller's arguments, and what they need.
+        self._plans: dict[Arguments, tuple[Any, ep.Handle, Kind]] = {}
+        exchanges.of_handles += (self._sent, self._waits, self._plans)
 
     def _handle(self, kind: Kind) -> ep.Handle:
         found = self._exchanges.find(kind)
@@ -222,14 +249,86 @@ class LowLatency:
         sent = Sent(kind, Selections(topk), self._exchanges.era)
         if into is not None:
             self._fill(into, sent, h.dispatch(x, topk), stats)
-            return into.rows, into.scales, into.counts, into.handle(sent, ranks)
+            return into.rows, into.scales, into.counts, into.handle(sent)
         rows, scales, routing = self._exchanges.dispatch(h, x, None, topk, None, columns=_columns(kind, ranks))
         sent.routing = routing
         (counts,) = routing.parts("expert_counts")
         if stats is not None:
             stats.add_(counts)
-        handle = LowLatencyHandle.of(sent, kind.experts // ranks, lambda: routing.parts("source_tokens", "ranges"))
-        return rows, scales, counts, handle
+        return rows, scales, counts, LowLatencyHandle.of(sent)
+
+    def plan(self, arguments: Arguments, sent: Sent) -> None:
+        """Has the compiled part make dispatches of these arguments, and their combines, from now on."""
+        kind, on_gpu = sent.kind, self._exchanges.on_gpu
+        h = self._exchanges.find(kind)
+        known = self._plans.get(arguments)
+        if h is None or h._calls is None or (known is not None and known[2] == kind) or not compiled.in_use():
+            return
+        device, ranks = self._comm._device, self._comm.ranks
+        local, places = kind.experts // ranks, ranks * kind.tokens
+        columns = _columns(kind, ranks)
+        of_scales, (_, words, _) = (DType.float32, (0, 0, 0)) if columns is None else columns
+        rows = DType.bfloat16 if columns is None else DType.float8_e4m3
+
+        def sample(_: int) -> Tensor:
+            like = torch.empty((local, words, places), dtype=memory.torch_dtype(of_scales), device="cpu")
+            return like.transpose(1, 2)
+
+        copies = local * places * (kind.hidden * rows.itemsize + 4 * words) <= SHOWN_BYTES and not on_gpu
+        if not copies and not (compiled.NATIVE.shows(rows) and compiled.NATIVE.shows(of_scales)):
+            return
+        made = compiled.NATIVE.LowLatency(
+            h._calls,
+            self._exchanges.shown_of(h),
+            memory.samples((local, places, kind.hidden), rows, device),
+            sample,
+            memory.samples((local,), DType.int32, device),
+            copies,
+            h.spec.live,
+            0 if columns is None else int(of_scales),
+            kind.tokens,
+            kind.hidden,
+            kind.topk,
+            local,
+            places,
+            words,
+        )
+        self._plans[arguments] = made, h, kind
+
+    def quick_dispatch(
+        self, arguments: Arguments, x: Tensor, topk: Tensor, stats: Tensor | None
+    ) -> tuple[Any, Tensor, LowLatencyHandle, EventOverlap, None] | None:
+        """What deep_ep returns of a dispatch without a hook, in the current stream, by the compiled part; None where
+        it declines. Collective."""
+        found = self._plans.get(arguments)
+        if found is None or self._sent or self._waits or not self._exchanges.mask.agreed:
+            return None
+        plan, h, kind = found
+        if self._exchanges.in_streams and h in self._exchanges.captured:
+            return None
+        got = self._stream.run_quick(self._exchanges.device, plan.dispatch, h, x, topk)
+        if got is None:
+            return None
+        arrived, counts, routing = got
+        if counts is None:
+            (counts,) = routing.parts("expert_counts")
+        if stats is not None:
+            stats.add_(counts)
+        made = LowLatencyHandle()
+        made._quick = plan, h, kind, self._exchanges.era, routing
+        return arrived, counts, made, EventOverlap(), None
+
+    def quick_combine(
+        self, x: Tensor, topk: Tensor, weights: Tensor, handle: LowLatencyHandle, out: Tensor | None
+    ) -> tuple[Tensor, EventOverlap, None] | None:
+        """The same of a combine, after a dispatch by the compiled part, with its selections. Collective."""
+        if handle._quick is None or self._sent or self._waits or not self._exchanges.mask.agreed:
+            return None
+        plan, h, _, era, routing = handle._quick
+        if era != self._exchanges.era:
+            return None
+        sums = self._stream.run_quick(self._exchanges.device, plan.combine, h, x, topk, weights, routing, out)
+        return None if sums is None else (sums, EventOverlap(), None)
 
     def send(
         self, x: Tensor, topk: Tensor, kind: Kind, stats: Tensor | None, waits: Tensor | None, given: Given = NOTHING
@@ -247,7 +346,7 @@ class LowLatency:
 
         hook = Hook(receive)
         self._sent[h] = weakref.ref(hook), pending
-        return into.rows, into.scales, into.counts, into.handle(sent, self._comm.ranks), hook
+        return into.rows, into.scales, into.counts, into.handle(sent), hook
 
     def _finish(self, h: ep.Handle, like: Tensor) -> None:
         """Receives a handle's pending exchange if its hook was collected."""

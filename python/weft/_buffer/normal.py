@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 import weft
-from weft import ep
+from weft import compiled, ep, memory
+from weft.dtypes import DType
 
 from .errors import ContractError
-from .events import CommStream
-from .exchanges import Exchanges, Kept
+from .events import CommStream, capturing
+from .exchanges import SHOWN_BYTES, Era, Exchanges, Kept
 from .lazy import Lazy
 from .traces import leave
 
@@ -52,8 +53,10 @@ class Route:
 
     __slots__ = ("_era", "_exchanges", "_numbers", "_routings", "_topk", "received", "shape")
 
-    def __init__(self, exchanges: Exchanges, shape: Shape, topk: Kept, received: int | None) -> None:
-        self._exchanges, self.shape, self._topk, self._era = exchanges, shape, topk, exchanges.era
+    def __init__(
+        self, exchanges: Exchanges, shape: Shape, topk: Kept, received: int | None, era: Era | None = None
+    ) -> None:
+        self._exchanges, self.shape, self._topk, self._era = exchanges, shape, topk, era or exchanges.era
         self.received = received
         """The number of received rows, if the routings do not have it."""
         self._routings: dict[ep.Payload, tuple[ep.Handle, ep.Routing]] = {}
@@ -134,10 +137,21 @@ class DispatchHandle(Lazy):
     is_token_in_rank, send_head), made when it is read.
     """
 
-    route: Route
     received: int
     _of: tuple[Any, Tensor, ep.Routing, int, int | None, CommStream]
     _length = 6
+    _route: Route | None = None
+    _quick: tuple[Exchanges, Shape, bytes, int, ep.Payload, ep.Handle, Era]
+    """What the compiled part's dispatches leave instead."""
+
+    @property
+    def route(self) -> Route:
+        """The route of the rows."""
+        if self._route is None:
+            exchanges, shape, content, tokens, payload, handle, era = self._quick
+            self._route = Route(exchanges, shape, Kept.of(content, torch.Size((tokens, shape[2]))), None, era)
+            self._route.first(payload, handle, self._of[2])
+        return self._route
 
     def _make(self) -> tuple[Tensor, ...]:
         made = _matrices(*self._of)
@@ -151,6 +165,10 @@ class Normal:
     def __init__(self, exchanges: Exchanges) -> None:
         self._exchanges = exchanges
         self._heads: dict[Any, Tensor] = {}
+        self._compiled: dict[ep.Handle, Any] = {}  # the compiled part's exchanges of handles; None where it has none
+        # The compiled part's dispatches on the host with their meeting, by the type of rows.
+        self._met: dict[torch.dtype, tuple[Any, ep.Handle, Shape, ep.Payload]] = {}
+        exchanges.of_handles += (self._compiled, self._met)
 
     def dispatch(
         self,
@@ -164,9 +182,10 @@ class Normal:
         alignment: int,
         channels: int,
         worst: int,
+        said: bytes | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, list[int], DispatchHandle]:
         """Sends rows by routing of their own: the rows that arrive, scales, selections, weights,
-        counts, the handle. Collective."""
+        counts, the handle. ``said``: what ranks have said already. Collective."""
         self._agree()
         exchanges, selected, experts = self._exchanges, topk is not None, expert_tokens.shape[0]
         if topk is None:
@@ -175,7 +194,9 @@ class Normal:
                 exchanges.ranks,
                 torch.where(in_rank, torch.arange(exchanges.ranks, device=in_rank.device), -1),
             )
-        everyone, most, received, counts = self._announce(x, rank_tokens, expert_tokens, experts, topk, channels, worst)
+        everyone, most, received, counts = self._announce(
+            x, rank_tokens, expert_tokens, experts, topk, channels, worst, said
+        )
         sms = 2 * channels if exchanges.on_gpu else 0
         route = Route(
             exchanges,
@@ -185,12 +206,13 @@ class Normal:
         )
         payload, sent = _as_payload(x, scales)
         handle = route.handle(payload)
-        rows, arrived, routing = exchanges.dispatch(
-            handle, x, sent, topk, weights, received_rows=None if received is None else lambda _: received
-        )
+        rows, arrived, routing, ids, sums, demand = self._dispatched(handle, x, sent, topk, weights, None, received)
         route.first(payload, handle, routing)
-        ids = sums = None
-        if selected:
+        if not selected:
+            ids = sums = None
+        elif demand is not None:
+            counts = demand if counts is None else counts
+        else:
             # With a worst case the counts stay where they are: reading them would wait for a GPU.
             ids, *more = routing.parts(
                 *(_SELECTIONS if weights is None else _WEIGHTED), demand=counts is None, rows=received
@@ -199,18 +221,111 @@ class Normal:
                 counts = more.pop()
             if more:
                 sums = more[0].clone() if exchanges.on_gpu else more[0]  # there it shows the memory of the routing
-        elif counts is None:
+        if counts is None:
             counts = exchanges.all_gather(expert_tokens.int())[:, self._mine(expert_tokens)].sum(0).tolist()
         if alignment != 1:
             counts = [-(-n // alignment) * alignment for n in counts]
 
+        if selected and scales is None and not worst and not exchanges.on_gpu:
+            self._meet_quickly(x, handle, route.shape)
         made = DispatchHandle()
-        made.route, made.received, made._of = (
+        made._route, made.received, made._of = (
             route,
             rows.shape[0],
             (everyone, in_rank, routing, channels, received, exchanges.stream),
         )
         return rows, None if arrived is None else _like_sent(scales, arrived), ids, sums, counts, made
+
+    def _meet_quickly(self, x: Tensor, handle: ep.Handle, shape: Shape) -> None:
+        """Has the compiled part make dispatches of such rows on the host from now on, with the meeting before."""
+        by, met = self._compiled.get(handle), self._met.get(x.dtype)
+        if by is None or (met is not None and met[0] is by):
+            return
+        _, address, _, at, *_ = self._exchanges.meeting
+        group = self._exchanges.group
+        by.meet(group, group._handle, address, at, self._exchanges.ranks, self._exchanges.rank, _TYPES[x.dtype])
+        self._met[x.dtype] = by, handle, shape, _PAYLOADS[x.dtype]
+
+    def quick_dispatch(
+        self,
+        x: Tensor,
+        in_rank: Tensor,
+        rank_tokens: Tensor,
+        expert_tokens: Tensor,
+        topk: Tensor,
+        weights: Tensor | None,
+        alignment: int,
+        channels: int,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, list[int], DispatchHandle] | None:
+        """:meth:`dispatch` on the host, of rows without scales, by the compiled part; None where it declines.
+        Collective."""
+        found, exchanges = self._met.get(x.dtype) if type(x) is Tensor else None, self._exchanges
+        if found is None or not exchanges.mask.agreed or exchanges.comm._left_out:
+            return None
+        by, handle, shape, payload = found
+        got = by.exchange(handle, channels, x, in_rank, rank_tokens, expert_tokens, topk, weights)
+        if got is None:
+            return None
+        said, results, content = got
+        if results is None:
+            rows, _, ids, sums, counts, made = self.dispatch(
+                x, None, in_rank, rank_tokens, expert_tokens, topk, weights, alignment, channels, 0, said
+            )
+            return rows, ids, sums, counts, made
+        rows, _, routing, ids, sums, counts = results
+        if alignment != 1:
+            counts = [-(-n // alignment) * alignment for n in counts]
+        made = DispatchHandle()
+        made.received = routing._rows
+        made._quick = exchanges, shape, content, routing.tokens, payload, handle, exchanges.era
+        made._of = said, in_rank, routing, channels, None, exchanges.stream
+        return rows, ids, sums, counts, made
+
+    def _dispatched(
+        self,
+        handle: ep.Handle,
+        x: Tensor,
+        scales: Tensor | None,
+        topk: Tensor | None,
+        weights: Tensor | None,
+        routing: ep.Routing | None,
+        received: int | None,
+    ) -> tuple[Tensor, Tensor | None, ep.Routing, Tensor | None, Tensor | None, list[int] | None]:
+        """A dispatch, by the compiled part where it can: rows, scales, the routing; and where it describes a new one
+        selections, their weights and each expert's demand. Collective."""
+        by = self._compiled.get(handle)
+        if by is None and handle not in self._compiled:
+            by = self._compiled[handle] = self._compile(handle)
+        if by is not None and not (x.is_cuda and (handle in self._exchanges.captured or capturing())):
+            got = by.dispatch(handle, x, scales, topk, weights, routing, received)
+            if got is not None:
+                return got  # type: ignore[no-any-return]
+        known = None if received is None else lambda _: received
+        return (*self._exchanges.dispatch(handle, x, scales, topk, weights, routing, known), None, None, None)
+
+    def _compile(self, handle: ep.Handle) -> Any:
+        spec, ranks = handle.spec, self._exchanges.ranks
+        scale = DType.ue8m0 if spec.payload == ep.Payload.fp8_ue8m0 else DType.float32
+        if handle._calls is None or not compiled.in_use():
+            return None
+        if not (compiled.NATIVE.shows(DType(spec.row_dtype)) and compiled.NATIVE.shows(scale)):
+            return None
+        device = self._exchanges.comm._device
+        return compiled.NATIVE.Normal(
+            handle._calls,
+            self._exchanges.shown_of(handle),
+            spec.live,
+            spec.experts // ranks,
+            SHOWN_BYTES,
+            spec.max_tokens,
+            spec.hidden,
+            spec.topk,
+            spec.experts,
+            memory.samples((spec.hidden,), DType(spec.row_dtype), device),
+            memory.samples((-(-spec.hidden // 128),), scale, device),
+            memory.samples((spec.topk,), DType.int64, device),
+            memory.samples((spec.topk,), DType.float32, device),
+        )
 
     def _agree(self) -> None:
         if not self._exchanges.mask.agreed:
@@ -230,6 +345,7 @@ class Normal:
         topk: Tensor,
         channels: int,
         worst: int,
+        said: bytes | None,
     ) -> tuple[Any, int, int | None, list[int] | None]:
         """Exchanges announcements. Returns every rank's header (its first number is the rank's tokens, then
         its tokens for each rank) and the most tokens of any rank. Unless the routing or the worst case makes
@@ -262,10 +378,22 @@ class Normal:
             if worst:
                 return everyone, most, None, []
             numbers = self._exchanges.on_host(everyone)
+            known = self._heard(numbers.data_ptr(), numbers.shape[1], expert_tokens.shape[0], same)
+            if known is not None:
+                return everyone, _rounded(known[1]), known[2], known[3]
             heads, received = numbers[:, :_HEAD].tolist(), int(numbers[:, _HEAD + self._exchanges.rank].sum())
             counts = numbers[:, _HEAD + ranks :][:, self._mine(expert_tokens)].sum(0).tolist()
         else:
-            heads = everyone = self._gather((tokens, *same), rank_tokens)
+            if said is None:
+                address, heard = self._gather((tokens, *same), rank_tokens)
+                known = None if worst else self._heard(address, _HEAD + ranks, 0, same)
+                if known is not None:
+                    return bytes(heard), _rounded(known[1]), None, None
+            else:
+                heard = memoryview(said).cast("i", (ranks, _HEAD + ranks))
+            heads = everyone = heard.tolist()
+            for rank in self._exchanges.comm._left_out:
+                everyone[rank] = [0] * len(everyone[rank])
         for rank, theirs in enumerate(heads):
             if theirs[1:_HEAD] != same and rank not in self._exchanges.comm._left_out:
                 raise weft.MismatchError(
@@ -275,7 +403,19 @@ class Normal:
                 )
             if not worst:
                 most = max(most, theirs[0])
-        return everyone, most if worst else 1 << (most - 1).bit_length(), received, [] if worst else counts
+        return everyone, most if worst else _rounded(most), received, [] if worst else counts
+
+    def _heard(
+        self, address: int, width: int, experts: int, same: list[int]
+    ) -> tuple[int, int, int, list[int] | None] | None:
+        """What the compiled part finds in announcements; None without it, and where ranks differ or are left out."""
+        if compiled.NATIVE is None or self._exchanges.comm._left_out:
+            return None
+        ranks = self._exchanges.ranks
+        found: tuple[int, int, int, list[int] | None] = compiled.NATIVE.heads(
+            address, ranks, width, self._exchanges.rank, experts // ranks, tuple(same)
+        )
+        return found if found[0] < 0 else None
 
     def _head(self, numbers: tuple[int, ...], device: torch.device) -> Tensor:
         """Numbers of the host's on a GPU, kept: a capture cannot take them there, and to do so waits."""
@@ -287,18 +427,19 @@ class Normal:
             found = self._heads[key] = torch.tensor(numbers, dtype=torch.int32, device=device)
         return found
 
-    def _gather(self, head: tuple[int, ...], rank_tokens: Tensor) -> list[list[int]]:
-        """Gathers every rank's announcement, on the host; zeros for masked ranks."""
+    def _gather(self, head: tuple[int, ...], rank_tokens: Tensor) -> tuple[int, memoryview]:
+        """Gathers every rank's announcement, on the host: where they are, and as an array of numbers."""
         if self._exchanges.meeting is None:
             mine, everyone, gather = self._exchanges.gather_of(_HEAD + self._exchanges.ranks)
             self._exchanges.meeting = (
                 _memory(mine),
                 mine.data_ptr(),
                 mine.numel(),
+                everyone.data_ptr(),
                 _memory(everyone).cast("i", tuple(everyone.shape)),
                 gather,
             )
-        own, address, n, everyone, gather = self._exchanges.meeting
+        own, address, n, at, said, gather = self._exchanges.meeting
         if rank_tokens.dtype != torch.int32 or rank_tokens.numel() != n - _HEAD or not rank_tokens.is_contiguous():
             raise ContractError(
                 f"num_tokens_per_rank: {rank_tokens.dtype} {tuple(rank_tokens.shape)}, want torch.int32 "
@@ -307,17 +448,14 @@ class Normal:
         _PUT_HEAD(own, 0, *head)
         ctypes.memmove(address + 4 * _HEAD, rank_tokens.data_ptr(), 4 * (n - _HEAD))
         gather()
-        gathered: list[list[int]] = everyone.tolist()
-        for rank in self._exchanges.comm._left_out:
-            gathered[rank] = [0] * n
-        return gathered
+        return at, said
 
     def again(self, x: Tensor, scales: Tensor | None, route: Route) -> tuple[Tensor, Tensor | None]:
         """Sends rows by a route that is known: those that arrive. Collective."""
         self._agree()
         payload, sent = _as_payload(x, scales)
         handle, routing = route.by(payload)
-        rows, arrived, _ = self._exchanges.dispatch(handle, x, sent, None, None, routing, lambda _: route.received)
+        rows, arrived, *_ = self._dispatched(handle, x, sent, None, None, routing, route.received)
         return rows, _like_sent(scales, arrived)
 
     def combine(
@@ -349,6 +487,41 @@ class Normal:
             :, :columns
         ].contiguous()
 
+    def quick_again(self, x: Tensor, handle: Any) -> Tensor | None:
+        """The rows of a dispatch by a handle, in the current stream, by the compiled part; None where it declines.
+        Collective."""
+        found = self._quick(x, handle)
+        if found is None:
+            return None
+        by, routing = found.by(_PAYLOADS[x.dtype])
+        compiled_by = self._compiled.get(by)
+        if compiled_by is None or (self._exchanges.in_streams and by in self._exchanges.captured):
+            return None
+        got = self._exchanges.stream.run_quick(
+            self._exchanges.device, compiled_by.dispatch, by, x, None, None, None, routing, found.received
+        )
+        return None if got is None else got[0]
+
+    def quick_combine(self, x: Tensor, handle: Any) -> Tensor | None:
+        """The same of the sums of a combine without weights and biases. Collective."""
+        found = self._quick(x, handle)
+        if found is None or x.shape[0] != handle.received:
+            return None
+        by, routing = found.home(x.dtype)
+        if by._calls is None:
+            return None
+        return self._exchanges.stream.run_quick(  # type: ignore[no-any-return]
+            self._exchanges.device, by._calls.combine, by, x, routing, None, None, None
+        )
+
+    def _quick(self, x: Tensor, handle: Any) -> Route | None:
+        """The route of a handle, if rows are of a kind that the compiled part takes along it."""
+        if type(handle) is not DispatchHandle or type(x) is not Tensor or not self._exchanges.mask.agreed:
+            return None
+        route, shape = handle.route, x.shape
+        fits = len(shape) == _MATRIX and shape[1] == route.shape[0] and x.dtype in _PAYLOADS
+        return route if fits and compiled.NATIVE is not None else None
+
     def check(self, x: Tensor) -> None:
         shape = x.shape
         if len(shape) != 2 or not x.is_contiguous():
@@ -357,6 +530,11 @@ class Normal:
             raise ContractError(f"x: type {x.dtype}, want one of {', '.join(map(str, _PAYLOADS))}")
         if shape[1] * x.itemsize % 16:
             raise ContractError(f"x: a row has {x.shape[1] * x.itemsize} bytes, want a multiple of 16")
+
+
+def _rounded(tokens: int) -> int:
+    """The most tokens of a handle for so many."""
+    return 1 << (max(tokens, _FEWEST) - 1).bit_length()
 
 
 def _memory(t: Tensor) -> memoryview:
@@ -384,6 +562,8 @@ def _matrices(
     gathered: Any, in_rank: Tensor, routing: ep.Routing, channels: int, received: int | None, stream: CommStream
 ) -> tuple[Tensor, ...]:
     """The parts of handles for all ranks' tokens and for each rank's."""
+    if isinstance(gathered, bytes):
+        gathered = torch.frombuffer(bytearray(gathered), dtype=torch.int32).view(in_rank.shape[1], -1)
     everyone = torch.as_tensor(gathered, dtype=torch.int32, device=in_rank.device)
     ranks = everyone.shape[0]
     everyone = torch.cat((everyone[:, :1], everyone[:, _HEAD : _HEAD + ranks]), 1)
