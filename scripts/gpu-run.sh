@@ -22,6 +22,7 @@
 #   nccl-ep     the NCCL EP face, by its test in C on one GPU and on up to four, where the bundle has it
 #   nccl        the same with groups of communicators of NCCL's, of the NCCL that the machine has, or its python3
 #   python      the Python package with CUDA tensors, by the python3 of the machine, where that has PyTorch and pytest. WEFT_PYTHON_TESTS picks others of its tests
+#   calls       what calls of Python and deep_ep cost the host of a GPU, by the compiled part of the package and without it
 #   sanitizer   below compute-sanitizer, where that is installed: memcheck and racecheck of every kernel of expert parallelism on small shapes, and memcheck of the
 #               other packages' tests that have GPU in their name
 #
@@ -65,7 +66,7 @@ if [ -z "$parts" ]; then
 		parts="$parts $(name_of "$program")"
 	done
 	[ ! -d "$bundle/nccl-ep" ] || parts="$parts c nccl-ep nccl"
-	[ ! -e "$bundle/python.tar.gz" ] || parts="$parts python"
+	[ ! -e "$bundle/python.tar.gz" ] || parts="$parts python calls"
 	parts="$parts link bench-ep bench-ep-ht overlap start sanitizer"
 fi
 
@@ -79,10 +80,10 @@ program_of() {
 # A wrong name is said before anything runs.
 for name in $parts; do
 	case $name in
-	doctor | link | bench-ep | bench-ep-ht | overlap | start | c | nccl-ep | nccl | python | sanitizer | test-gpu) continue ;;
+	doctor | link | bench-ep | bench-ep-ht | overlap | start | c | nccl-ep | nccl | python | calls | sanitizer | test-gpu) continue ;;
 	esac
 	[ -z "$(program_of "$name")" ] || continue
-	printf 'run.sh: there is no part %s; parts: doctor test-gpu c nccl-ep nccl python link bench-ep bench-ep-ht overlap start sanitizer' "$name" >&2
+	printf 'run.sh: there is no part %s; parts: doctor test-gpu c nccl-ep nccl python calls link bench-ep bench-ep-ht overlap start sanitizer' "$name" >&2
 	for program in $programs; do
 		printf ' %s' "$(name_of "$program")" >&2
 	done
@@ -239,11 +240,12 @@ through_nccl() {
 	in_c env LD_LIBRARY_PATH="$found${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" ./run nccl
 }
 
-# What of the machine's own environment says who is who is left out by the tests themselves.
-python_tests() {
+# unpack_python [MODULE] puts the Python packages where the interpreter of the machine finds them, if that has
+# PyTorch, and a module.
+unpack_python() {
 	no_gpu && return 77
-	interpreter=$(command -v python3) && "$interpreter" -c 'import pytest, torch; raise SystemExit(not torch.cuda.is_available())' 2>/dev/null || {
-		reason='no python3 with pytest and a PyTorch that sees GPUs'
+	interpreter=$(command -v python3) && "$interpreter" -c "import torch${1:+, $1}"'; raise SystemExit(not torch.cuda.is_available())' 2>/dev/null || {
+		reason="no python3 with ${1:+$1 and }a PyTorch that sees GPUs"
 		return 77
 	}
 	unpack_library || return
@@ -255,8 +257,22 @@ python_tests() {
 		CUDA_VISIBLE_DEVICES=$(seq -s , 0 $((WEFT_GPUS - 1)))
 		export CUDA_VISIBLE_DEVICES
 	}
+}
+
+# What of the machine's own environment says who is who is left out by the tests themselves.
+python_tests() {
+	unpack_python pytest || return
 	# shellcheck disable=SC2086 # they are arguments
 	bounded python "$limit" env PYTHONPATH="$work/python" "$interpreter" -m pytest -q -s -p no:cacheprovider ${WEFT_PYTHON_TESTS:-tests/test_cuda.py} 2>&1
+}
+
+# One rank alone makes them, whoever started this.
+python_calls() {
+	unpack_python || return
+	for pure in 0 1; do
+		bounded python "$limit" env -u WEFT_RANK -u WEFT_SIZE -u RANK -u WORLD_SIZE WEFT_PURE_PYTHON=$pure \
+			PYTHONPATH="$work/python" "$interpreter" -m weft.bench_calls --device gpu 2>&1 || return
+	done
 }
 
 sanitizer() {
@@ -356,6 +372,7 @@ for name in $parts; do
 	nccl-ep) part nccl-ep to nccl-ep.log in_c ./run gpus ;;
 	nccl) part nccl to nccl-ep.log through_nccl ;;
 	python) part python to python.log python_tests ;;
+	calls) part calls to bench.log python_calls ;;
 	sanitizer) part sanitizer to sanitizer.log sanitizer ;;
 	test-gpu) part test-gpu tests_on_gpus "$@" ;;
 	*) part "$name" tests "$(program_of "$name")" "$@" ;;

@@ -124,7 +124,7 @@ func TestGPURunSaysWhatPassed(t *testing.T) {
 	}{
 		{"all without a GPU", "", "", 77, []string{
 			"link", "skipped: no GPU", "test-ep",
-			"ok (1 passed, 1 skipped)", "sees no GPU", "in 11 of the parts",
+			"ok (1 passed, 1 skipped)", "sees no GPU", "in 12 of the parts",
 		}},
 		{"what needs none", "", "doctor test-plain", 0, []string{"test-plain", "ok (1 passed, 0 skipped)"}},
 		{"tests of which some need one", "", "test-ep", 77, []string{"sees no GPU", "in 1 of the parts"}},
@@ -141,6 +141,10 @@ func TestGPURunSaysWhatPassed(t *testing.T) {
 				"pytest -q -s -p no:cacheprovider tests/test_cuda.py, the package in ",
 				"/python, the library in ", "/nccl-ep/libweft.so, with a GPU\n",
 			},
+		},
+		{
+			"calls of Python", "gpu", "calls", 0,
+			[]string{"weft.bench_calls --device gpu, the package in ", "/nccl-ep/libweft.so, with a GPU\n"},
 		},
 		{
 			"a Python without PyTorch", "gpu bare", "python", 0,

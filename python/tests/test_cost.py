@@ -12,10 +12,13 @@ from conftest import alone
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no PyTorch")
-@pytest.mark.parametrize(("program", "calls"), [("cost.py", 5), ("cost_deep_ep.py", 10)])
-def test_cost(program, calls):
+@pytest.mark.parametrize(
+    ("program", "lines"),
+    [((Path(__file__).with_name("cost.py"), "2"), 5), (("-m", "weft.bench_calls", "--turns", "2"), 15)],
+)
+def test_cost(program, lines):
     p = subprocess.run(
-        [sys.executable, Path(__file__).with_name(program), "2"],
+        [sys.executable, *program],
         env=alone(),
         capture_output=True,
         text=True,
@@ -23,4 +26,4 @@ def test_cost(program, calls):
         check=False,
     )
     assert p.returncode == 0, p.stdout + p.stderr
-    assert p.stdout.count("\n") == calls, p.stdout
+    assert p.stdout.count("\n") == lines, p.stdout
