@@ -45,7 +45,7 @@ torch_part() {
 	cd python && PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$root/python" OMP_NUM_THREADS=1 \
 		timeout 1200 "$venv/bin/python" -m pytest -o cache_dir="$venv/cache" \
 		tests/test_torch.py tests/test_dlpack.py tests/test_training.py tests/test_deep_ep.py tests/test_mscclpp.py \
-		tests/test_communicator.py tests/test_wheel.py
+		tests/test_communicator.py tests/test_compiled.py tests/test_wheel.py
 }
 
 : >"$log"
