@@ -55,16 +55,18 @@ struct Queue {
 	Thread **at;
 	u32 first, count, room;
 
-	void push(Thread *t) { at[(first + count++) % room] = t; }
+	// A division at every step would take longer than many steps of a thread.
+	u32 place(u32 i) const { return first + i < room ? first + i : first + i - room; }
+	void push(Thread *t) { at[place(count++)] = t; }
 	Thread *pop() {
 		Thread *t = at[first];
-		first = (first + 1) % room;
+		first = place(1);
 		count--;
 		return t;
 	}
 	// prefer brings the i-th to the front.
 	void prefer(u32 i) {
-		Thread *&a = at[first], *&b = at[(first + i) % room], *t = a;
+		Thread *&a = at[first], *&b = at[place(i)], *t = a;
 		a = b;
 		b = t;
 	}
@@ -72,6 +74,7 @@ struct Queue {
 
 struct FullBlock : Block {
 	Thread **threads;
+	u32 *meeting, *ended; // lanes of each warp that are in a collective, and that have ended or never were
 	u32 count, alive, arrived, outcome;
 	Barrier kind;
 	const char *file;
@@ -103,6 +106,9 @@ u64 chance(FullGrid *g) {
 	g->random ^= g->random << 17;
 	return g->random;
 }
+
+// below is a number from 0 to n - 1.
+u32 below(FullGrid *g, u32 n) { return (u32)((chance(g) >> 32) * n >> 32); }
 
 } // namespace
 
@@ -439,6 +445,8 @@ u64 combine(Operation op, u64 a, u64 v) {
 
 // settle lets a warp's lanes of a mask go on if they are all there. Lanes that have ended, or never were, do not count.
 bool settle(FullBlock *b, u32 first, u32 mask, Thread *running) {
+	u32 &meeting = b->meeting[first / 32];
+	if ((mask & ~(meeting | b->ended[first / 32])) != 0) return false; // most lanes come before the last
 	Thread *lanes[32] = {}, *some = nullptr;
 	for (u32 i = 0; i < 32 && first + i < b->count; i++) {
 		Thread *t = b->threads[first + i];
@@ -480,6 +488,7 @@ bool settle(FullBlock *b, u32 first, u32 mask, Thread *running) {
 		default: t->result = total;
 		}
 	}
+	meeting &= ~present;
 	for (u32 i = 0; i < 32; i++) {
 		if (lanes[i] == nullptr) continue;
 		if (lanes[i] == running) {
@@ -501,14 +510,17 @@ u64 meet(Operation op, u32 mask, u64 value, u32 argument, const char *file, int 
 	if ((mask >> t->lane & 1) == 0)
 		FAIL(t, FAILED, "%s at %s:%d: lane %u is not in its own mask %#x", names[op], file, line, t->lane, mask);
 	t->mask = mask, t->operation = op, t->value = value, t->argument = argument, t->file = file, t->line = line;
-	for (u32 i = 0; i < 32 && first + i < b->count; i++) {
-		Thread *o = b->threads[first + i];
-		if (o == t || o->state != MEETS || (mask >> i & 1) == 0 || o->mask != mask || o->operation == (u32)op) continue;
+	u32 &meeting = b->meeting[first / 32];
+	for (u32 rest = meeting & mask; rest != 0; rest &= rest - 1) {
+		Thread *o = b->threads[first + (u32)__builtin_ctz(rest)];
+		if (o->mask != mask) continue;
+		if (o->operation == (u32)op) break; // all that came with this mask are at one operation
 		FAIL(t, FAILED, "divergent warp: it is at %s, %s:%d, and thread %u at %s, %s:%d, with the same mask %#x",
 			 names[op], file, line, o->number,
 			 names[o->operation], o->file, o->line, mask);
 	}
 	t->state = MEETS;
+	meeting |= 1u << t->lane;
 	if (settle(b, first, mask, t)) {
 		poll(); // a lane alone could go on for ever
 	} else {
@@ -777,17 +789,20 @@ void fault(int number, siginfo_t *info, void *context) {
 	}
 }
 
-// take rounds up to a power of two, so that launches find each other's.
+// take gives the smallest arena that is kept and large enough, or else a new one: stacks that were touched before
+// cost no page faults.
 Arena *take(Pool *pool, u64 least) {
 	u64 stacks = 1024;
 	while (stacks < least) stacks *= 2;
 	pool->lock();
-	Arena **at = &pool->first;
-	while (*at != nullptr && (*at)->stacks != stacks) at = &(*at)->next;
-	Arena *a = *at;
-	if (a != nullptr) {
+	Arena **at = nullptr, *a = nullptr;
+	for (Arena **i = &pool->first; *i != nullptr; i = &(*i)->next) {
+		if ((*i)->stacks >= least && (at == nullptr || (*i)->stacks < (*at)->stacks)) at = i;
+	}
+	if (at != nullptr) {
+		a = *at;
 		*at = a->next;
-		pool->stacks -= stacks;
+		pool->stacks -= a->stacks;
 	}
 	pool->unlock();
 	if (a != nullptr) return a;
@@ -823,6 +838,7 @@ void end_thread(Thread *t) {
 		note(g, FAILED, "%s: it ended before its bulk stores had been read: bulk_wait_read is missing", name_of(t).text);
 	}
 	t->state = ENDED;
+	b->ended[t->number / 32] |= 1u << t->lane;
 	g->progress++;
 	b->alive--;
 	if (b->alive > 0 && b->arrived == b->alive) pass(b);
@@ -878,7 +894,7 @@ void take_turn(FullGrid *g, FullBlock *b) {
 	}
 	while (b->polling.count > 0) b->ready.push(b->polling.pop());
 	while (b->ready.count > 0 && !g->failed) {
-		if (g->shuffle) b->ready.prefer((u32)(chance(g) % b->ready.count));
+		if (g->shuffle) b->ready.prefer(below(g, b->ready.count));
 		Thread *t = b->ready.pop();
 		t->state = READY;
 		g->running = t;
@@ -911,7 +927,7 @@ void schedule(FullGrid *g, u32 blocks) {
 		u32 kept = 0;
 		for (u32 i = 0; i < left && !g->failed; i++) {
 			if (g->shuffle) {
-				u32 k = i + (u32)(chance(g) % (left - i)), o = order[i];
+				u32 k = i + below(g, left - i), o = order[i];
 				order[i] = order[k];
 				order[k] = o;
 			}
@@ -972,7 +988,8 @@ extern "C" __attribute__((visibility("default"))) int weft_emulate_launch(Launch
 	u64 shared = (l->shared + 1023) & ~1023ull, statics = (s.size + 1023) & ~1023ull;
 
 	// One piece of memory: blocks, queues, threads by number; and the shared memory, which begins with nonsense.
-	u64 per = sizeof(FullBlock) + 3 * threads * sizeof(Thread *);
+	u32 warps = (threads + 31) / 32;
+	u64 per = sizeof(FullBlock) + 3 * threads * sizeof(Thread *) + 2 * warps * sizeof(u32);
 	u8 *books = (u8 *)malloc(blocks * per), *memory = nullptr;
 	Arena *arena = take((Pool *)l->pool, (u64)blocks * threads);
 	if (books == nullptr || arena == nullptr ||
@@ -985,6 +1002,7 @@ extern "C" __attribute__((visibility("default"))) int weft_emulate_launch(Launch
 	memset(memory, 0xA5, blocks * (shared + statics));
 	g.all = (FullBlock *)books;
 	Thread **lists = (Thread **)(books + blocks * sizeof(FullBlock));
+	u32 *lanes = (u32 *)(lists + (u64)blocks * 3 * threads);
 	for (u32 k = 0; k < blocks; k++) {
 		FullBlock *b = &g.all[k];
 		*b = {};
@@ -996,6 +1014,10 @@ extern "C" __attribute__((visibility("default"))) int weft_emulate_launch(Launch
 		b->threads = lists + (u64)k * 3 * threads;
 		b->ready = {b->threads + threads, 0, 0, threads};
 		b->polling = {b->threads + 2 * threads, 0, 0, threads};
+		b->meeting = lanes + (u64)k * 2 * warps;
+		b->ended = b->meeting + warps;
+		memset(b->meeting, 0, 2 * warps * sizeof(u32));
+		if (threads % 32 != 0) b->ended[warps - 1] = ~0u << threads % 32;
 		for (u32 i = 0; i < threads; i++) {
 			u64 base = (u64)arena->base + ((u64)k * threads + i) * STACK;
 			Thread *t = (Thread *)thread_at(base);

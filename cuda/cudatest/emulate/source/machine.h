@@ -102,7 +102,9 @@ struct Block {
 constexpr u64 STACK = 64 << 10;
 
 // thread_at is the address of the Thread in a stack: not in the same cache set for all.
-inline u64 thread_at(u64 base) { return base + STACK - 256 - ((base / STACK * 37 & 127) << 6); }
+inline __attribute__((always_inline)) u64 thread_at(u64 base) {
+	return base + STACK - 256 - ((base / STACK * 37 & 127) << 6);
+}
 
 inline __attribute__((always_inline)) Thread *self() {
 	u64 pointer;
