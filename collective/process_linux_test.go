@@ -63,8 +63,9 @@ func (m *member) Do(r *processes.Rank, c processes.Command) (any, error) {
 	case "halt": // at a step, when the others can do no more without this rank
 		var stuck error
 		at := func() {
-			stuck = m.othersWait(ctx)
-			r.Pause()
+			if stuck = m.othersWait(ctx); stuck == nil {
+				r.Pause()
+			}
 		}
 		if a.Step == 0 {
 			at()
@@ -130,14 +131,20 @@ func algorithmNamed(name string) *Algorithm {
 	return nil
 }
 
-// othersWait returns when every other rank waits for what this one has not published yet.
+// othersWait returns when every other rank waits for what this one has not published yet: of messages, also
+// one that has come further, and waits for a rank that waits for this one. It fails when the others have
+// waited for too long.
 func (m *member) othersWait(ctx context.Context) error {
+	peers := m.comm.Operations().Waiter().Peers
 	for _, r := range m.rounds.Live {
 		if r == m.comm.Rank() {
 			continue
 		}
 		for {
-			w := m.comm.Operations().Waiter().Peers[r].Record()
+			w := peers[r].Record()
+			if m.kind == PointToPoint && w.Peer >= 0 && w.Peer != m.comm.Rank() {
+				w = peers[w.Peer].Record()
+			}
 			if w.Peer == m.comm.Rank() && (w.Expected > m.rounds.Last() || m.kind == PointToPoint) {
 				break
 			}
@@ -145,6 +152,9 @@ func (m *member) othersWait(ctx context.Context) error {
 			case <-ctx.Done():
 				return fmt.Errorf("rank %d: %v: %w", r, w, ctx.Err())
 			case <-time.After(time.Millisecond):
+			}
+			if err := m.comm.Err(); err != nil {
+				return fmt.Errorf("rank %d: %v: %w", r, w, err)
 			}
 		}
 	}
@@ -360,13 +370,14 @@ func TestKilledRank(t *testing.T) {
 // their deadline, and go on without it. When it wakes up in the midst of what they left behind, it
 // returns an error too.
 func TestStoppedRank(t *testing.T) {
-	const deadline = 800 * time.Millisecond
+	const deadline = 2 * time.Second // in which a rank gets to its point, on a busy machine too
 	for k, a := range Algorithms() {
 		p, victim := phases[k%len(phases)], (k+k/len(phases))%crewSize
 		if !emulate.Everything() && k%3 > 0 {
 			continue
 		}
 		t.Run(fmt.Sprintf("%s %s rank %d", a.Name, p.name, victim), func(t *testing.T) {
+			t.Parallel() // they wait
 			crew, steps := startCrew(t, &a, deadline)
 			others := halt(t, crew, victim, p.at(steps))
 			stopped := time.Now()
@@ -421,7 +432,7 @@ func TestKilledAmongMessages(t *testing.T) {
 
 // TestStoppedAmongMessages stops a rank that exchanges messages: see TestStoppedRank.
 func TestStoppedAmongMessages(t *testing.T) {
-	const deadline, victim = 800 * time.Millisecond, 1
+	const deadline, victim = 2 * time.Second, 1
 	for window, steps := range messageSteps {
 		step := steps[len(steps)-1]
 		t.Run(fmt.Sprintf("window %t step %d", window, step), func(t *testing.T) {
