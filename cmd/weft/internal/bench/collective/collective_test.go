@@ -318,6 +318,10 @@ func TestEveryKindOnEmulatedGPUs(t *testing.T) {
 		t.Run(fmt.Sprintf("%+v", o), func(t *testing.T) {
 			g := emulatedGPUs(t, o.gpus)
 			for _, k := range kinds(true) {
+				// TestEveryAlgorithmOnEmulatedGPUs has the others in a loopback, by each of their algorithms.
+				if o.loopback && len(k.Algorithms(true)) > 0 && !testing.Short() && !emulate.Everything() {
+					continue
+				}
 				g.check(t, sweepOf(k), o)
 			}
 		})
