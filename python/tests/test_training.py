@@ -19,7 +19,7 @@ EXAMPLES = SOURCE / "examples"
 
 @pytest.mark.parametrize("ranks", [2, 3] if EVERYTHING else [3])
 def test_losses(torch_processes, ranks):
-    steps = 1000 if EVERYTHING else 100
+    steps = 1000 if EVERYTHING else 50
     for ended in torch_processes(ranks, "training", steps, timeout=300):
         assert ended.code == 0, ended.out
         found = json.loads(ended.out.splitlines()[0])
