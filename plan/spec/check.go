@@ -340,44 +340,55 @@ func (c *checker) places(op *Op) {
 			if p.Size != size {
 				c.fault("%s %d has %d chunks, and others have %d", name, i, p.Size, size)
 			}
-			c.place(op, fmt.Sprintf("%s %d", name, i), p, op.Slot(source, i))
+			c.place(op, position{name, i}, p, op.Slot(source, i))
 			c.leads(op, name, i, p)
 		}
 	}
 }
 
+// position is a source or destination of an operation.
+type position struct {
+	list string
+	i    int
+}
+
+func (p position) String() string { return fmt.Sprintf("%s %d", p.list, p.i) }
+
 // place checks that a range lies in its buffer.
-func (c *checker) place(op *Op, name string, p Place, slot bool) {
+func (c *checker) place(op *Op, name position, p Place, slot bool) {
 	rank := &c.f.Ranks[c.site.Rank]
 	block := &rank.Blocks[c.site.Block]
-	buffer, owners := p.Buffer, []int{c.site.Rank}
+	buffer, owner, owners := p.Buffer, [1]int{c.site.Rank}, []int(nil)
 	switch p.At {
 	case Owned:
 		if p.Rank != c.site.Rank {
-			c.fault("%s is of rank %d, which does not run the operation", name, p.Rank)
+			c.fault("%v is of rank %d, which does not run the operation", name, p.Rank)
 			return
 		}
 	case RemoteBuffer:
 		id := block.Remote(op.Via, p.ID)
 		if id < 0 {
-			c.fault("%s: %v remote buffer %d is not in the block's list", name, op.Via, p.ID)
+			c.fault("%v: %v remote buffer %d is not in the block's list", name, op.Via, p.ID)
 			return
 		}
-		buffer, owners = rank.Remotes[id].Buffer, []int{rank.Remotes[id].Rank}
+		buffer, owner[0] = rank.Remotes[id].Buffer, rank.Remotes[id].Rank
 	case Members:
 		id := block.Channel(Switched, p.ID)
 		if id < 0 {
-			c.fault("%s: switch channel %d is not in the block's list", name, p.ID)
+			c.fault("%v: switch channel %d is not in the block's list", name, p.ID)
 			return
 		}
 		buffer, owners = rank.Switches[id].Buffer, rank.Switches[id].Ranks
 		if op.Kind == SwitchReduce && p.Buffer != buffer {
-			c.fault("%s is the %v, and switch channel %d is of the %v", name, p.Buffer, p.ID, buffer)
+			c.fault("%v is the %v, and switch channel %d is of the %v", name, p.Buffer, p.ID, buffer)
 		}
 	}
 	if slot && buffer != Scratch {
-		c.fault("%s has packets in the %v; packets need scratch", name, buffer)
+		c.fault("%v has packets in the %v; packets need scratch", name, buffer)
 		return
+	}
+	if owners == nil {
+		owners = owner[:]
 	}
 	for _, owner := range owners {
 		if !c.known(owner) {
@@ -389,7 +400,7 @@ func (c *checker) place(op *Op, name string, p Place, slot bool) {
 			at, size = 2*at, 2*size // scratch has no room for flags of its own
 		}
 		if at < 0 || size < 0 || at > n || size > n-at {
-			c.fault("%s ends at chunk %d of the %v of rank %d, which has %d", name, at+size, buffer, owner, n)
+			c.fault("%v ends at chunk %d of the %v of rank %d, which has %d", name, at+size, buffer, owner, n)
 		}
 	}
 }
