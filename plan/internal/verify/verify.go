@@ -1,0 +1,291 @@
+// Package verify proves that a plan is right: that it ends, that nothing races, that it leaves what its collective
+// defines, and that it may be launched again. What it finds it shows by the operations that lead there.
+//
+// A plan is straight programs over counters, barriers and packets, and nothing depends on data. So one run decides
+// for all: see engine. Vector clocks say what is before what, and symbols what is where.
+package verify
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+
+	"github.com/weftgo/weft/plan/internal/meaning"
+	"github.com/weftgo/weft/plan/internal/program"
+	"github.com/weftgo/weft/plan/spec"
+)
+
+// Verdict is what is known of a plan.
+type Verdict struct {
+	Findings []Finding // errors first
+	// RankOrder says that every output is one fold of all inputs in the order of ranks, so its bits are those of
+	// the library's own algorithms.
+	RankOrder bool
+}
+
+// Errors is how many findings are errors.
+func (v *Verdict) Errors() (n int) {
+	for _, f := range v.Findings {
+		if !f.Warning {
+			n++
+		}
+	}
+	return n
+}
+
+// Plan verifies a plan.
+func Plan(f *spec.File) *Verdict {
+	if faults := f.Faults(); len(faults) > 0 {
+		v := new(Verdict)
+		for _, fault := range faults {
+			v.Findings = append(v.Findings, structural(fault))
+		}
+		v.Findings = merge(v.Findings)
+		return v
+	}
+	shapes := program.Shapes(f)
+	if cells := size(f, shapes); cells > most64 {
+		return &Verdict{Findings: []Finding{{
+			Class: Limits, Text: fmt.Sprintf("it has %d chunks and parts of them, more than can be verified", cells),
+		}}}
+	}
+	verdicts := make([]Verdict, len(shapes))
+	var group sync.WaitGroup
+	places := make(chan struct{}, max(1, runtime.GOMAXPROCS(0)))
+	for i, shape := range shapes {
+		group.Go(func() {
+			places <- struct{}{}
+			verdicts[i] = one(f, shape)
+			<-places
+		})
+	}
+	group.Wait()
+	all := Verdict{RankOrder: true}
+	for _, v := range verdicts {
+		all.Findings = append(all.Findings, v.Findings...)
+		all.RankOrder = all.RankOrder && v.RankOrder
+	}
+	all.Findings = merge(append(all.Findings, limits(f)...))
+	all.RankOrder = all.RankOrder && all.Errors() == 0
+	return &all
+}
+
+// most64 bounds the cells of a run.
+const most64 = 1 << 27
+
+func size(f *spec.File, shapes []program.Shape) (cells int) {
+	for r := range f.Ranks {
+		n := f.Ranks[r].Input + f.Ranks[r].Output + 3*f.Ranks[r].Scratch
+		cells += n
+	}
+	largest := 1
+	for _, s := range shapes {
+		largest = max(largest, s.Chunk)
+	}
+	return min(cells, most64+1) * largest
+}
+
+// structural is a finding of a fault of the file.
+func structural(err error) Finding {
+	f := Finding{Class: Structure, Text: err.Error()}
+	if fault, ok := errors.AsType[*spec.Error](err); ok {
+		f.Text = fault.Reason
+		f.Events = []Event{{Site: fault.Site, Op: fault.Kind}}
+	}
+	return f
+}
+
+// one verifies a plan at one size.
+func one(f *spec.File, shape program.Shape) (v Verdict) {
+	p := program.Of(f, shape)
+	var strong chan []Finding
+	if weak(f) {
+		strong = make(chan []Finding, 1)
+		go func() { strong <- weaknesses(p) }()
+	}
+	e := newEngine(p, model{}, false)
+	e.balance()
+	e.meetings()
+	if !e.run() {
+		e.stopped()
+		v.Findings = e.found
+		return v
+	}
+	e.finish()
+	e.lifetimes()
+	e.mixed()
+	e.relaunch()
+	windows(e)
+	plain := len(e.found)
+	e.results()
+	if len(e.found) > plain && len(p.Memories) > 0 {
+		e.found = append(e.found[:plain], explained(p)...)
+	}
+	v.Findings = e.found
+	v.RankOrder = e.rankOrder()
+	if errorsIn(v.Findings) {
+		v.Findings = loosen(p, v.Findings)
+	} else if strong != nil {
+		v.Findings = append(v.Findings, <-strong...)
+	}
+	return v
+}
+
+// weaknesses is what only packets and relaxed signals order.
+func weaknesses(p *program.Program) (all []Finding) {
+	e := newEngine(p, model{strong: true}, false)
+	if !e.run() {
+		return nil
+	}
+	for _, x := range e.found {
+		if x.Class == WeakOrder {
+			all = append(all, x)
+		}
+	}
+	return all
+}
+
+// explained is the findings of wrong results, with what is wrong.
+func explained(p *program.Program) []Finding {
+	e := newEngine(p, model{}, true)
+	e.run()
+	e.found = nil
+	e.results()
+	return e.found
+}
+
+func errorsIn(all []Finding) bool {
+	return slices.ContainsFunc(all, func(f Finding) bool { return !f.Warning })
+}
+
+// loosen says of races whether only a nop is missing.
+func loosen(p *program.Program, all []Finding) []Finding {
+	e := newEngine(p, model{loose: true}, false)
+	if !e.run() {
+		return all
+	}
+	e.finish()
+	e.lifetimes()
+	left := make(map[string]bool)
+	for _, f := range e.found {
+		left[f.key()] = true
+	}
+	for i := range all {
+		f := &all[i]
+		if left[f.key()] {
+			continue
+		}
+		switch f.Class {
+		case Race:
+			f.Text = "a signal or a wait orders two operations for one thread only; a nop is missing beside it"
+		case Lifetime:
+			f.Text += ": a nop is missing before the signal, or after the wait"
+		}
+	}
+	return all
+}
+
+// weak says whether anything of a plan orders weakly.
+func weak(f *spec.File) bool {
+	for r := range f.Ranks {
+		for b := range f.Ranks[r].Blocks {
+			for i := range f.Ranks[r].Blocks[b].Ops {
+				op := &f.Ranks[r].Blocks[b].Ops[i]
+				for _, o := range append(slices.Clone(op.Ops), *op) {
+					if o.Kind == spec.RelaxedSignal || o.Kind == spec.RelaxedWait || o.Kind.Packets() {
+						return true
+					}
+				}
+			}
+		}
+	}
+	return false
+}
+
+// windows reports packets in pipelines of several windows.
+func windows(e *engine) {
+	for b := range e.blocks {
+		for i := range e.blocks[b].steps {
+			if s := &e.blocks[b].steps[i]; s.Iteration == 1 && s.Op.Kind.Packets() {
+				e.found = append(e.found, Finding{
+					Class:  Packets,
+					Text:   "operations on packets repeat whole in every window of a pipeline, into the same slots",
+					Events: []Event{{Site: s.Site, Op: s.Op.Kind.String()}},
+				})
+			}
+		}
+	}
+}
+
+// limits warns of what MSCCL++'s executor, which has tables of fixed size, would overrun, and of what it does
+// otherwise than the plan says.
+func limits(f *spec.File) (all []Finding) {
+	warn := func(site spec.Site, op, text string) {
+		all = append(all, Finding{Class: Limits, Warning: true, Text: text, Events: []Event{{Site: site, Op: op}}})
+	}
+	for r := range f.Ranks {
+		for b := range f.Ranks[r].Blocks {
+			block := &f.Ranks[r].Blocks[b]
+			site := spec.Site{Rank: r, Block: b, Op: -1, Inner: -1}
+			n := 0
+			for i := range block.Ops {
+				n += max(1, len(block.Ops[i].Ops))
+				site := spec.Site{Rank: r, Block: b, Op: i, Inner: -1}
+				for _, op := range append(slices.Clone(block.Ops[i].Ops), block.Ops[i]) {
+					if len(op.Src) > 10 || len(op.Dst) > 10 || len(op.Channels) > 8 {
+						warn(site, op.Kind.String(), "MSCCL++ has room for 10 sources, 10 destinations and 8 channels")
+					}
+					mixed := slices.ContainsFunc(op.Src, func(p spec.Place) bool { return p.Buffer != op.Src[0].Buffer })
+					if mixed && op.Kind == spec.Put {
+						warn(site, op.Kind.String(), "MSCCL++ reads all sources of an operation from the buffer of the first")
+					}
+				}
+			}
+			if n > 64 {
+				warn(site, "", fmt.Sprintf("MSCCL++ has room for 64 operations, and there are %d", n))
+			}
+			for _, u := range slices.Concat(block.Channels, block.Remotes) {
+				if len(u.IDs) > 16 {
+					warn(site, "", "MSCCL++ has room for 16 channels and 16 remote buffers of a type")
+				}
+			}
+		}
+		if f.ReuseResources {
+			for i, b := range f.Ranks[r].Remotes {
+				if b.Buffer != spec.Scratch {
+					warn(spec.Site{Rank: r, Block: -1, Op: -1, Inner: -1}, "", fmt.Sprintf(
+						"remote buffer %d is no scratch: with reused resources MSCCL++ keeps those of the first call", i))
+				}
+			}
+		}
+	}
+	return all
+}
+
+// Same says how two plans differ in what they leave in outputs, or nothing. They must both pass.
+func Same(a, b *spec.File) string {
+	if len(a.Ranks) != len(b.Ranks) {
+		return fmt.Sprintf("%d ranks and %d ranks", len(a.Ranks), len(b.Ranks))
+	}
+	for _, shape := range program.Shapes(a) {
+		x, y := newEngine(program.Of(a, shape), model{}, false), newEngine(program.Of(b, shape), model{}, false)
+		if !x.run() || !y.run() {
+			return "one of them does not end"
+		}
+		for r := range a.Ranks {
+			for _, buffer := range []spec.Buffer{spec.Input, spec.Output} {
+				if left, right := x.contents(r, buffer), y.contents(r, buffer); !slices.Equal(left, right) {
+					return fmt.Sprintf("the %v of rank %d", buffer, r)
+				}
+			}
+		}
+	}
+	return ""
+}
+
+func (e *engine) contents(rank int, b spec.Buffer) []meaning.Value {
+	r := e.p.Whole(rank, b)
+	return e.memories[r.Memory].value[r.From:r.To]
+}
