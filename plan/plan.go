@@ -1,6 +1,9 @@
 package plan
 
 import (
+	"io"
+
+	"github.com/weftgo/weft/plan/internal/draw"
 	"github.com/weftgo/weft/plan/internal/simulate"
 	"github.com/weftgo/weft/plan/internal/verify"
 	"github.com/weftgo/weft/plan/spec"
@@ -69,3 +72,6 @@ type Report = simulate.Report
 // Simulate runs a plan in this process, under the order of events that a seed chooses, and compares outputs with the
 // collective's. What [Verify] calls an error, some seed shows; the same seed shows it again.
 func Simulate(f *File, o Simulation) Report { return simulate.Run(f, o) }
+
+// Draw writes a picture of a plan, as SVG: ranks, blocks, time, and what waits for what.
+func Draw(w io.Writer, f *File) error { return draw.SVG(w, f) }

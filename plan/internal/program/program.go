@@ -3,6 +3,7 @@
 package program
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/weftgo/weft/plan/spec"
@@ -74,6 +75,23 @@ func (r Range) Bytes() (from, to int) {
 		return 2 * r.From, 2 * r.To
 	}
 	return r.From, r.To
+}
+
+// Name says which chunks a range is.
+func (p *Program) Name(r Range) string {
+	c := p.Shape.Chunk
+	from, to := r.From/c, (r.To-1)/c
+	text := fmt.Sprintf("chunk %d", from)
+	if to > from {
+		text = fmt.Sprintf("chunks %d-%d", from, to)
+	}
+	if r.From%c != 0 || r.To%c != 0 {
+		text = "a part of " + text
+	}
+	if r.Slot {
+		text = "the packets of " + text
+	}
+	return fmt.Sprintf("%s of the %v of rank %d", text, spec.Buffer(r.Memory%Buffers), r.Rank())
 }
 
 // End is a rank's end of a channel. Peer is the other end, or -1 where the peer has none.
@@ -250,8 +268,7 @@ func (p *Program) part(op *spec.Op, n, iteration, window int) (from, to int) {
 	return at, min(at+window, to)
 }
 
-// Operands splits what an operation reads, writes and folds into lists of ranges of one length: the i-th
-// destination of the first list gets the fold of all sources, or of the i-th where Paired.
+// Paired says whether each destination gets its own source. Otherwise all get the fold of all sources.
 func (s *Step) Paired() bool {
 	switch s.Op.Kind {
 	case spec.Put, spec.PutWithSignal, spec.PutWithSignalAndFlush, spec.Get, spec.PutPackets:

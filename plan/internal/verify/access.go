@@ -169,24 +169,7 @@ func (e *engine) event(n int32) Event {
 	if a.write {
 		does = "writes "
 	}
-	return Event{Site: a.step.Site, Op: a.step.Op.Kind.String(), Does: does + e.name(a.place)}
-}
-
-// name says which chunks a range is.
-func (e *engine) name(r program.Range) string {
-	c := e.p.Shape.Chunk
-	from, to := r.From/c, (r.To-1)/c
-	text := fmt.Sprintf("chunk %d", from)
-	if to > from {
-		text = fmt.Sprintf("chunks %d-%d", from, to)
-	}
-	if r.From%c != 0 || r.To%c != 0 {
-		text = "a part of " + text
-	}
-	if r.Slot {
-		text = "the packets of " + text
-	}
-	return fmt.Sprintf("%s of the %v of rank %d", text, spec.Buffer(r.Memory%program.Buffers), r.Rank())
+	return Event{Site: a.step.Site, Op: a.step.Op.Kind.String(), Does: does + e.p.Name(a.place)}
 }
 
 // before says whether an access is before an actor's.

@@ -148,7 +148,7 @@ func (e *engine) unwritten(q *process, s *program.Step, at *stop) {
 				continue
 			}
 			r.From, r.To = c, c+1
-			at.event.Does = "waits for " + e.name(r)
+			at.event.Does = "waits for " + e.p.Name(r)
 			at.why = "no operation writes packets for which a block waits"
 			for b := range e.blocks {
 				if b != q.id && e.writes(b, r) {

@@ -1,0 +1,248 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/weftgo/weft/cmd/weft/internal/measure"
+	"github.com/weftgo/weft/plan"
+	"github.com/weftgo/weft/plan/spec"
+)
+
+func newPlan() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "plan",
+		Short: "Check, simulate and draw communication plans",
+		Args:  noArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	describe(cmd, "plan_root")
+	cmd.AddCommand(newPlanCheck(), newPlanRun(), newPlanShow())
+	return cmd
+}
+
+// onePlan wants one file.
+func onePlan(_ *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return usageError{errors.New("want the name of one file")}
+	}
+	return nil
+}
+
+// decodePlan reads a plan, which may break rules.
+func decodePlan(name string) (*plan.File, error) {
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return nil, exitError{2, err}
+	}
+	f, err := spec.Decode(text)
+	if err != nil {
+		return nil, exitError{2, fmt.Errorf("%s: %w", name, err)}
+	}
+	return f, nil
+}
+
+// loadPlan reads a plan that breaks no rule.
+func loadPlan(name string) (*plan.File, error) {
+	f, err := decodePlan(name)
+	if err == nil {
+		if broken := f.Check(); broken != nil {
+			return nil, fmt.Errorf("%s: %w", name, broken)
+		}
+	}
+	return f, err
+}
+
+func newPlanCheck() *cobra.Command {
+	var strict, asJSON bool
+	cmd := &cobra.Command{
+		Use:   "check FILE",
+		Short: "Prove that a plan is right, or show by which operations it goes wrong",
+		Args:  onePlan,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			f, err := decodePlan(args[0])
+			if err != nil {
+				return err
+			}
+			v := plan.Verify(f)
+			if asJSON {
+				err = planJSON(cmd.OutOrStdout(), args[0], v)
+			} else {
+				err = planText(cmd.OutOrStdout(), args[0], f, v)
+			}
+			if err == nil && (v.Errors() > 0 || strict && len(v.Findings) > 0) {
+				return exitError{status: 1}
+			}
+			return err
+		},
+	}
+	describe(cmd, "plan_check")
+	cmd.Flags().BoolVar(&strict, "strict", false, "end with status 1 for warnings, too")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	return cmd
+}
+
+// planText writes findings, each with the operations that lead to it.
+func planText(w io.Writer, name string, f *plan.File, v *plan.Verdict) error {
+	for _, x := range v.Findings {
+		severity := "error"
+		if x.Warning {
+			severity = "warning"
+		}
+		if _, err := fmt.Fprintf(w, "%s: %v: %s\n", severity, x.Class, x.Text); err != nil {
+			return err
+		}
+		for _, e := range x.Events {
+			if _, err := fmt.Fprintf(w, "    %v\n", e); err != nil {
+				return err
+			}
+		}
+	}
+	verdict := "nothing to find"
+	if n, warnings := v.Errors(), len(v.Findings)-v.Errors(); n+warnings > 0 {
+		verdict = measure.Count(n, "error") + ", " + measure.Count(warnings, "warning")
+	}
+	order := ""
+	if v.Errors() == 0 && (f.Collective == spec.AllReduce || f.Collective == spec.ReduceScatter) {
+		order = "; sums in an order of its own"
+		if v.RankOrder {
+			order = "; sums in the order of ranks"
+		}
+	}
+	_, err := fmt.Fprintf(w, "%s: %s%s\n", name, verdict, order)
+	return err
+}
+
+// planEvent and planFinding are what --json prints. Numbers that do not belong to a finding are left out.
+type planEvent struct {
+	Rank      *int   `json:"rank,omitempty"`
+	Block     *int   `json:"block,omitempty"`
+	Operation *int   `json:"operation,omitempty"`
+	Inner     *int   `json:"inner,omitempty"`
+	Name      string `json:"name,omitempty"`
+	Does      string `json:"does,omitempty"`
+}
+
+type planFinding struct {
+	Class    plan.Class  `json:"class"`
+	Severity string      `json:"severity"`
+	Text     string      `json:"text"`
+	Events   []planEvent `json:"events"`
+}
+
+func planJSON(w io.Writer, name string, v *plan.Verdict) error {
+	number := func(n int) *int {
+		if n < 0 {
+			return nil
+		}
+		return &n
+	}
+	findings := make([]planFinding, 0, len(v.Findings))
+	for _, x := range v.Findings {
+		f := planFinding{Class: x.Class, Severity: "error", Text: x.Text, Events: []planEvent{}}
+		if x.Warning {
+			f.Severity = "warning"
+		}
+		for _, e := range x.Events {
+			f.Events = append(f.Events, planEvent{
+				number(e.Site.Rank), number(e.Site.Block), number(e.Site.Op), number(e.Site.Inner), e.Op, e.Does,
+			})
+		}
+		findings = append(findings, f)
+	}
+	verdict := "clean"
+	if v.Errors() > 0 {
+		verdict = "errors"
+	} else if len(findings) > 0 {
+		verdict = "warnings"
+	}
+	return json.NewEncoder(w).Encode(struct {
+		File      string        `json:"file"`
+		Verdict   string        `json:"verdict"`
+		Errors    int           `json:"errors"`
+		Warnings  int           `json:"warnings"`
+		RankOrder bool          `json:"rank_order"`
+		Findings  []planFinding `json:"findings"`
+	}{name, verdict, v.Errors(), len(findings) - v.Errors(), v.RankOrder, findings})
+}
+
+func newPlanRun() *cobra.Command {
+	var simulated, trace bool
+	var schedules uint64
+	o := plan.Simulation{Launches: 3}
+	cmd := &cobra.Command{
+		Use:   "run FILE --simulate",
+		Short: "Run a plan in this process, under an order of events that a seed chooses",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if err := onePlan(cmd, args); err != nil {
+				return err
+			}
+			if !simulated {
+				return usageError{errors.New("plans run in a simulation alone so far: give --simulate")}
+			}
+			if o.Launches < 1 || schedules < 1 {
+				return usageError{errors.New("--launches, --schedules: want at least 1")}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			f, err := loadPlan(args[0])
+			if err != nil {
+				return err
+			}
+			if trace {
+				o.Trace = func(line string) { fmt.Fprintln(cmd.OutOrStdout(), line) }
+			}
+			first, steps := o.Seed, 0
+			for ; o.Seed-first < schedules; o.Seed++ {
+				r := plan.Simulate(f, o)
+				if steps += r.Steps; r.Failure != "" {
+					return fmt.Errorf("%s: seed %d: %s", args[0], o.Seed, r.Failure)
+				}
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: right in %s of %d launches, %d steps\n", args[0],
+				measure.Count(int(schedules), "schedule"), o.Launches, steps)
+			return err
+		},
+	}
+	describe(cmd, "plan_run")
+	f := cmd.Flags()
+	f.BoolVar(&simulated, "simulate", false, "run all ranks as a simulation in this process")
+	f.Uint64Var(&o.Seed, "seed", 0, "which order of events; the same one runs again under the same seed")
+	f.Uint64Var(&schedules, "schedules", 1, "try so many seeds, from --seed on, and end at the first that fails")
+	f.IntVar(&o.Launches, "launches", o.Launches, "launches of each rank, which do not wait for other ranks between")
+	f.BoolVar(&o.Weak, "weak", false, "let relaxed signals overtake stores, as no GPU of today does")
+	f.BoolVar(&trace, "trace", false, "say when ranks and blocks begin and end")
+	return cmd
+}
+
+func newPlanShow() *cobra.Command {
+	var out string
+	cmd := &cobra.Command{
+		Use:   "show FILE",
+		Short: "Draw a plan: ranks, blocks, time, and what waits for what",
+		Args:  onePlan,
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			f, err := loadPlan(args[0])
+			if err != nil {
+				return err
+			}
+			if out == "" {
+				return plan.Draw(cmd.OutOrStdout(), f)
+			}
+			to, err := os.Create(out)
+			if err != nil {
+				return err
+			}
+			return errors.Join(plan.Draw(to, f), to.Close())
+		},
+	}
+	describe(cmd, "plan_show")
+	cmd.Flags().StringVar(&out, "out", "", "the `file` to write (default: the standard output)")
+	return cmd
+}

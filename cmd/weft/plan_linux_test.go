@@ -1,0 +1,148 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/weftgo/weft/plan"
+	"github.com/weftgo/weft/plan/spec"
+)
+
+// planFile writes an all-gather of two ranks, after a change, and gives its name.
+func planFile(t *testing.T, change func(f *plan.File)) string {
+	t.Helper()
+	p := plan.New("gather", plan.AllGather(2, 1), plan.Options{InPlace: true})
+	channels := []*plan.Channel{p.Memory(0, 1), p.Memory(1, 0)}
+	for r, c := range channels {
+		b := p.Rank(r).Block(0)
+		b.RelaxedSignal(c)
+		b.RelaxedWait(c)
+		b.Put(c, p.Rank(1-r).Output().Chunk(r, 1), p.Rank(r).Output().Chunk(r, 1))
+		b.Signal(c)
+		b.Wait(c)
+	}
+	f, err := p.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	change(f)
+	name := filepath.Join(t.TempDir(), "plan.json")
+	if err := os.WriteFile(name, f.Text(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+// cut removes operations of rank 0's block.
+func cut(from, to int) func(f *plan.File) {
+	return func(f *plan.File) {
+		b := &f.Ranks[0].Blocks[0]
+		b.Ops = append(b.Ops[:from:from], b.Ops[to:]...)
+	}
+}
+
+func TestPlanCheck(t *testing.T) {
+	right := planFile(t, func(*plan.File) {})
+	if out, _ := command(t, 0, "plan", "check", "--strict", right); out != right+": nothing to find\n" {
+		t.Errorf("%q", out)
+	}
+	// Without its last signal rank 1 waits for ever, and its buffer may be written too late.
+	deadlock := planFile(t, cut(5, 6))
+	out, _ := command(t, 1, "plan", "check", deadlock)
+	for _, want := range []string{
+		"error: deadlock: ", "\n    rank 1, block 0, operation 6 (wait) waits for a signal of memory channel 0 of rank 1",
+		"error: balance: ", deadlock + ": 2 errors, 0 warnings\n",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is not in %q", want, out)
+		}
+	}
+	out, _ = command(t, 1, "plan", "check", "--json", deadlock)
+	var report struct {
+		Verdict  string
+		Errors   int
+		Findings []struct {
+			Class, Severity, Text string
+			Events                []map[string]any
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &report); err != nil {
+		t.Fatal(err)
+	}
+	if report.Verdict != "errors" || report.Errors != 2 || report.Findings[0].Class != "deadlock" ||
+		report.Findings[0].Severity != "error" || report.Findings[0].Events[0]["rank"] != 1.0 ||
+		report.Findings[0].Events[0]["operation"] != 6.0 || report.Findings[0].Events[0]["name"] != "wait" {
+		t.Errorf("%s", out)
+	}
+	warned := planFile(t, func(f *plan.File) {
+		for len(f.Ranks[0].Blocks[0].Ops) <= 64 {
+			b := &f.Ranks[0].Blocks[0]
+			b.Ops = append(b.Ops, spec.Op{Kind: spec.Nop})
+		}
+	})
+	if out, _ := command(t, 0, "plan", "check", warned); !strings.HasSuffix(out, ": 0 errors, 1 warning\n") {
+		t.Errorf("%q", out)
+	}
+	command(t, 1, "plan", "check", "--strict", warned)
+	broken := planFile(t, func(f *plan.File) { f.Ranks[0].Blocks[0].Ops[3].Dst[0].Index = 7 })
+	if out, _ := command(t, 1, "plan", "check", broken); !strings.Contains(out,
+		"error: structure: destination 0 ends at chunk 8 of the output of rank 1, which has 2\n"+
+			"    rank 0, block 0, operation 3") {
+		t.Errorf("%q", out)
+	}
+	if err := os.WriteFile(broken, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, errs := command(t, 2, "plan", "check", broken); !strings.Contains(errs, "the text ends") {
+		t.Errorf("%q", errs)
+	}
+	command(t, 2, "plan", "check", broken+".none")
+}
+
+func TestPlanRun(t *testing.T) {
+	right := planFile(t, func(*plan.File) {})
+	out, _ := command(t, 0, "plan", "run", right, "--simulate", "--seed", "3", "--schedules", "20")
+	if !strings.HasPrefix(out, right+": right in 20 schedules of 3 launches, ") {
+		t.Errorf("%q", out)
+	}
+	late := planFile(t, func(f *plan.File) {
+		for r := range f.Ranks {
+			b := &f.Ranks[r].Blocks[0]
+			b.Ops = b.Ops[:4]
+		}
+	})
+	_, errs := command(t, 1, "plan", "run", late, "--simulate", "--schedules", "100")
+	if !strings.Contains(errs, ": chunk ") || !strings.Contains(errs, " is wrong when the rank ends\n") {
+		t.Errorf("%q", errs)
+	}
+	_, seed, _ := strings.Cut(errs, ": seed ")
+	seed, _, _ = strings.Cut(seed, ":")
+	out, again := command(t, 1, "plan", "run", late, "--simulate", "--seed", seed, "--trace")
+	if again != errs || !strings.Contains(out, "rank 0 begins launch 1\n") {
+		t.Errorf("%q, and before %q; %q", again, errs, out)
+	}
+	for line, want := range map[string]string{
+		"plan check": "plan check: want the name of one file; see weft plan check --help",
+		"plan run x": "plan run: plans run in a simulation alone so far: give --simulate; " +
+			"see weft plan run --help",
+		"plan run x --simulate --launches 0": "plan run: --launches, --schedules: want at least 1; see weft plan run --help",
+		"plan show x y":                      "plan show: want the name of one file; see weft plan show --help",
+	} {
+		if _, errs := command(t, 2, strings.Fields(line)...); errs != "weft: "+want+"\n" {
+			t.Errorf("%s: %q, want %q", line, errs, want)
+		}
+	}
+}
+
+func TestPlanShow(t *testing.T) {
+	right := planFile(t, func(*plan.File) {})
+	out, _ := command(t, 0, "plan", "show", right)
+	name := filepath.Join(t.TempDir(), "plan.svg")
+	command(t, 0, "plan", "show", right, "--out", name)
+	if text, err := os.ReadFile(name); err != nil || string(text) != out || !strings.HasPrefix(out, "<svg ") {
+		t.Errorf("%v: %.100q", err, out)
+	}
+}

@@ -1,0 +1,60 @@
+package plan_test
+
+import (
+	"bytes"
+	"encoding/xml"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/weftgo/weft/plan"
+)
+
+// picture draws a plan and counts the elements of the picture.
+func picture(t *testing.T, f *plan.File) (text string, elements map[string]int) {
+	t.Helper()
+	var b bytes.Buffer
+	if err := plan.Draw(&b, f); err != nil {
+		t.Fatal(err)
+	}
+	text, elements = b.String(), make(map[string]int)
+	for d := xml.NewDecoder(&b); ; {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			return text, elements
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s, ok := token.(xml.StartElement); ok {
+			elements[s.Name.Local]++
+		}
+	}
+}
+
+func TestDraw(t *testing.T) {
+	for _, p := range programs() {
+		f := build(t, p.build())
+		text, elements := picture(t, f)
+		ops := 0
+		for _, r := range f.Ranks {
+			for _, b := range r.Blocks {
+				for _, op := range b.Ops {
+					ops += max(1, len(op.Ops))
+				}
+			}
+		}
+		if elements["title"] < ops || strings.Contains(text, "does not come") {
+			t.Errorf("%s: %d boxes for %d operations", p.name, elements["title"], ops)
+		}
+	}
+	f := build(t, twoShot(2))
+	f.Name = "<&>"
+	f.Ranks[0].Blocks[0].Ops = f.Ranks[0].Blocks[0].Ops[:1]
+	text, _ := picture(t, f)
+	if !strings.Contains(text, "(wait)\nmemory channel 0, with rank 0\nwaits for what does not come") ||
+		!strings.Contains(text, "&lt;&amp;&gt;: allreduce") {
+		t.Error(text)
+	}
+}
