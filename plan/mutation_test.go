@@ -2,9 +2,9 @@ package plan_test
 
 import (
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"slices"
 	"testing"
 
@@ -114,18 +114,13 @@ func corpus(t testing.TB) (names []string, files []*plan.File) {
 	for _, p := range programs() {
 		names, files = append(names, p.name), append(files, build(t, p.build()))
 	}
-	if folder := os.Getenv("WEFT_PLANS"); folder != "" {
-		all, _ := filepath.Glob(filepath.Join(folder, "*.json"))
-		for _, path := range all {
-			text, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+	if os.Getenv("WEFT_PLANS") != "" {
+		for name, text := range realTexts(t, "*.json") {
 			f, err := plan.Load(text)
 			if err != nil {
 				t.Fatal(err)
 			}
-			names, files = append(names, filepath.Base(path)), append(files, f)
+			names, files = append(names, name), append(files, f)
 		}
 	}
 	return names, files
@@ -238,4 +233,37 @@ func TestDefects(t *testing.T) {
 	if real < 100 {
 		t.Errorf("%d real defects are too few", real)
 	}
+}
+
+// Any text is refused, or is a plan that can be verified and drawn. If nothing is found in it, it runs.
+func FuzzVerify(f *testing.F) {
+	for _, p := range programs() {
+		f.Add(build(f, p.build()).Compact())
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if len(text) > 1<<14 {
+			return
+		}
+		file, err := plan.Load(text)
+		if err != nil {
+			return
+		}
+		for _, r := range file.Ranks {
+			if r.Input+r.Output+r.Scratch > 1<<10 {
+				return // it takes long
+			}
+		}
+		v := plan.Verify(file)
+		if err := plan.Draw(io.Discard, file); err != nil {
+			t.Fatal(err)
+		}
+		if len(v.Findings) > 0 {
+			return
+		}
+		for seed := range uint64(4) {
+			if r := plan.Simulate(file, plan.Simulation{Seed: seed}); r.Failure != "" {
+				t.Fatalf("seed %d: %s", seed, r.Failure)
+			}
+		}
+	})
 }

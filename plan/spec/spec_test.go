@@ -2,55 +2,9 @@ package spec
 
 import (
 	"bytes"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 )
-
-// plans are the real plans of the folder that WEFT_PLANS names.
-func plans(t *testing.T, pattern string) map[string][]byte {
-	t.Helper()
-	folder := os.Getenv("WEFT_PLANS")
-	if folder == "" {
-		t.Skip("WEFT_PLANS names no folder with plans")
-	}
-	names, err := filepath.Glob(filepath.Join(folder, pattern))
-	if err != nil || len(names) == 0 {
-		t.Fatalf("no plans match %s in %s: %v", pattern, folder, err)
-	}
-	all := make(map[string][]byte)
-	for _, name := range names {
-		text, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		all[filepath.Base(name)] = text
-	}
-	return all
-}
-
-func TestRealPlans(t *testing.T) {
-	for _, pattern := range []string{"*.json", "bad/*.json"} {
-		for name, text := range plans(t, pattern) {
-			f, err := Decode(text)
-			if err != nil {
-				t.Errorf("%s: %v", name, err)
-				continue
-			}
-			if err := f.Check(); err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
-			if got := append(f.Text(), '\n'); pattern == "*.json" && !bytes.Equal(got, text) {
-				t.Errorf("%s: the text is not the same", name)
-			}
-			again, err := Decode(f.Compact())
-			if err != nil || !bytes.Equal(again.Text(), f.Text()) {
-				t.Errorf("%s: not the same plan from one line: %v", name, err)
-			}
-		}
-	}
-}
 
 // small is a plan of one of each form of operation.
 const small = `{"name":"sm\u00e4ll \ud83d\ude00","collective":"custom","protocol":"LL","inplace":false,
@@ -132,9 +86,11 @@ func TestRefusals(t *testing.T) {
 		{`{"id":1,`, `{"id":2,`, `rank 1: line 20: id 2 at position 1 of its list`},
 		{`{"id":0,"ops"`, `{"id":1,"ops"`, `rank 0, block 0: line 3: id 1 at position 0`},
 		{`"size":2,"ranks"`, `"size":3,"ranks"`, `a group of size 3 has 2 ranks`},
-		{`{"name":"sem_acquire","semaphore_ids":[0]}`,
+		{
+			`{"name":"sem_acquire","semaphore_ids":[0]}`,
 			`{"name":"pipeline","iter_context":{"unit_size":1,"num_chunks":1},"ops":[]}`,
-			`rank 0, block 0, operation 3.0 (pipeline): line 8: a pipeline in a pipeline`},
+			`rank 0, block 0, operation 3.0 (pipeline): line 8: a pipeline in a pipeline`,
+		},
 		{`"barrier_id":0,`, ``, `operation 1 (barrier): line 6: no key "barrier_id"`},
 		{`"barrier_id":0,`, `"barrier_id":0,"channel_type":"port",`, `key "channel_type" does not belong there`},
 		{`"tb_id":0`, `"tb_id":2`, `position 2 in a group of 2 blocks`},
@@ -144,27 +100,35 @@ func TestRefusals(t *testing.T) {
 		{`\u00e4`, `\ud83d`, `half a surrogate pair`},
 		{`\u00e4`, `\x`, `unknown escape 'x'`},
 
-		{`"index":1,"size":1}],"channel_type"`, `"index":2,"size":1}],"channel_type"`,
-			`rank 0, block 0, operation 0 (put): destination 0 ends at chunk 3 of the output of rank 1, which has 2`},
-		{`"src_buff":[{"type":"i","index":0,"size":1}],"dst_buff":[{"buffer_id":0`,
+		{
+			`"index":1,"size":1}],"channel_type"`, `"index":2,"size":1}],"channel_type"`,
+			`rank 0, block 0, operation 0 (put): destination 0 ends at chunk 3 of the output of rank 1, which has 2`,
+		},
+		{
+			`"src_buff":[{"type":"i","index":0,"size":1}],"dst_buff":[{"buffer_id":0`,
 			`"src_buff":[{"type":"i","index":0,"size":2}],"dst_buff":[{"buffer_id":0`,
-			`destination 0 has 1 chunks, and others have 2`},
+			`destination 0 has 1 chunks, and others have 2`,
+		},
 		{`{"buffer_id":0`, `{"buffer_id":1`, `memory remote buffer 1 is not in the block's list`},
 		{`"remote_buffer_ids":[0]`, `"remote_buffer_ids":[1]`, `rank 0, block 0: memory remote buffer 1, of 1`},
 		{`"signal","channel_ids":[0]`, `"signal","channel_ids":[0,1]`, `memory channel 1 is not in the block's list`},
 		{`"signal","channel_ids":[0]`, `"signal","channel_ids":[0,0]`, `memory channel 0 is named twice`},
 		{`"signal","channel_ids":[0]`, `"signal","channel_ids":[]`, `operation 2 (signal): 0 channels, which should be 1`},
-		{`"name":"signal","channel_ids":[0],"channel_type":"memory"`,
+		{
+			`"name":"signal","channel_ids":[0],"channel_type":"memory"`,
 			`"name":"flush","channel_ids":[0],"channel_type":"memory"`,
-			`operation 2 (flush): channels of type "memory" do not do that`},
+			`operation 2 (flush): channels of type "memory" do not do that`,
+		},
 		{`"connected_to":[1]`, `"connected_to":[2]`, `rank 0: memory channel 0 leads to rank 2, which is no other rank`},
 		{`"connected_to":[1]`, `"connected_to":[0]`, `rank 0: memory channel 0 leads to rank 0, which is no other rank`},
 		{`"remote_buffers":[{"rank":1`, `"remote_buffers":[{"rank":0`, `remote buffer 0 is of rank 0`},
 		{`"semaphore_ids":[0]`, `"semaphore_ids":[1]`, `operation 3.0 (sem_acquire): semaphore 1, of 1`},
 		{`"unit_size":64`, `"unit_size":0`, `operation 3 (pipeline): windows of 0 bytes`},
 		{`"num_threadblocks":1`, `"num_threadblocks":0`, `barrier 0 of 0 blocks`},
-		{`"dst_buff":[{"type":"s","index":0`, `"dst_buff":[{"type":"o","index":0`,
-			`operation 3.1 (cpkt): destination 0 has packets in the output; packets need scratch`},
+		{
+			`"dst_buff":[{"type":"s","index":0`, `"dst_buff":[{"type":"o","index":0`,
+			`operation 3.1 (cpkt): destination 0 has packets in the output; packets need scratch`,
+		},
 		{`"protocol":"LL"`, `"protocol":"Simple"`, ``},
 		{`"name":"re"`, `"name":"copy"`, `operation 5 (copy): a reduction where the operation has none`},
 		{`"dst_chunk":{"rank":0`, `"dst_chunk":{"rank":1`, `is of rank 1, which does not run the operation`},
@@ -173,8 +137,10 @@ func TestRefusals(t *testing.T) {
 		{`[{"channel_type":"switch","buffer_type":"i","rank_groups":[{"size":2,"ranks":[0,1]}]}],
 "remote_buffers":[],`, `[],"remote_buffers":[],`, `rank 0: it has 1 switch channels like number 0, and rank 1 has 0`},
 		{`"num_threads_per_block":1024`, `"num_threads_per_block":0`, `blocks of 0 threads`},
-		{`"min_message_size":0,"max_message_size":18446744073709551615`, `"min_message_size":2,"max_message_size":1`,
-			`messages from 2 to 1 bytes`},
+		{
+			`"min_message_size":0,"max_message_size":18446744073709551615`, `"min_message_size":2,"max_message_size":1`,
+			`messages from 2 to 1 bytes`,
+		},
 	} {
 		text := strings.Replace(small, c.old, c.new, 1)
 		if text == small {

@@ -321,7 +321,7 @@ func (e *engine) race(now, before int32, who actor, equal bool) {
 		e.report(now, before, Finding{Class: RaceInBlock, Warning: equal, Text: text})
 		return
 	}
-	f := Finding{Class: Race, Text: "nothing orders two operations on the same bytes"}
+	f := Finding{Class: Race, Text: "nothing orders two operations on the same bytes", readFirst: !a.write}
 	if e.model.strong {
 		if !a.write {
 			return // a reading that began before is not undone by a later writing

@@ -46,6 +46,8 @@ type Finding struct {
 	Warning bool    // the plan may run
 	Events  []Event // what leads to it: the first is the operation to look at
 	Text    string  // a sentence
+
+	readFirst bool // of a race: the operation that came first in the run only reads
 }
 
 // Event is an operation, and what it does there.
