@@ -556,7 +556,7 @@ func TestPrograms(t *testing.T) {
 			for _, x := range plan.Verify(f).Findings {
 				t.Error(x)
 			}
-			for seed := range uint64(20) {
+			for seed := range seeds(20) {
 				if r := plan.Simulate(f, plan.Simulation{Seed: seed}); r.Failure != "" {
 					t.Fatalf("seed %d: %s", seed, r.Failure)
 				}

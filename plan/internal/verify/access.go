@@ -17,6 +17,8 @@ type actor struct {
 	own     uint32
 	nop     uint32 // of a block: steps up to here are before all its threads
 	port    bool
+	by      int // of a port: the block that pushed, which had done its first steps, up to one
+	done    uint32
 }
 
 // touch does a step's reads and then its writes.
@@ -41,17 +43,23 @@ func (e *engine) push(q *process, s *program.Step, now uint32) {
 	for i, c := range s.Counters {
 		a := e.ports[c]
 		pushed := e.publish(q, i)
-		a.join(pushed)
 		a.reads++
-		a.set(a.id, a.reads)
+		a.writes++
+		who := actor{process: a.id, rank: a.rank, own: a.reads, port: true, by: q.id, done: pushed.own}
+		if a.tells {
+			a.join(pushed)
+			a.set(a.id, a.reads)
+			a.set(a.id+1, a.writes)
+			who.time = &a.time
+		} else {
+			who.time = &time{clock: pushed.clock, started: pushed.started}
+		}
 		src := s.Src[min(i, len(s.Src)-1)]
-		e.read(actor{time: &a.time, process: a.id, rank: a.rank, own: a.reads, port: true}, s, src)
+		e.read(who, s, src)
 		if !src.Scratch() && src.From < src.To {
 			a.source = int32(len(e.accesses) - 1)
 		}
-		a.writes++
-		a.set(a.id+1, a.writes)
-		who := actor{time: &a.time, process: a.id + 1, rank: a.rank, own: a.writes, port: true}
+		who.process, who.own = a.id+1, a.writes
 		// Packets say what their own push said, and not what was pushed before them.
 		e.write(who, s, s.Dst[i], values.of(i), func(int, uint32) stamp { return pushed })
 		if s.Op.Kind == spec.PutWithSignal || s.Op.Kind == spec.PutWithSignalAndFlush {
@@ -177,7 +185,8 @@ func (e *engine) before(n int32, who actor, now int32) bool {
 	a := &e.accesses[n]
 	if a.process != who.process {
 		// A port does one thing after the other.
-		return e.samePort(a.process, who.process) || who.knows(a.process, a.own)
+		return e.samePort(a.process, who.process) || who.knows(a.process, a.own) ||
+			who.port && a.process == who.by && a.own <= who.done
 	}
 	if who.port || a.own <= who.nop {
 		return true

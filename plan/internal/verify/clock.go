@@ -54,7 +54,7 @@ func (t *time) join(s stamp) {
 	t.begin(s.started)
 	if key := &s.clock[0]; !t.joined[key] {
 		t.joined[key] = true
-		if !covers(t.clock, s.clock) {
+		if !t.shared || !covers(t.clock, s.clock) {
 			t.own()
 			at := t.clock[:len(s.clock)]
 			for i, v := range s.clock {

@@ -71,6 +71,7 @@ type portAgent struct {
 	rank          int
 	reads, writes uint32
 	source        int32 // its last reading of what is not scratch
+	tells         bool  // something waits for it: it signals, or is flushed
 }
 
 // counter counts signals of a channel end, or releases of a semaphore.
@@ -135,7 +136,7 @@ func newEngine(p *program.Program, m model, trace bool) *engine {
 	}
 	e.queued = make([]bool, len(p.Blocks))
 	for end, a := range e.ports {
-		*a = portAgent{time: newTime(e.none, ranks, p.Ends[end].Rank), id: a.id, rank: p.Ends[end].Rank}
+		a.time, a.rank = newTime(e.none, ranks, p.Ends[end].Rank), p.Ends[end].Rank
 	}
 	for i, size := range p.Memories {
 		m := newMemory(size)
@@ -188,6 +189,8 @@ func (e *engine) count() {
 						e.ports[end] = &portAgent{id: len(p.Blocks) + 2*len(e.ports)}
 						e.owners = append(e.owners, p.Blocks[b].Rank)
 					}
+					e.ports[end].tells = e.ports[end].tells || s.Op.Kind != spec.PutPackets && s.Op.Kind != spec.ReadPutPackets &&
+						s.Op.Kind != spec.Put
 				}
 			}
 			for _, c := range s.Counters {
