@@ -34,6 +34,27 @@ func swap(ops []spec.Op, a, b spec.Kind) {
 	ops[i], ops[k] = ops[k], ops[i]
 }
 
+// overwritten is a gather of two ranks by packets, after which one writes into the input of the other.
+func overwritten() *plan.Plan {
+	p := plan.New("overwritten", plan.AllGather(2, 1), plan.Options{Protocol: plan.LL, DoubleScratch: true})
+	c := ends(p, 2, p.Memory)
+	slots := []plan.Buffer{p.Rank(0).Scratch(1), p.Rank(1).Scratch(1)}
+	for r := range 2 {
+		b, rank := p.Rank(r).Block(0), p.Rank(r)
+		b.Copy(rank.Output().Chunk(r, 1), rank.Input().Chunk(0, 1))
+		b.PutPackets(c[r][1-r], slots[1-r].Chunk(0, 1), rank.Input().Chunk(0, 1))
+		b.UnpackPackets(rank.Output().Chunk(1-r, 1), slots[r].Chunk(0, 1))
+		if r == 1 {
+			b.Nop() // all packets are there, so all of the input was read
+			b.Put(c[1][0], p.Rank(0).Input().Chunk(0, 1), rank.Input().Chunk(0, 1))
+			b.Signal(c[1][0])
+		} else {
+			b.Wait(c[0][1])
+		}
+	}
+	return p
+}
+
 // TestClasses has a defect of each class, in plans of ours that are right without it, and what the verifier says of it.
 // Where it is an error, or no plan that a GPU of today would spoil, some schedule of the simulator fails.
 func TestClasses(t *testing.T) {
@@ -222,6 +243,12 @@ func TestClasses(t *testing.T) {
 			},
 			class: plan.WeakOrder, warning: true, harmless: true,
 			text: "only packets or relaxed signals order two operations on the same bytes",
+		},
+		{
+			name: "packets that some threads got", of: overwritten,
+			change: func(f *plan.File) { drop(f, 1, 0, spec.Nop, 0) },
+			class:  plan.WeakOrder, warning: true, text: "packets order two operations for the threads that got them, and " +
+				"others touch the same bytes; a nop is missing: rank 1, block 0, operation 3 (put) writes chunk 0 of the input",
 		},
 		{
 			name: "shared side", of: groups,

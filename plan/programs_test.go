@@ -63,6 +63,7 @@ func programs() []program {
 		{"blocks that share", blocksThatShare},
 		{"sums by reading", sumsByReading},
 		{"sums as packets for two", sumsForTwo},
+		{"input written behind packets", overwritten},
 	}
 }
 

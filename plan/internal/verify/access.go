@@ -29,8 +29,25 @@ func (e *engine) touch(q *process, s *program.Step, now uint32) {
 	}
 	values := e.compute(s)
 	for i, r := range s.Dst {
-		e.write(who, s, r, values.of(i), q.time.stamp)
+		e.write(who, s, r, values.of(i), func(process int, own uint32) stamp { return e.sent(q, r, process, own) })
 	}
+	if len(s.Dst) > 0 {
+		q.longest = max(q.longest, s.Dst[0].To-s.Dst[0].From) // all ranges of a step are alike
+	}
+}
+
+// sent is what packets of a range publish. Where threads are told apart, all of the range say that the step is done,
+// and with it what threads did before that have none of the packets: if no step since the last nop was longer, there
+// are no such threads.
+func (e *engine) sent(q *process, r program.Range, process int, own uint32) stamp {
+	if !e.model.split {
+		return q.time.stamp(process, own)
+	}
+	s := q.time.stamp(process, q.nop)
+	if q.longest <= r.To-r.From {
+		s.whole = own
+	}
+	return s
 }
 
 // push gives a step's transfers to ports, which do them at once: if their order to anything matters, it shows as a
@@ -88,7 +105,7 @@ func (w written) of(i int) contents {
 
 // compute is what a step writes.
 func (e *engine) compute(s *program.Step) written {
-	if e.model.strong || e.model.loose {
+	if e.model.orderOnly() {
 		return nil
 	}
 	from := s.Folds()
@@ -146,7 +163,7 @@ func (e *engine) add(who actor, s *program.Step, r program.Range, write bool) in
 			i = 1
 		}
 		last[i] = n
-		if !has(who.started, owner) {
+		if !has(who.started, owner) && !(e.model.split && a.small) {
 			e.report(n, 0, Finding{
 				Class: Lifetime, Warning: true,
 				Text: fmt.Sprintf("nothing says that rank %d has begun, so its buffer may still be in use", owner),
@@ -331,6 +348,16 @@ func (e *engine) race(now, before int32, who actor, equal bool) {
 		return
 	}
 	f := Finding{Class: Race, Text: "nothing orders two operations on the same bytes", readFirst: !a.write}
+	if e.model.split {
+		if a.write || a.small && e.accesses[now].small {
+			return // the strong run has the first, and of packets threads have the same units
+		}
+		f = Finding{
+			Class: WeakOrder, Warning: true,
+			Text: "packets order two operations for the threads that got them, and others touch the same bytes; " +
+				"a nop is missing",
+		}
+	}
 	if e.model.strong {
 		if !a.write {
 			return // a reading that began before is not undone by a later writing

@@ -12,6 +12,7 @@ type stamp struct {
 	clock   clock
 	process int // or -1, of a port, whose clock has its own steps
 	own     uint32
+	whole   uint32   // and up to this one, for who gets all packets of the step
 	started []uint64 // the ranks that are known to have begun the launch
 }
 

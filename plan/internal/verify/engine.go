@@ -9,12 +9,13 @@ import (
 )
 
 // model says what orders operations. The plain one has all that works on today's GPUs: relaxed signals and packets
-// order too. The strong one has what is guaranteed. The loose one has signals and waits without a nop beside them.
-// Runs of the last two look at order alone.
-type model struct {
-	strong bool
-	loose  bool
-}
+// order too. The strong one has what is guaranteed. The loose one has signals and waits without a nop beside them. In
+// the split one threads of a block know of packets what others got only behind a nop. Runs of the last three look at
+// order alone.
+type model struct{ strong, loose, split bool }
+
+// orderOnly says that a run computes no contents.
+func (m model) orderOnly() bool { return m.strong || m.loose || m.split }
 
 // engine runs a program once. Channels, barriers, semaphores and packets are a Kahn network, where every counter has
 // one side in one block: what one run orders, all do, and where one run stops, all stop. Each block runs until it
@@ -52,11 +53,15 @@ type process struct {
 	steps   []program.Step
 	pc      int
 	nop     uint32    // the last step at which its threads met
+	longest int       // range of a step since then
 	pending []pending // what single threads know, until then
 	waits   map[int]int
 	at      *meeting // where it waits
 	turn    int
 }
+
+// noThread is one that signals nothing.
+const noThread = -1
 
 // pending is what a thread knows, and the others will at the next nop.
 type pending struct {
@@ -293,7 +298,7 @@ func (q *process) meet(now uint32) {
 		q.join(p.stamp)
 	}
 	q.pending = q.pending[:0]
-	q.nop = now
+	q.nop, q.longest = now, 0
 }
 
 // published is how many steps of a block a signal of one of its threads publishes: those before the last nop.
@@ -458,7 +463,7 @@ func (e *engine) ready(q *process, s *program.Step) bool {
 		}
 	}
 	if e.model.strong {
-		return true
+		return true // they order nothing
 	}
 	var last *stamp
 	for _, r := range s.Src {
@@ -467,8 +472,15 @@ func (e *engine) ready(q *process, s *program.Step) bool {
 		}
 		for _, c := range e.slots[r.Rank()].cells[r.From:r.To] {
 			if c.stamp != last {
-				last = c.stamp
-				q.join(*last)
+				if last = c.stamp; e.model.split {
+					got := *last
+					if w := e.accesses[c.write].place; r.From <= w.From && w.To <= r.To {
+						got.own = max(got.own, got.whole)
+					}
+					e.learn(q, noThread, got)
+				} else {
+					q.join(*last)
+				}
 			}
 		}
 	}

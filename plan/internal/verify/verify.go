@@ -133,18 +133,52 @@ func one(f *spec.File, shape program.Shape) (v Verdict) {
 	return v
 }
 
-// weaknesses is what only packets and relaxed signals order.
+// weaknesses is what only packets and relaxed signals order, and what packets order for some threads of a block only.
 func weaknesses(p *program.Program) (all []Finding) {
-	e := newEngine(p, model{strong: true}, false)
-	if !e.run() {
-		return nil
+	models := []model{{strong: true}}
+	if packets, data := both(p.File); packets && data {
+		models = append(models, model{split: true})
 	}
-	for _, x := range e.found {
-		if x.Class == WeakOrder {
-			all = append(all, x)
+	for _, m := range models {
+		e := newEngine(p, m, false)
+		if !e.run() {
+			return nil
+		}
+		for _, x := range e.found {
+			if x.Class == WeakOrder || m.split && x.Class == Lifetime {
+				all = append(all, x)
+			}
 		}
 	}
 	return all
+}
+
+// both says whether a plan has operations on packets, and on other data.
+func both(f *spec.File) (packets, data bool) {
+	each(f, func(op *spec.Op) {
+		switch {
+		case op.Kind.Packets():
+			packets = true
+		case !op.Kind.Syncs() && op.Kind != spec.Pipeline:
+			data = true
+		}
+	})
+	return packets, data
+}
+
+// each calls a function for every operation, those in pipelines too.
+func each(f *spec.File, do func(op *spec.Op)) {
+	for r := range f.Ranks {
+		for b := range f.Ranks[r].Blocks {
+			for i := range f.Ranks[r].Blocks[b].Ops {
+				op := &f.Ranks[r].Blocks[b].Ops[i]
+				do(op)
+				for k := range op.Ops {
+					do(&op.Ops[k])
+				}
+			}
+		}
+	}
 }
 
 // explained is the findings of wrong results, with what is wrong.
@@ -190,20 +224,11 @@ func loosen(p *program.Program, all []Finding) []Finding {
 }
 
 // weak says whether anything of a plan orders weakly.
-func weak(f *spec.File) bool {
-	for r := range f.Ranks {
-		for b := range f.Ranks[r].Blocks {
-			for i := range f.Ranks[r].Blocks[b].Ops {
-				op := &f.Ranks[r].Blocks[b].Ops[i]
-				for _, o := range append(slices.Clone(op.Ops), *op) {
-					if o.Kind == spec.RelaxedSignal || o.Kind == spec.RelaxedWait || o.Kind.Packets() {
-						return true
-					}
-				}
-			}
-		}
-	}
-	return false
+func weak(f *spec.File) (is bool) {
+	each(f, func(op *spec.Op) {
+		is = is || op.Kind == spec.RelaxedSignal || op.Kind == spec.RelaxedWait || op.Kind.Packets()
+	})
+	return is
 }
 
 // windows reports packets in pipelines of several windows.
