@@ -34,7 +34,7 @@ func realTexts(t testing.TB, pattern string) map[string][]byte {
 // seeds is how many schedules a test tries.
 func seeds(few uint64) uint64 {
 	if os.Getenv("WEFT_TEST_ALL") != "" {
-		return 2000
+		return 1000
 	}
 	return few
 }
