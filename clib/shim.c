@@ -260,6 +260,10 @@ weft_status weft_group_create_own(weft_comm comm, const weft_group_options *opti
 		(weft_own_algorithm *)algorithms, count, select, context, group, libweft_timeout));
 }
 
+weft_status weft_plan_lower(const char *recording, int compact, char **text) {
+	return CALL(goweft_plan_lower((char *)recording, compact, text));
+}
+
 const char *weft_status_name(int status) {
 	switch (status) {
 	case WEFT_OK:

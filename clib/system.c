@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -36,6 +37,8 @@ int libweft_all_gather(weft_all_gather_fn all_gather, void *context, const void 
 extern char **environ;
 
 const char *libweft_environment(size_t i) { return environ ? environ[i] : NULL; }
+
+void weft_text_free(void *text) { free(text); }
 
 int libweft_duplicate(int fd) { return fcntl(fd, F_DUPFD_CLOEXEC, 0); }
 

@@ -27,8 +27,8 @@
  * order.
  *
  * Processes. After fork the child can call nothing but weft_error, weft_error_rank, weft_error_set, weft_status_name,
- * weft_version, weft_release and weft_dlpack_deleter: it has none of the library's threads. Every other function then
- * returns WEFT_ERROR_FORKED. Start ranks by fork and exec, posix_spawn or a launcher.
+ * weft_version, weft_release, weft_text_free and weft_dlpack_deleter: it has none of the library's threads. Every other
+ * function then returns WEFT_ERROR_FORKED. Start ranks by fork and exec, posix_spawn or a launcher.
  *
  * Signals. A handler that is installed after the library was loaded needs SA_ONSTACK: it may interrupt Go code, whose
  * stacks are small, and without the flag it overwrites the memory below such a stack. Loading the library adds the flag
@@ -1058,6 +1058,16 @@ typedef struct weft_own_algorithm {
 weft_status weft_group_create_own(weft_comm comm, const weft_group_options *options,
 								  const weft_own_algorithm *algorithms, int count, weft_select_fn select, void *context,
 								  weft_group *group);
+
+/* Plans. */
+
+/* Makes a communication plan of a recorded program, and writes the text of its file: over lines with two spaces a
+ * level, or on one line without spaces if compact is not 0. The recording is JSON; the Go package plan/lowering says
+ * what is in it. weft_text_free gives the text back. Local. */
+weft_status weft_plan_lower(const char *recording, int compact, char **text);
+
+/* Gives a text back that the library wrote; NULL is none. */
+void weft_text_free(void *text);
 
 #ifdef __cplusplus
 }

@@ -13,6 +13,23 @@ static weft_ep_spec small(void) {
 	return s;
 }
 
+static void plans(void) {
+	const char *recording = "{\"name\":\"p\",\"collective\":\"custom\",\"protocol\":\"LL\",\"instances\":2,\"ranks\":"
+							"[{\"input\":1,\"ops\":[{\"kind\":\"nop\"}]}]}";
+	char *text = NULL, *line = NULL;
+	OK(weft_plan_lower(recording, 0, &text));
+	OK(weft_plan_lower(recording, 1, &line));
+	TRUE(strstr(text, "\n  \"name\": \"p\",\n") != NULL && strstr(line, "\"id\":1,\"ops\":[{\"name\":\"nop\"}]") != NULL &&
+		 strlen(line) < strlen(text) && strstr(line, "\"input_chunks\":2,") != NULL);
+	weft_text_free(line);
+	INVALID(weft_plan_lower("{", 0, &text), "a recording that cannot be read");
+	TRUE(text == NULL);
+	INVALID(weft_plan_lower("{\"instances\":0}", 0, &text), "0 instances");
+	INVALID(weft_plan_lower(NULL, 0, &text), "is NULL");
+	INVALID(weft_plan_lower(recording, 0, NULL), "is NULL");
+	weft_text_free(NULL);
+}
+
 static void handles(weft_comm comm) {
 	weft_comm_info info = {.size = sizeof info};
 	weft_comm stack = (weft_comm)&info;
@@ -503,6 +520,7 @@ int main(void) {
 		 weft_error_rank() == -1);
 	TRUE(strcmp(weft_status_name(WEFT_ERROR_TIMEOUT), "WEFT_ERROR_TIMEOUT") == 0 &&
 		 strcmp(weft_status_name(99), "no status of weft") == 0);
+	plans();
 	joining();
 	callbacks();
 	weft_comm_options options = {

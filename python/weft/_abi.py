@@ -699,6 +699,8 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
         c_void_p,
         c_void_p,
     ),
+    "weft_plan_lower": (c_char_p, c_int, c_void_p),
+    "weft_text_free": (c_void_p,),
 }
 
 RESULTS: dict[str, type | None] = {
@@ -706,4 +708,5 @@ RESULTS: dict[str, type | None] = {
     "weft_dlpack_deleter": None,
     "weft_error": c_char_p,
     "weft_status_name": c_char_p,
+    "weft_text_free": None,
 }
