@@ -840,10 +840,12 @@ def test_a_program_by_itself(tmp_path):
     assert json.loads(ran.stdout)["name"] == "x"
 
 
-def test_every_pair_of_kinds():
+def test_pairs_of_operations():
     """Any two operations in a row become a plan, and none is lost or made up."""
-    kinds = [record for record, *_ in SMALL.values()]
-    for a, b in itertools.product(kinds[:: 1 + len(kinds) // 16], kinds):
-        plan = plan_of(chain(a, b), instr_fusion=False, auto_sync=False)
-        first, second = (words(plan_of(k, instr_fusion=False, auto_sync=False)).split() for k in (a, b))
-        assert len(words(plan).split()) == len(first) + len(second)
+
+    def count(record):
+        return len(words(plan_of(record, instr_fusion=False, auto_sync=False)).split())
+
+    kinds = {record: count(record) for record, *_ in SMALL.values()}
+    for a, b in itertools.product(list(kinds)[::9], kinds):
+        assert count(chain(a, b)) == kinds[a] + kinds[b]

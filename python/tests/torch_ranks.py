@@ -275,9 +275,14 @@ def deep_ep_references():
 
 
 def mscclpp_buffer():
+    import mscclpp
     from mscclpp.ext import ep
 
     dist.init_process_group("gloo")
+    group = mscclpp.CommGroup(torch_group=dist.group.WORLD)
+    assert (group.my_rank, group.nranks, group.nranks_per_node) == (RANK, RANKS, RANKS)
+    group.barrier()
+    group.close()
     hint = ep.Buffer.get_low_latency_rdma_size_hint(8, 128, RANKS, 2 * RANKS)
     buffer = ep.Buffer(dist.group.WORLD, num_rdma_bytes=hint, low_latency_mode=True, num_qps_per_rank=2)
     assert (buffer.rank, buffer.group_size, buffer.num_rdma_bytes, buffer.num_qps_per_rank) == (RANK, RANKS, hint, 2)

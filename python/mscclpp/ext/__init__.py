@@ -1,7 +1,16 @@
-"""Extensions of MSCCL++'s: expert parallelism."""
+"""Extensions of MSCCL++'s: expert parallelism, which needs PyTorch, and collections of algorithms."""
 
 from __future__ import annotations
 
-from . import ep
+import importlib
+from typing import Any
 
-__all__ = ["ep"]
+from ..algorithms import AlgorithmCollectionBuilder
+
+__all__ = ["AlgorithmCollectionBuilder", "ep"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ep":
+        return importlib.import_module(".ep", __name__)
+    raise AttributeError(f"mscclpp.ext.{name}: weft-mscclpp has ep and AlgorithmCollectionBuilder")

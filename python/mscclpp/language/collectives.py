@@ -38,7 +38,7 @@ class Collective(ABC):
     def init_buffers(self) -> Buffers:
         """The input and output of each rank."""
 
-    def check(self, prog: Any) -> bool:  # noqa: ARG002
+    def check(self, prog: Any) -> bool:
         """Nothing calls it. Classes of a program's own may have it."""
         return True
 

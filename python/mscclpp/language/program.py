@@ -208,7 +208,7 @@ class CollectiveProgram:
         """Adds a semaphore and gives its number."""
         return self.gpus[semaphore.rank].add_semaphore(semaphore)
 
-    def setup_channel(self, tb: int, channel: Any, rank: int | None = None) -> list[int]:  # noqa: ARG002
+    def setup_channel(self, tb: int, channel: Any, rank: int | None = None) -> list[int]:
         """What an operation of a block has as its channels, on a rank if it is a switch channel. The block's own
         numbers are given when the plan is made."""
         if channel.channel_type is ChannelType.switch:
@@ -217,10 +217,10 @@ class CollectiveProgram:
 
     def setup_remote_chunk(
         self,
-        rank: int,  # noqa: ARG002
-        tb: int,  # noqa: ARG002
+        rank: int,
+        tb: int,
         remote_chunk: RemoteBuffer,
-        channel_access: ChannelType,  # noqa: ARG002
+        channel_access: ChannelType,
     ) -> RemoteBuffer:
         """What an operation of a block has as the buffer of a remote chunk."""
         return remote_chunk

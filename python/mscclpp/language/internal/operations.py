@@ -81,7 +81,7 @@ class BaseOperation:
 
     name: ClassVar[Instruction]
 
-    def record(self, rank: int) -> Record:  # noqa: ARG002
+    def record(self, rank: int) -> Record:
         """What the library is told, of a rank's operation."""
         return {"kind": self.name.value}
 
