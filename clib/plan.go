@@ -7,36 +7,70 @@ package main
 import "C"
 
 import (
+	"encoding/json"
 	"fmt"
 	"unsafe"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/plan"
 	"github.com/weftgo/weft/plan/lowering"
+	"github.com/weftgo/weft/plan/spec"
 )
 
 //export goweft_plan_lower
 func goweft_plan_lower(recording *C.char, compact C.int, text **C.char) C.int {
-	if text != nil {
-		*text = nil
-	}
-	return local(func() error {
-		if recording == nil || text == nil {
-			return invalidf("the recording or the text is NULL")
-		}
-		length := C.strlen(recording)
-		program, err := lowering.Decode(unsafe.Slice((*byte)(unsafe.Pointer(recording)), int(length)))
+	return texts(recording, text, func(in []byte) ([]byte, error) {
+		program, err := lowering.Decode(in)
 		if err != nil {
-			return fmt.Errorf("%w: %w", weft.ErrInvalid, err)
+			return nil, err
 		}
 		file, err := program.File()
+		switch {
+		case err != nil:
+			return nil, err
+		case compact != 0:
+			return file.Compact(), nil
+		}
+		return file.Text(), nil
+	})
+}
+
+// finding is what C is told of one.
+type finding struct {
+	Class   plan.Class `json:"class"`
+	Warning bool       `json:"warning"`
+	Text    string     `json:"text"`
+}
+
+//export goweft_plan_check
+func goweft_plan_check(text *C.char, findings **C.char) C.int {
+	return texts(text, findings, func(in []byte) ([]byte, error) {
+		file, err := spec.Decode(in)
+		if err != nil {
+			return nil, err
+		}
+		all := []finding{}
+		for _, f := range plan.Verify(file).Findings {
+			all = append(all, finding{f.Class, f.Warning, f.String()})
+		}
+		return json.Marshal(all)
+	})
+}
+
+// texts makes a text of a text. What f finds wrong is the caller's to mend.
+func texts(in *C.char, out **C.char, f func([]byte) ([]byte, error)) C.int {
+	if out != nil {
+		*out = nil
+	}
+	return local(func() error {
+		if in == nil || out == nil {
+			return invalidf("a text, or where one is to be written, is NULL")
+		}
+		made, err := f(unsafe.Slice((*byte)(unsafe.Pointer(in)), int(C.strlen(in))))
 		if err != nil {
 			return fmt.Errorf("%w: %w", weft.ErrInvalid, err)
 		}
-		if compact != 0 {
-			*text = C.CString(string(file.Compact()))
-		} else {
-			*text = C.CString(string(file.Text()))
-		}
+		*out = C.CString(string(made))
 		return nil
 	})
 }

@@ -264,6 +264,10 @@ weft_status weft_plan_lower(const char *recording, int compact, char **text) {
 	return CALL(goweft_plan_lower((char *)recording, compact, text));
 }
 
+weft_status weft_plan_check(const char *plan, char **findings) {
+	return CALL(goweft_plan_check((char *)plan, findings));
+}
+
 const char *weft_status_name(int status) {
 	switch (status) {
 	case WEFT_OK:

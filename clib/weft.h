@@ -1066,6 +1066,12 @@ weft_status weft_group_create_own(weft_comm comm, const weft_group_options *opti
  * what is in it. weft_text_free gives the text back. Local. */
 weft_status weft_plan_lower(const char *recording, int compact, char **text);
 
+/* Verifies a plan: that it ends, races with nothing and gives what its collective defines, in every order of events.
+ * Writes what it found as JSON: an array, errors first, whose elements have "class", as "deadlock", "warning", which is
+ * whether the plan may run, and "text", a line. A text that is no plan is WEFT_ERROR_INVALID. weft_text_free gives the
+ * findings back. Local. */
+weft_status weft_plan_check(const char *plan, char **findings);
+
 /* Gives a text back that the library wrote; NULL is none. */
 void weft_text_free(void *text);
 

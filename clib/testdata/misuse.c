@@ -22,6 +22,13 @@ static void plans(void) {
 	TRUE(strstr(text, "\n  \"name\": \"p\",\n") != NULL && strstr(line, "\"id\":1,\"ops\":[{\"name\":\"nop\"}]") != NULL &&
 		 strlen(line) < strlen(text) && strstr(line, "\"input_chunks\":2,") != NULL);
 	weft_text_free(line);
+	OK(weft_plan_check(text, &line));
+	TRUE(line[0] == '[' && line[strlen(line) - 1] == ']');
+	weft_text_free(line);
+	weft_text_free(text);
+	INVALID(weft_plan_check("{}", &line), "no key");
+	TRUE(line == NULL);
+	INVALID(weft_plan_check(NULL, &line), "is NULL");
 	INVALID(weft_plan_lower("{", 0, &text), "a recording that cannot be read");
 	TRUE(text == NULL);
 	INVALID(weft_plan_lower("{\"instances\":0}", 0, &text), "0 instances");

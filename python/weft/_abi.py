@@ -700,6 +700,7 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
         c_void_p,
     ),
     "weft_plan_lower": (c_char_p, c_int, c_void_p),
+    "weft_plan_check": (c_char_p, c_void_p),
     "weft_text_free": (c_void_p,),
 }
 
