@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import weft
+from weft import plan
 
 from .algorithms import Algorithm
 from .executor import ExecutionPlan
@@ -15,6 +19,8 @@ from .language.utils import AlgoSpec
 
 __all__ = ["compile"]
 
+_log = logging.getLogger("mscclpp")
+
 
 def compile(algo: Callable[..., CollectiveProgram], algo_spec: AlgoSpec, rank: int, **kwargs: Any) -> Algorithm:  # noqa: A001
     """Makes the plan of the program that a function returns, and an algorithm of it. Further arguments are the
@@ -22,6 +28,9 @@ def compile(algo: Callable[..., CollectiveProgram], algo_spec: AlgoSpec, rank: i
 
     The plan is a file in the folder MSCCLPP_CACHE_DIR, by default ``mscclpp`` in the user's cache directory. Its name
     is the hash of what is in it, so a changed program is another file.
+
+    The plan is verified. One that breaks a rule of plans, or that waits for what never comes, is refused. What else is
+    found, the logger "mscclpp" gets on rank 0, for MSCCL++'s own programs have findings, too.
     """
     if not callable(algo):
         raise ValueError(f"{type(algo).__name__} is no function that returns a program")
@@ -29,6 +38,7 @@ def compile(algo: Callable[..., CollectiveProgram], algo_spec: AlgoSpec, rank: i
     if not isinstance(program, CollectiveProgram):
         raise TypeError(f"the function returned {type(program).__name__}, want a CollectiveProgram")
     text = program.to_json(indent=None, separators=(",", ":"), ensure_ascii=False).encode()
+    _verify(algo_spec.name, text, rank)
     key = hashlib.sha256(text).hexdigest()
     return Algorithm(
         key,
@@ -36,6 +46,16 @@ def compile(algo: Callable[..., CollectiveProgram], algo_spec: AlgoSpec, rank: i
         tags=algo_spec.tags,
         constraint=Algorithm.Constraint(algo_spec.world_size, algo_spec.nranks_per_node),
     )
+
+
+def _verify(name: str, text: bytes, rank: int) -> None:
+    """Refuses a plan that cannot run, and logs what else may be wrong with it."""
+    findings = plan.check(text)
+    if fatal := [f.text for f in findings if f.kind in ("structure", "deadlock") and not f.warning]:
+        raise weft.InvalidError(f"plan {name}: " + "; ".join(fatal))
+    if rank == 0:
+        for f in findings:
+            _log.log(logging.WARNING if f.warning else logging.ERROR, "plan %s: %s", name, f.text)
 
 
 def _kept(key: str, text: bytes) -> Path:

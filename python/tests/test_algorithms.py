@@ -17,6 +17,7 @@ import mscclpp
 import weft
 from mscclpp import _mscclpp
 from mscclpp.language import AllReduce, CollectiveProgram, MemoryChannel
+from weft import plan
 
 SPEC = mscclpp.AlgoSpec(
     name="sum",
@@ -97,6 +98,40 @@ def test_what_compile_refuses(cache):
     with pytest.raises(_mscclpp.Error, match="GPU rank does not match") as raised:
         mscclpp.compile(plan_programs.switched, SPEC, 2)
     assert raised.value.args == (6, "GPU rank does not match (mscclpp failure: ExecutorError)")
+
+
+def test_what_compile_finds(cache, caplog):
+    """A plan that hangs is refused; what else is wrong is logged on rank 0."""
+
+    def waiting(spec):
+        with CollectiveProgram.from_spec(spec) as program:
+            for me in range(2):
+                ch = MemoryChannel(1 - me, me)
+                ch.wait(0)
+                ch.signal(0)
+        return program
+
+    with pytest.raises(weft.InvalidError, match=r"plan sum: error: deadlock: .*rank 0, block 0, operation"):
+        mscclpp.compile(waiting, SPEC, 0)
+    assert list(cache.iterdir()) == []
+
+    def nothing(spec):
+        with CollectiveProgram.from_spec(spec) as program:
+            pass
+        return program
+
+    mscclpp.compile(nothing, SPEC, 1)
+    assert caplog.messages == []
+    mscclpp.compile(nothing, SPEC, 0)
+    assert any("wrong result" in m for m in caplog.messages)
+
+
+@pytest.mark.parametrize("name", plan_programs.PROGRAMS)
+def test_findings(name):
+    """Of MSCCL++'s programs one has a finding, which may run: transfers are read when the kernel has ended."""
+    found = plan.check(plan_programs.PROGRAMS[name]())
+    assert [f for f in found if not f.warning] == []
+    assert bool(found) == (name == "sendrecv_port")
 
 
 def test_execution():
