@@ -2,7 +2,7 @@
 
 ``weft`` is the package, its compiled part and the C library in one archive, tagged with the glibc that the library
 needs. It serves every Python: those whose stable ABI is not that of the compiled part do without.
-``weft-deep-ep`` installs the name of DeepEP and ``weft-mscclpp`` those of MSCCL++'s expert parallelism. They
+``weft-deep-ep`` installs the name of DeepEP and ``weft-mscclpp`` those of MSCCL++. They
 are separate wheels, so a user who has one of these libraries decides which package its name means, and keeps
 the other. Installers would write over its files unasked.
 
@@ -125,7 +125,7 @@ def deep_ep() -> Wheel:
 
 def mscclpp() -> Wheel:
     """The names of MSCCL++'s expert parallelism over it."""
-    return _names("weft-mscclpp", "MSCCL++'s names of expert parallelism over Weft", "mscclpp", "mscclpp_ep_cpp")
+    return _names("weft-mscclpp", "MSCCL++'s names over Weft", "mscclpp", "mscclpp_ep_cpp")
 
 
 def _names(name: str, summary: str, *packages: str) -> Wheel:

@@ -11,7 +11,7 @@ import pytest
 from conftest import SOURCE, alone
 
 GUIDES = SOURCE.parent / "docs" / "guides"
-NAMES = "quickstart.md", "moe-layer.md", "python.md", "deep_ep.md", "mscclpp.md"
+NAMES = "quickstart.md", "moe-layer.md", "python.md", "deep_ep.md", "mscclpp.md", "mscclpp-language.md"
 PAGES = [SOURCE.parent / "README.md", *(GUIDES / name for name in NAMES)]
 PROGRAMS = [
     program
@@ -40,7 +40,8 @@ def test_excerpts():
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
-def test_program(program, processes, tmp_path):
+def test_program(program, processes, tmp_path, monkeypatch):
+    monkeypatch.setenv("MSCCLPP_CACHE_DIR", str(tmp_path / "plans"))
     if "import torch" in program and importlib.util.find_spec("torch") is None:
         pytest.skip("no PyTorch")
     file = tmp_path / "program.py"
