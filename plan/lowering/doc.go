@@ -8,7 +8,7 @@
 //
 // # Unsound rules
 //
-// Some of these rules change what a program means, or leave threads of a block unordered. [Program.Sound]
+// Some of MSCCL++'s rules change what a program means, or leave threads of a block unordered. [Program.Sound]
 // replaces them by rules that do not, and the text is another one then:
 //
 //   - Two reductions in a row to one destination become one that adds the sources of both, though the
@@ -22,6 +22,8 @@
 //   - Of what operations touch, some is left out when barriers are placed: the data of a reduction of packets,
 //     what switches and remote operations touch, what the operation before which a barrier was placed touched.
 //     All of it counts.
+//
+// [Fuse] and [Fix] apply the sound rules to plans that were not recorded: those of package plan's builder, and files.
 //
 // Two of MSCCL++'s defects are mended without that, for with more than one instance no program can want them:
 // instances share the slot of a reduction that copies packets, and a chunk that two operations of a

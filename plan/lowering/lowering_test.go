@@ -153,23 +153,28 @@ func TestFusion(t *testing.T) {
 		{"semaphores", []Op{s("sem_acquire", 1), s("sem_acquire", 1, 0)}, "sem_acquire[1,1,0]", ""},
 		{"semaphores of two kinds", []Op{s("sem_acquire", 1), s("sem_release", 1)}, "sem_acquire[1] sem_release[1]", ""},
 		{
-			"gets", []Op{d("get", "memory", "1i0", "o0", 0), d("get", "memory", "1i1", "o1", 2)},
+			"gets",
+			[]Op{d("get", "memory", "1i0", "o0", 0), d("get", "memory", "1i1", "o1", 2)},
 			"get(r0:0,r0:1>o0,o1)", "",
 		},
 		{
-			"puts", []Op{d("put", "memory", "i0", "1o0", 0), d("put", "memory", "i0", "1s0", 0)},
+			"puts",
+			[]Op{d("put", "memory", "i0", "1o0", 0), d("put", "memory", "i0", "1s0", 0)},
 			"put(i0,i0>r0:0,r1:0)", "",
 		},
 		{
-			"puts of two sizes", []Op{d("put", "memory", "i0", "1o0", 0), d("put", "memory", "i0-2", "1o2-4", 0)},
+			"puts of two sizes",
+			[]Op{d("put", "memory", "i0", "1o0", 0), d("put", "memory", "i0-2", "1o2-4", 0)},
 			"put(i0>r0:0) put(i0>r0:2)", "",
 		},
 		{
-			"puts through two types", []Op{d("put", "memory", "i0", "1o0", 0), d("put", "port", "i0", "1o1", 0)},
+			"puts through two types",
+			[]Op{d("put", "memory", "i0", "1o0", 0), d("put", "port", "i0", "1o1", 0)},
 			"put(i0>r0:0) put(i0>r0:1)", "",
 		},
 		{
-			"puts from two buffers", []Op{d("put", "memory", "i0", "1o0", 0), d("put", "memory", "o1", "1o1", 0)},
+			"puts from two buffers",
+			[]Op{d("put", "memory", "i0", "1o0", 0), d("put", "memory", "o1", "1o1", 0)},
 			"put(i0,o1>r0:0,r0:1)", "put(i0>r0:0) put(o1>r0:1)",
 		},
 		{
@@ -179,36 +184,44 @@ func TestFusion(t *testing.T) {
 			}, "put(i0,i1>r0:0,r0:1) put(i2>r0:2)", "",
 		},
 		{
-			"puts with signals", []Op{d("pws", "port", "i0", "1o0", 0), d("pws", "port", "i1", "1o1", 0)},
+			"puts with signals",
+			[]Op{d("pws", "port", "i0", "1o0", 0), d("pws", "port", "i1", "1o1", 0)},
 			"pws(i0,i1>r0:0,r0:1)", "",
 		},
 		{
-			"puts with signals and flushes", []Op{d("pwsf", "port", "i0", "1o0", 0), d("pwsf", "port", "i1", "1o1", 0)},
+			"puts with signals and flushes",
+			[]Op{d("pwsf", "port", "i0", "1o0", 0), d("pwsf", "port", "i1", "1o1", 0)},
 			"pwsf(i0,i1>r0:0,r0:1)", "",
 		},
 		{
-			"packets", []Op{d("ppkt", "memory", "i0", "1s0", 0), d("ppkt", "memory", "i1", "1s1", 0)},
+			"packets",
+			[]Op{d("ppkt", "memory", "i0", "1s0", 0), d("ppkt", "memory", "i1", "1s1", 0)},
 			"ppkt(i0,i1>r0:0,r0:1)", "",
 		},
 		{
-			"packets on", []Op{d("rppkt", "memory", "s0", "1s0", 0), d("rppkt", "memory", "s0", "1s1", 0)},
+			"packets on",
+			[]Op{d("rppkt", "memory", "s0", "1s0", 0), d("rppkt", "memory", "s0", "1s1", 0)},
 			"rppkt(s0>r0:0,r0:1)", "",
 		},
 		{
-			"packets on from two slots", []Op{d("rppkt", "memory", "s0", "1s0", 0), d("rppkt", "memory", "s1", "1s1", 0)},
+			"packets on from two slots",
+			[]Op{d("rppkt", "memory", "s0", "1s0", 0), d("rppkt", "memory", "s1", "1s1", 0)},
 			"rppkt(s0>r0:0) rppkt(s1>r0:1)", "",
 		},
 		{"reductions in place", []Op{d("re", "", "i0 s0", "i0"), d("re", "", "i0 s1", "i0")}, "re(i0,s0,s1>i0)", ""},
 		{
-			"reductions to another place", []Op{d("re", "", "i0 s0", "o0"), d("re", "", "i0 s1", "o0")},
+			"reductions to another place",
+			[]Op{d("re", "", "i0 s0", "o0"), d("re", "", "i0 s1", "o0")},
 			"re(i0,s0,s1>o0)", "re(i0,s0>o0) nop re(i0,s1>o0)",
 		},
 		{
-			"reductions of their own result", []Op{d("re", "", "i0 s0", "i0"), d("re", "", "i0 i0", "i0")},
+			"reductions of their own result",
+			[]Op{d("re", "", "i0 s0", "i0"), d("re", "", "i0 i0", "i0")},
 			"re(i0,s0,i0>i0)", "re(i0,s0>i0) nop re(i0,i0>i0)",
 		},
 		{
-			"remote reductions", []Op{d("rre", "memory", "i0 1i0", "i0", 0), d("rre", "memory", "i0 1s0", "i0", 2)},
+			"remote reductions",
+			[]Op{d("rre", "memory", "i0 1i0", "i0", 0), d("rre", "memory", "i0 1s0", "i0", 2)},
 			"rre(i0,r0:0,r1:0>i0)", "",
 		},
 		{"reduced packets", []Op{d("repkt", "", "i0 s0", "i0"), d("repkt", "", "i0 s1", "i0")}, "repkt(i0,s0,s1>i0)", ""},
@@ -218,15 +231,18 @@ func TestFusion(t *testing.T) {
 			}, "res(i0,s0>i0,r0:0,r0:1)", "",
 		},
 		{
-			"a put of something else", []Op{d("re", "", "i0 s0", "i0"), d("put", "memory", "i1", "1i0", 0)},
+			"a put of something else",
+			[]Op{d("re", "", "i0 s0", "i0"), d("put", "memory", "i1", "1i0", 0)},
 			"re(i0,s0>i0) put(i1>r0:0)", "",
 		},
 		{
-			"a put through a port", []Op{d("re", "", "i0 s0", "i0"), d("put", "port", "i0", "1i0", 0)},
+			"a put through a port",
+			[]Op{d("re", "", "i0 s0", "i0"), d("put", "port", "i0", "1i0", 0)},
 			"re(i0,s0>i0) nop put(i0>r0:0)", "",
 		},
 		{
-			"a remote reduction and a put", []Op{d("rre", "memory", "i0 1s0", "i0", 0), d("put", "memory", "i0", "1i0", 0)},
+			"a remote reduction and a put",
+			[]Op{d("rre", "memory", "i0 1s0", "i0", 0), d("put", "memory", "i0", "1i0", 0)},
 			"rres(i0,r0:0>i0,r1:0)", "",
 		},
 		{
@@ -246,19 +262,23 @@ func TestFusion(t *testing.T) {
 			}, "recpkt(i0,s0>i0,s4) rppkt(s4>r0:3)", "",
 		},
 		{
-			"a switch in place", []Op{d("glre", "switch", "w3", "i3", 0), d("gstore", "switch", "i3", "w3", 0)},
+			"a switch in place",
+			[]Op{d("glre", "switch", "w3", "i3", 0), d("gstore", "switch", "i3", "w3", 0)},
 			"glres(w3>w3)", "",
 		},
 		{
-			"a switch that moves", []Op{d("glre", "switch", "w1", "i1", 0), d("gstore", "switch", "i1", "w3", 0)},
+			"a switch that moves",
+			[]Op{d("glre", "switch", "w1", "i1", 0), d("gstore", "switch", "i1", "w3", 0)},
 			"glres(w1>w1)", "glre(w1>i1) nop gstore(i1>w3)",
 		},
 		{
-			"a switch by way of the output", []Op{d("glre", "switch", "w1", "o1", 0), d("gstore", "switch", "o1", "w1", 0)},
+			"a switch by way of the output",
+			[]Op{d("glre", "switch", "w1", "o1", 0), d("gstore", "switch", "o1", "w1", 0)},
 			"glres(w1>w1)", "glre(w1>o1) nop gstore(o1>w1)",
 		},
 		{
-			"two switches", []Op{d("glre", "switch", "w1", "s1", 0), d("gstore", "switch", "s1", "w1", 1)},
+			"two switches",
+			[]Op{d("glre", "switch", "w1", "s1", 0), d("gstore", "switch", "s1", "w1", 1)},
 			"glre(w1>s1) gstore(s1>w1)", "glre(w1>s1) nop gstore(s1>w1)",
 		},
 	} {
@@ -340,11 +360,13 @@ func TestSeparation(t *testing.T) {
 		want, sound string
 	}{
 		{
-			"read after write", []Op{d("copy", "", "i0", "s0"), d("copy", "", "s0", "o0")},
+			"read after write",
+			[]Op{d("copy", "", "i0", "s0"), d("copy", "", "s0", "o0")},
 			"copy(i0>s0) nop copy(s0>o0)", "",
 		},
 		{
-			"write after read", []Op{d("copy", "", "i0", "s0"), d("copy", "", "o0", "i0")},
+			"write after read",
+			[]Op{d("copy", "", "i0", "s0"), d("copy", "", "o0", "i0")},
 			"copy(i0>s0) nop copy(o0>i0)", "",
 		},
 		{"reads", []Op{d("copy", "", "i0", "s0"), d("copy", "", "i0", "s1")}, "copy(i0>s0) copy(i0>s1)", ""},
@@ -362,27 +384,33 @@ func TestSeparation(t *testing.T) {
 			"copy(i0>s0) nop re(i1,s0>o1) copy(i2>i1)", "copy(i0>s0) nop re(i1,s0>o1) nop copy(i2>i1)",
 		},
 		{
-			"the data of reduced packets", []Op{d("copy", "", "o0", "i0"), d("repkt", "", "i0 s0", "o1")},
+			"the data of reduced packets",
+			[]Op{d("copy", "", "o0", "i0"), d("repkt", "", "i0 s0", "o1")},
 			"copy(o0>i0) repkt(i0,s0>o1)", "copy(o0>i0) nop repkt(i0,s0>o1)",
 		},
 		{
-			"slots as data", []Op{d("copy", "", "o0", "s0"), d("repkt", "", "i0 s0", "o1")},
+			"slots as data",
+			[]Op{d("copy", "", "o0", "s0"), d("repkt", "", "i0 s0", "o1")},
 			"copy(o0>s0) nop repkt(i0,s0>o1)", "",
 		},
 		{
-			"slots where they lie", []Op{d("copy", "", "o0", "s7"), d("repkt", "", "i0 s3", "o1")},
+			"slots where they lie",
+			[]Op{d("copy", "", "o0", "s7"), d("repkt", "", "i0 s3", "o1")},
 			"copy(o0>s7) repkt(i0,s3>o1)", "copy(o0>s7) nop repkt(i0,s3>o1)",
 		},
 		{
-			"packets wait by themselves", []Op{d("cpkt", "", "i0", "s0"), d("upkt", "", "s0", "o0")},
+			"packets wait by themselves",
+			[]Op{d("cpkt", "", "i0", "s0"), d("upkt", "", "s0", "o0")},
 			"cpkt(i0>s0) upkt(s0>o0)", "",
 		},
 		{
-			"a switch", []Op{d("copy", "", "o0", "i0"), d("gstore", "switch", "i0", "w1", 0), d("copy", "", "i1", "o1")},
+			"a switch",
+			[]Op{d("copy", "", "o0", "i0"), d("gstore", "switch", "i0", "w1", 0), d("copy", "", "i1", "o1")},
 			"copy(o0>i0) gstore(i0>w1) copy(i1>o1)", "copy(o0>i0) nop gstore(i0>w1) nop copy(i1>o1)",
 		},
 		{
-			"remote places", []Op{d("put", "memory", "i0", "1o0", 0), d("get", "memory", "1o0", "s0", 0)},
+			"remote places",
+			[]Op{d("put", "memory", "i0", "1o0", 0), d("get", "memory", "1o0", "s0", 0)},
 			"put(i0>r0:0) get(r0:0>s0)", "put(i0>r0:0) nop get(r0:0>s0)",
 		},
 		{

@@ -144,6 +144,7 @@ type rules struct {
 	rank  int
 	has   *spec.Rank
 	block *spec.Block
+	ops   int // how many operations have been looked at
 }
 
 // op is an operation while rules are applied to it.

@@ -101,8 +101,8 @@ func clashes(o lowering.Op) bool {
 	return false
 }
 
-// TestSound: by the sound rules a program means what its operations say one after the other, and no barrier of a block's
-// threads is missing. The rules of MSCCL++ keep neither: the same programs show that.
+// TestSound: by the sound rules a program means what its operations say one after the other, and no barrier of a
+// block's threads is missing. The rules of MSCCL++ keep neither: the same programs show that.
 func TestSound(t *testing.T) {
 	otherwise, races := 0, 0
 	for seed := range uint64(400) {

@@ -29,9 +29,27 @@ type access struct {
 	of       space
 	from, to int
 	writes   bool
-	packets  bool // of a slot, which threads know to be ready by themselves
+	slot     bool // of packets, which threads know to be ready by themselves
 	op       int
+	shared   sharing // of nothing if its threads may have any part
 }
+
+// sharing says which part of a range each thread of a block has. It is the same in ranges that begin at one place.
+type sharing struct {
+	by    split
+	group spec.Group
+}
+
+// split is the unit by which threads take turns.
+type split uint8
+
+const (
+	anyhow  split = iota
+	units         // 16 bytes
+	vectors       // 16 bytes, through a switch
+	packets       // what a packet carries
+	alone         // one thread has all
+)
 
 // space is a buffer: of this rank, of a peer, or of all members of a switch.
 type space struct {
@@ -78,7 +96,13 @@ func (t touched) conflicts(a access) bool { return slices.ContainsFunc(t, a.conf
 // conflicts says whether two accesses are of different operations, of the same bytes, and one writes. Packets
 // are not waited for.
 func (a access) conflicts(b access) bool {
-	return a.overlaps(b) && a.op != b.op && (a.writes || b.writes) && !(a.packets && b.packets)
+	return a.overlaps(b) && a.op != b.op && (a.writes || b.writes) && !(a.slot && b.slot) && !a.same(b)
+}
+
+// same says whether each thread has the same part of two ranges.
+func (a access) same(b access) bool {
+	by := a.shared.by
+	return by != anyhow && by != alone && a.shared == b.shared && a.from == b.from && a.slot == b.slot
 }
 
 func (a access) overlaps(b access) bool { return a.of == b.of && a.from < b.to && b.from < a.to }
@@ -172,9 +196,10 @@ func (r *rules) touches(all []access, o *op, p spec.Place, slot, writes bool) []
 		s := r.has.Switches[r.block.Channel(spec.Switched, p.ID)]
 		buffer, owners = s.Buffer, s.Ranks
 	}
-	a := access{from: p.Index, to: p.Index + p.Size, writes: writes, packets: slot}
+	a := access{from: p.Index, to: p.Index + p.Size, writes: writes}
 	if slot {
 		a.from, a.to = 2*a.from, 2*a.to
+		a.slot = o.Kind != spec.PutPackets || o.Via != spec.Port // a port takes what is there
 	}
 	for _, rank := range owners {
 		a.of = space{rank, buffer}
