@@ -321,15 +321,6 @@ type recorded struct {
 	spec.Op
 	at    string
 	inner []recorded
-	spots []spot // what it reads and writes, for the nops
-}
-
-// spot is a range that an operation touches.
-type spot struct {
-	rank  int
-	place spec.Place
-	write bool
-	slot  bool // packets, whose readers wait for them
 }
 
 // Part is the block as the i-th of n that share operations on data.
@@ -344,8 +335,8 @@ func (b *Block) Part(i, n int) *Block {
 func (b *Block) misuse(format string, args ...any) { b.rank.plan.misuse(format, args...) }
 
 // add records an operation.
-func (b *Block) add(op spec.Op, spots ...spot) {
-	r := recorded{Op: op, at: here(), spots: spots}
+func (b *Block) add(op spec.Op) {
+	r := recorded{Op: op, at: here()}
 	if b.loop != nil {
 		b.loop.inner = append(b.loop.inner, r)
 		return

@@ -113,7 +113,7 @@ func TestPlacement(t *testing.T) {
 			b.Wait(c)
 			b.Copy(p.Rank(0).Output().Chunk(1, 1), p.Rank(0).Input().Chunk(1, 1))
 		}},
-		{"copy nop pipeline(sem_acquire nop copy nop sem_release) nop signal", func(
+		{"copy pipeline(sem_acquire nop copy nop sem_release) nop signal", func(
 			p *plan.Plan, b *plan.Block, c *plan.Channel,
 		) {
 			in, out, s := p.Rank(0).Input(), p.Rank(0).Output(), p.Rank(0).Semaphore(1)

@@ -72,15 +72,6 @@ func (b *Block) remote(via spec.ChannelType, c *Channel, chunk Chunk) (spec.Plac
 	}, true
 }
 
-func (c Chunk) read() spot  { return spot{rank: c.rank.id, place: c.Place} }
-func (c Chunk) write() spot { return spot{rank: c.rank.id, place: c.Place, write: true} }
-
-// packets is the range of a slot.
-func (s spot) packets(slot bool) spot {
-	s.slot = slot
-	return s
-}
-
 // Copy copies.
 func (b *Block) Copy(dst, src Chunk) { b.move(spec.Copy, dst, src) }
 
@@ -102,7 +93,7 @@ func (b *Block) move(kind spec.Kind, dst, src Chunk) {
 	if b.local(dst, src) && b.sizes(dst, src) {
 		b.add(spec.Op{
 			Kind: kind, Src: []spec.Place{src.Place}, Dst: []spec.Place{dst.Place}, Group: b.group,
-		}, src.read().packets(kind == spec.UnpackPackets), dst.write().packets(kind == spec.CopyPackets))
+		})
 	}
 }
 
@@ -148,8 +139,7 @@ func (b *Block) put(kind spec.Kind, c *Channel, dst, src Chunk) {
 		b.misuse("only ports put with a signal")
 		return
 	}
-	b.add(op, src.read().packets(kind == spec.ReadPutPackets),
-		dst.write().packets(kind == spec.PutPackets || kind == spec.ReadPutPackets))
+	b.add(op)
 }
 
 // Get reads from the buffer of a channel's peer.
@@ -162,7 +152,7 @@ func (b *Block) Get(c *Channel, dst, src Chunk) {
 		b.add(spec.Op{
 			Kind: spec.Get, Via: c.via, Channels: []int{id}, Src: []spec.Place{from}, Dst: []spec.Place{dst.Place},
 			Group: b.group,
-		}, src.read(), dst.write())
+		})
 	}
 }
 
@@ -179,7 +169,6 @@ func (b *Block) Reduce(dst Chunk, src ...Chunk) {
 	op := spec.Op{
 		Kind: spec.Reduce, Reduce: b.rank.plan.options.Reduction, Dst: []spec.Place{dst.Place}, Group: b.group,
 	}
-	var spots []spot
 	for i, s := range src {
 		place := s.Place
 		switch {
@@ -194,13 +183,12 @@ func (b *Block) Reduce(dst Chunk, src ...Chunk) {
 			return
 		}
 		op.Src = append(op.Src, place)
-		spots = append(spots, s.read())
 	}
 	if op.Kind == spec.ReadReduce && slices.ContainsFunc(op.Src[1:], isLocal) {
 		b.misuse("one local source, and remote ones behind it; reduce the local ones first")
 		return
 	}
-	b.add(op, append(spots, dst.write())...)
+	b.add(op)
 }
 
 func isLocal(p spec.Place) bool { return p.At == spec.Local }
@@ -218,12 +206,10 @@ func (b *Block) ReducePackets(dst, src Chunk, slots ...Chunk) {
 	op := spec.Op{
 		Kind: spec.ReducePackets, Reduce: b.rank.plan.options.Reduction, Dst: []spec.Place{dst.Place}, Group: b.group,
 	}
-	var spots []spot
-	for i, s := range all {
+	for _, s := range all {
 		op.Src = append(op.Src, s.Place)
-		spots = append(spots, s.read().packets(i > 0))
 	}
-	b.add(op, append(spots, dst.write())...)
+	b.add(op)
 }
 
 // member is a range of a switch's buffer, and the rank's number of the switch.
@@ -248,15 +234,6 @@ func owned(c Chunk) spec.Place {
 	return p
 }
 
-// spots are those of a switch's range on all members.
-func (s *Switch) spots(p spec.Place, write, slot bool) (all []spot) {
-	for r := range s.ids {
-		place := spec.Place{Buffer: s.buffer, Index: p.Index, Size: p.Size}
-		all = append(all, spot{rank: r.id, place: place, write: write, slot: slot})
-	}
-	return all
-}
-
 // SwitchReduce folds the chunks of all members, from one on, into a local chunk.
 func (b *Block) SwitchReduce(s *Switch, dst Chunk, at int) {
 	if p, ok := b.member(s, at, dst.Size); ok && b.local(dst) {
@@ -264,7 +241,7 @@ func (b *Block) SwitchReduce(s *Switch, dst Chunk, at int) {
 		b.add(spec.Op{
 			Kind: spec.SwitchReduce, Via: spec.Switched, Channels: []int{p.ID}, Reduce: b.rank.plan.options.Reduction,
 			Src: []spec.Place{p}, Dst: []spec.Place{owned(dst)},
-		}, append(s.spots(p, false, false), dst.write())...)
+		})
 	}
 }
 
@@ -282,8 +259,7 @@ func (b *Block) store(kind spec.Kind, s *Switch, at int, src Chunk) {
 	if p, ok := b.member(s, at, src.Size); ok && b.local(src) {
 		b.add(spec.Op{
 			Kind: kind, Via: spec.Switched, Src: []spec.Place{owned(src)}, Dst: []spec.Place{p},
-		}, append(s.spots(p, true, kind == spec.SwitchStorePackets),
-			src.read().packets(kind == spec.SwitchStorePackets))...)
+		})
 	}
 }
 
@@ -295,6 +271,6 @@ func (b *Block) SwitchReduceStore(s *Switch, to, from, n int) {
 		b.add(spec.Op{
 			Kind: spec.SwitchReduceStore, Via: spec.Switched, Reduce: b.rank.plan.options.Reduction,
 			Src: []spec.Place{src}, Dst: []spec.Place{dst},
-		}, append(s.spots(src, false, false), s.spots(dst, true, false)...)...)
+		})
 	}
 }
