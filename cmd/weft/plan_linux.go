@@ -11,18 +11,19 @@ import (
 
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
 	"github.com/weftgo/weft/plan"
+	"github.com/weftgo/weft/plan/lowering"
 	"github.com/weftgo/weft/plan/spec"
 )
 
 func newPlan() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plan",
-		Short: "Check, simulate and draw communication plans",
+		Short: "Check, simulate, draw and fix communication plans",
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	describe(cmd, "plan_root")
-	cmd.AddCommand(newPlanCheck(), newPlanRun(), newPlanShow())
+	cmd.AddCommand(newPlanCheck(), newPlanRun(), newPlanShow(), newPlanFix())
 	return cmd
 }
 
@@ -232,17 +233,45 @@ func newPlanShow() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if out == "" {
-				return plan.Draw(cmd.OutOrStdout(), f)
-			}
-			to, err := os.Create(out)
-			if err != nil {
-				return err
-			}
-			return errors.Join(plan.Draw(to, f), to.Close())
+			return written(cmd, out, func(w io.Writer) error { return plan.Draw(w, f) })
 		},
 	}
 	describe(cmd, "plan_show")
 	cmd.Flags().StringVar(&out, "out", "", "the `file` to write (default: the standard output)")
 	return cmd
+}
+
+func newPlanFix() *cobra.Command {
+	var out string
+	cmd := &cobra.Command{
+		Use:   "fix FILE",
+		Short: "Give a plan the barriers of threads that it lacks",
+		Args:  onePlan,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			f, err := loadPlan(args[0])
+			if err != nil {
+				return err
+			}
+			text := append(lowering.Fix(f).Text(), '\n')
+			return written(cmd, out, func(w io.Writer) error {
+				_, err := w.Write(text)
+				return err
+			})
+		},
+	}
+	describe(cmd, "plan_fix")
+	cmd.Flags().StringVar(&out, "out", "", "the `file` to write (default: the standard output)")
+	return cmd
+}
+
+// written writes to a file, or to the standard output if it has no name.
+func written(cmd *cobra.Command, name string, write func(io.Writer) error) error {
+	if name == "" {
+		return write(cmd.OutOrStdout())
+	}
+	to, err := os.Create(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(write(to), to.Close())
 }

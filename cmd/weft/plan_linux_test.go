@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -144,5 +145,31 @@ func TestPlanShow(t *testing.T) {
 	command(t, 0, "plan", "show", right, "--out", name)
 	if text, err := os.ReadFile(name); err != nil || string(text) != out || !strings.HasPrefix(out, "<svg ") {
 		t.Errorf("%v: %.100q", err, out)
+	}
+}
+
+// A plan without barriers gets them back, on the standard output or in a file.
+func TestPlanFix(t *testing.T) {
+	right, err := os.ReadFile(planFile(t, func(*plan.File) {}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lacking := planFile(t, func(f *plan.File) {
+		for r := range f.Ranks {
+			b := &f.Ranks[r].Blocks[0]
+			b.Ops = slices.DeleteFunc(b.Ops, func(o spec.Op) bool { return o.Kind == spec.Nop })
+		}
+	})
+	out, _ := command(t, 0, "plan", "fix", lacking)
+	if out != string(right)+"\n" {
+		t.Errorf("%s\nshould be\n%s", out, right)
+	}
+	name := filepath.Join(t.TempDir(), "fixed.json")
+	command(t, 0, "plan", "fix", lacking, "--out", name)
+	if text, err := os.ReadFile(name); err != nil || string(text) != out {
+		t.Errorf("the file has something else: %v", err)
+	}
+	if _, errs := command(t, 2, "plan", "fix"); !strings.Contains(errs, "want the name of one file") {
+		t.Errorf("%q", errs)
 	}
 }
