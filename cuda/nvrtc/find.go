@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -13,31 +12,21 @@ import (
 
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/internal/dl"
+	"github.com/weftgo/weft/internal/pythons"
 )
 
 // sonames are the library's names for the loader, newest first.
 var sonames = []string{"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"}
 
-// A system is where NVRTC is looked for: a part of the environment, and the root of the file
-// system.
+// A system is where NVRTC is looked for.
 type system struct {
-	nvrtc    string   // WEFT_NVRTC
-	root     string   // "/" but in tests
-	home     string   // of the user
-	prefixes []string // of Python environments that variables name
-	path     []string // folders of PATH
-	loader   bool     // whether to ask the loader
+	nvrtc   string // WEFT_NVRTC
+	loader  bool   // whether to ask the loader
+	pythons pythons.Search
 }
 
 func environment() system {
-	s := system{nvrtc: os.Getenv("WEFT_NVRTC"), root: "/", path: filepath.SplitList(os.Getenv("PATH")), loader: true}
-	s.home, _ = os.UserHomeDir() // without one there is nothing to look for there
-	for _, name := range []string{"VIRTUAL_ENV", "CONDA_PREFIX"} {
-		if prefix := os.Getenv(name); prefix != "" {
-			s.prefixes = append(s.prefixes, prefix)
-		}
-	}
-	return s
+	return system{nvrtc: os.Getenv("WEFT_NVRTC"), loader: true, pythons: pythons.FromEnvironment()}
 }
 
 // open takes the first candidate that loads.
@@ -86,7 +75,7 @@ func openNamed(name string) (*Compiler, error) {
 // files are the libraries of toolkits and of Python packages, in the order of preference.
 func (s system) files() (files []string) {
 	for _, pattern := range []string{"usr/local/cuda*/lib64", "usr/local/cuda*/targets/*/lib"} {
-		folders := glob(filepath.Join(s.root, pattern))
+		folders := glob(filepath.Join(s.pythons.Root, pattern))
 		slices.SortStableFunc(folders, newestFirst)
 		for _, folder := range folders {
 			files = append(files, libraries(folder)...)
@@ -107,25 +96,7 @@ func (s system) files() (files []string) {
 
 // packages are the folders in which Python environments keep their packages.
 func (s system) packages() (folders []string) {
-	prefixes := append([]string(nil), s.prefixes...)
-	for _, name := range []string{"python3", "python"} {
-		for _, folder := range s.path {
-			program := filepath.Join(folder, name)
-			if !executable(program) {
-				continue
-			}
-			prefixes = append(prefixes, filepath.Dir(folder)) // a virtual environment is where the link is
-			if target, err := filepath.EvalSymlinks(program); err == nil {
-				prefixes = append(prefixes, filepath.Dir(filepath.Dir(target)))
-			}
-			break
-		}
-	}
-	if s.home != "" {
-		prefixes = append(prefixes, filepath.Join(s.home, ".local"))
-	}
-	prefixes = append(prefixes, filepath.Join(s.root, "usr/local"), filepath.Join(s.root, "usr"))
-	for _, prefix := range unique(prefixes) {
+	for _, prefix := range s.pythons.Prefixes() {
 		for _, pattern := range []string{
 			"lib*/python3*/site-packages", "lib*/python3*/dist-packages",
 			"lib/python3/dist-packages",
@@ -193,11 +164,6 @@ func numbers(name string) (all []int) {
 func glob(pattern string) []string {
 	found, _ := filepath.Glob(pattern)
 	return found
-}
-
-func executable(path string) bool {
-	_, err := exec.LookPath(path)
-	return err == nil
 }
 
 func unique(all []string) (kept []string) {

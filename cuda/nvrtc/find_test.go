@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/internal/pythons"
 )
 
 // touch makes files under a root.
@@ -56,10 +57,10 @@ func TestFiles(t *testing.T) {
 		filepath.Join(root, "opt/venv/bin/python3")); err != nil {
 		t.Fatal(err)
 	}
-	s := system{
-		root: root, home: filepath.Join(root, "home"), prefixes: []string{filepath.Join(root, "active")},
-		path: []string{filepath.Join(root, "nowhere"), filepath.Join(root, "opt/venv/bin")},
-	}
+	s := system{pythons: pythons.Search{
+		Root: root, Home: filepath.Join(root, "home"), Named: []string{filepath.Join(root, "active")},
+		Path: []string{filepath.Join(root, "nowhere"), filepath.Join(root, "opt/venv/bin")},
+	}}
 	want := []string{
 		"usr/local/cuda-12.10/lib64/libnvrtc.so.12", "usr/local/cuda-12.9/lib64/libnvrtc.so.12",
 		"usr/local/cuda-13.0/targets/x86_64-linux/lib/libnvrtc.so.13",
@@ -109,7 +110,7 @@ func TestNamed(t *testing.T) {
 	root := t.TempDir()
 	touch(t, root, 0o644, "empty/readme", "usr/local/cuda-13.0/lib64/libnvrtc.so.13", "other/libnvrtc.so.12")
 	for name, say := range map[string]string{"missing": "missing", "empty": "no libnvrtc.so", "other": "libnvrtc.so.12"} {
-		_, err := open(system{root: root, nvrtc: filepath.Join(root, name)})
+		_, err := open(system{pythons: pythons.Search{Root: root}, nvrtc: filepath.Join(root, name)})
 		if !errors.Is(err, cuda.ErrUnsupported) || !strings.Contains(err.Error(), "WEFT_NVRTC names") ||
 			!strings.Contains(err.Error(), say) {
 			t.Errorf("%s: error %v, want one that says %q", name, err, say)
