@@ -1,0 +1,459 @@
+package fabric
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+	"unsafe"
+
+	"github.com/weftgo/weft/fabric/internal/provider"
+)
+
+// Peer is a rank that this one writes to. Its methods may be called from any goroutine; what one
+// goroutine calls takes effect in that order.
+type Peer struct {
+	d    *Domain
+	rank int
+
+	// Under the domain's lock.
+	cause     error // why nothing is written to it any more
+	connected bool
+	warm      bool // a write to it has completed
+	address   provider.Address
+	base, key uint64 // of its board
+
+	posted uint64   // writes of any kind
+	done   sequence // those that have completed
+	writes uint64   // plain ones, which signals cover
+	sent   []uint64 // values of signals
+
+	asked    uint64       // requests
+	executed uint64       // as far as the peer has told
+	adds     uint64       // requests up to the last add
+	slots    [ring]uint64 // how many writes must have completed before a slot is written again
+	covers   [ring]uint64 // how many plain writes the request in a slot covers
+	covered  uint64       // plain writes that have arrived, as far as the peer has told
+	marked   uint64       // plain writes that a request covers to which an answer will come
+
+	served server
+}
+
+// server is what a domain knows of a source rank's requests to it.
+type server struct {
+	writes    sequence // that have arrived, where they come in any order
+	requests  sequence
+	executed  uint64
+	told      uint64
+	wanted    bool // the source waits for an answer
+	refused   bool // one of them named no region
+	owing     bool
+	answering bool
+}
+
+// peer is the state of a rank. The lock is held.
+func (d *Domain) peer(rank int) *Peer {
+	p := d.peers[rank]
+	if p == nil {
+		p = &Peer{d: d, rank: rank, sent: make([]uint64, d.options.Signals)}
+		d.peers[rank] = p
+	}
+	return p
+}
+
+// Connect makes a rank reachable by the card of its domain, and returns when a first write to it has
+// completed. Both ranks connect to each other before either writes.
+func (d *Domain) Connect(ctx context.Context, rank int, card []byte) (*Peer, error) {
+	const op = "connect"
+	if rank < 0 || rank >= d.options.Size {
+		return nil, invalid("connect: rank %d of %d", rank, d.options.Size)
+	}
+	c, err := decodeDomain(card)
+	if err == nil {
+		err = d.fits(rank, c)
+	}
+	if err != nil {
+		return nil, &PeerError{Rank: rank, Op: op, Err: fmt.Errorf("%w: %w", ErrMismatch, err)}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p := d.peer(rank)
+	if err := p.usable(op); err != nil {
+		return nil, err
+	}
+	if p.connected {
+		return p, nil
+	}
+	if p.address, err = d.endpoint.Insert(c.Name); err != nil {
+		return nil, &PeerError{Rank: rank, Op: op, Err: fmt.Errorf("%w: %w", ErrLost, err)}
+	}
+	p.connected, p.base, p.key = true, c.Base, c.Key
+	w := wait{d: d, ctx: ctx}
+	defer w.end()
+	err = p.enqueue(&w, op, func(post *provider.Post) error {
+		p.inline(post, wordSize, d.board.unread())
+		post.Data, post.HasData = data(kindNotice, d.options.Rank, 0), true
+		return nil
+	})
+	if err == nil {
+		err = p.await(&w, op, func() bool { return p.done.next == p.posted })
+	}
+	if err == nil {
+		err = p.usable(op)
+	}
+	if err != nil {
+		return nil, err
+	}
+	p.warm = true
+	return p, nil
+}
+
+// fits says how a peer's domain differs from this one.
+func (d *Domain) fits(rank int, c domainCard) error {
+	o, caps := d.options, d.caps
+	switch {
+	case int(c.Rank) != rank || int(c.Size) != o.Size:
+		return fmt.Errorf("the card is that of rank %d of %d, not of %d of %d", c.Rank, c.Size, rank, o.Size)
+	case c.Provider != caps.Provider:
+		return fmt.Errorf("it has provider %s, this rank %s: name one in Options.Provider", c.Provider, caps.Provider)
+	case int(c.Signals) != o.Signals:
+		return fmt.Errorf("it has %d signals, this rank %d", c.Signals, o.Signals)
+	case c.Ordered != caps.Ordered || c.Words != caps.Words:
+		return fmt.Errorf("its writes are ordered %v and whole %v, this rank's %v and %v",
+			c.Ordered, c.Words, caps.Ordered, caps.Words)
+	}
+	return nil
+}
+
+// Rank is the peer's.
+func (p *Peer) Rank() int { return p.rank }
+
+// Region makes a peer's region known by its card.
+func (p *Peer) Region(card []byte) (Remote, error) {
+	c, err := decodeRegion(card)
+	if err == nil && int(c.Rank) != p.rank {
+		err = fmt.Errorf("the card is that of rank %d", c.Rank)
+	}
+	if err != nil {
+		return Remote{}, &PeerError{Rank: p.rank, Op: "region", Err: fmt.Errorf("%w: %w", ErrMismatch, err)}
+	}
+	return Remote{p.rank, c.Base, c.Key, c.Length, c.Aligned}, nil
+}
+
+// Write posts a write of n bytes of a region of this rank into one of the peer's, and returns when the
+// fabric has taken it. The bytes must stay as they are until [Peer.Flush]. They land in any order,
+// before any later Signal or Add to the peer takes effect.
+func (p *Peer) Write(ctx context.Context, to Remote, at int, from *Region, offset, n int) error {
+	const op = "write"
+	switch {
+	case to.rank != p.rank:
+		return invalid("write to rank %d: the region is rank %d's", p.rank, to.rank)
+	case from.d != p.d:
+		return invalid("write to rank %d: the source is a region of another domain", p.rank)
+	case n < 0 || offset < 0 || offset > len(from.memory) || n > len(from.memory)-offset:
+		return invalid("write to rank %d: %d bytes at %d of a source of %d", p.rank, n, offset, len(from.memory))
+	case !to.holds(at, n):
+		return invalid("write to rank %d: %d bytes at %d of a region of %d", p.rank, n, at, to.length)
+	}
+	d := p.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	w := wait{d: d, ctx: ctx}
+	defer w.end()
+	for n > 0 {
+		if err := p.mark(&w, op); err != nil {
+			return err
+		}
+		part := min(n, d.caps.MaxWrite)
+		if err := p.enqueue(&w, op, func(post *provider.Post) error {
+			if err := from.usable(); err != nil {
+				return err
+			}
+			post.From, post.Local, post.Bytes = unsafe.Pointer(&from.memory[offset]), from.granted, part
+			post.Remote, post.Key = to.base+uint64(at), to.key
+			if post.HasData = !d.caps.Ordered; post.HasData {
+				if p.writes-p.covered >= span {
+					return provider.ErrAgain
+				}
+				post.Data = data(kindWrite, d.options.Rank, p.writes)
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+		p.writes++
+		n, at, offset = n-part, at+part, offset+part
+	}
+	return nil
+}
+
+// mark asks the peer to tell how far writes have arrived, before more of them are underway than it can
+// tell apart.
+func (p *Peer) mark(w *wait, op string) error {
+	if p.d.caps.Ordered || p.writes-max(p.marked, p.covered) < span/2 {
+		return nil
+	}
+	err := p.request(w, op, func() request { return request{kind: requestMark} })
+	if err == nil {
+		p.marked = p.writes
+	}
+	return err
+}
+
+// Signal adds one to a signal of this rank at the peer. The peer sees the new value when all that this
+// rank posted to it before has landed and, of adds, taken effect.
+func (p *Peer) Signal(ctx context.Context, id int) error {
+	const op = "signal"
+	d := p.d
+	if id < 0 || id >= d.options.Signals {
+		return invalid("signal %d to rank %d: there are %d", id, p.rank, d.options.Signals)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	w := wait{d: d, ctx: ctx}
+	defer w.end()
+	if !d.caps.Ordered || !d.caps.Words {
+		err := p.request(&w, op, func() request {
+			return request{kind: requestSignal, offset: uint64(id), value: p.sent[id] + 1}
+		})
+		if err == nil {
+			p.sent[id]++
+		}
+		return err
+	}
+	// The value itself goes behind the data. An add is executed by the peer's processor, so it must be
+	// waited for.
+	err := p.enqueue(&w, op, func(post *provider.Post) error {
+		if p.executed < p.adds {
+			return provider.ErrAgain
+		}
+		binary.NativeEndian.PutUint64(d.board.line(post.Token), p.sent[id]+1)
+		p.inline(post, wordSize, id*wordSize)
+		post.Data, post.HasData = data(kindNotice, d.options.Rank, 0), true
+		return nil
+	})
+	if err == nil {
+		p.sent[id]++
+	}
+	return err
+}
+
+// Add adds to the 64-bit word at an offset of a peer's region. The peer's host executes it, by an atomic
+// add, after all that this rank posted to the peer before. Words that peers add to must not be written
+// in another way. [Peer.Flush] waits for it.
+func (p *Peer) Add(ctx context.Context, to Remote, at int, value uint64) error {
+	const op = "add"
+	switch {
+	case to.rank != p.rank:
+		return invalid("add at rank %d: the region is rank %d's", p.rank, to.rank)
+	case !to.holds(at, wordSize):
+		return invalid("add at rank %d: a word at %d of a region of %d bytes", p.rank, at, to.length)
+	case at%wordSize != 0 || !to.aligned:
+		return invalid("add at rank %d: offset %d: the word's address must be a multiple of 8", p.rank, at)
+	}
+	d := p.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	w := wait{d: d, ctx: ctx}
+	defer w.end()
+	err := p.request(&w, op, func() request {
+		return request{kind: requestAdd, key: to.key, offset: uint64(at), value: value}
+	})
+	if err == nil {
+		p.adds = p.asked
+	}
+	return err
+}
+
+// Flush waits until what was posted to the peer before has completed: the bytes that it was written
+// from may change, adds have taken effect and, if [Capabilities].Delivered, bytes have landed.
+func (p *Peer) Flush(ctx context.Context) error {
+	const op = "flush"
+	d := p.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	w := wait{d: d, ctx: ctx}
+	defer w.end()
+	posted, adds := p.posted, p.adds
+	if err := p.await(&w, op, func() bool { return p.done.next >= posted && p.executed >= adds }); err != nil {
+		return err
+	}
+	return p.usable(op) // a write that failed has completed, too
+}
+
+// Signalled is the value of a signal that the peer raises here: how often it has called Signal.
+// Of an id beyond [Options].Signals it is 0.
+func (p *Peer) Signalled(id int) uint64 {
+	if id < 0 || id >= p.d.options.Signals {
+		return 0
+	}
+	return p.d.board.signal(p.rank, id).Load()
+}
+
+// Await waits until a signal that the peer raises here has reached a value.
+func (p *Peer) Await(ctx context.Context, id int, value uint64) error {
+	d := p.d
+	if id < 0 || id >= d.options.Signals {
+		return invalid("await signal %d of rank %d: there are %d", id, p.rank, d.options.Signals)
+	}
+	word := d.board.signal(p.rank, id)
+	if word.Load() >= value {
+		return nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	w := wait{d: d, ctx: ctx}
+	defer w.end()
+	return p.await(&w, "await", func() bool { return word.Load() >= value })
+}
+
+// Err is why nothing is written to the peer any more, or nil.
+func (p *Peer) Err() error {
+	p.d.mu.Lock()
+	defer p.d.mu.Unlock()
+	return p.cause
+}
+
+// Fail ends all calls for the peer with a cause that comes from elsewhere: a rank's heartbeat stopped,
+// say, of which networks tell nothing. The first cause stays.
+func (p *Peer) Fail(cause error) {
+	p.d.mu.Lock()
+	defer p.d.mu.Unlock()
+	p.fail(cause)
+}
+
+func (p *Peer) fail(cause error) {
+	if p.cause == nil {
+		p.cause = cause
+	}
+}
+
+// Close ends the connection to the peer. What it has underway to this rank is cut off, where the
+// provider can.
+func (p *Peer) Close() error {
+	d := p.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p.fail(ErrClosed)
+	if !p.connected || d.failed() != nil {
+		return nil
+	}
+	p.connected = false
+	return d.endpoint.Remove(p.address)
+}
+
+// usable is why nothing can be posted to the peer.
+func (p *Peer) usable(op string) error {
+	if err := p.d.failed(); err != nil {
+		return fmt.Errorf("%s to rank %d: %w", op, p.rank, err)
+	}
+	if p.cause != nil {
+		return &PeerError{Rank: p.rank, Op: op, Err: p.cause}
+	}
+	return nil
+}
+
+// enqueue posts a write when fill does not ask to try again and the endpoint takes it. The lock is held,
+// and let go only before another try: fill's view of the peer holds for the write.
+func (p *Peer) enqueue(w *wait, op string, fill func(*provider.Post) error) error {
+	d := p.d
+	for {
+		if err := p.usable(op); err != nil {
+			return err
+		}
+		err := provider.ErrAgain
+		if n := len(d.free); n > 0 && p.posted-p.done.next < span {
+			d.post = provider.Post{Token: d.free[n-1], To: p.address}
+			if err = fill(&d.post); err == nil {
+				if err = d.endpoint.Write(&d.post); errors.Is(err, provider.ErrAgain) && p.gone(w) {
+					p.fail(fmt.Errorf("%w: libfabric has taken no write to it for %v: its process or its network has ended",
+						ErrLost, lostAfter))
+					continue
+				}
+			}
+			if err == nil {
+				d.free = d.free[:n-1]
+				d.operations[d.post.Token] = operation{peer: p, number: p.posted, name: op}
+				p.posted++
+				return nil
+			}
+		}
+		if failure, ok := errors.AsType[*ProviderError](err); ok {
+			p.fail(fmt.Errorf("%w: %s: %w", ErrLost, op, failure))
+			continue
+		}
+		if !errors.Is(err, provider.ErrAgain) {
+			return fmt.Errorf("%s to rank %d: %w", op, p.rank, err)
+		}
+		if err := w.turn(); err != nil {
+			return p.late(op, err)
+		}
+	}
+}
+
+// lostAfter is how long an idle endpoint may turn away writes to a peer that it was connected to.
+const lostAfter = time.Second
+
+// gone says whether a write that was turned away means that the peer's connection has ended: nothing else is
+// underway that could fill the endpoint, so libfabric must be trying to connect again. It says nothing
+// of an ended connection unless a write is underway.
+func (p *Peer) gone(w *wait) bool {
+	d := p.d
+	return p.warm && len(d.free) == cap(d.free) && !w.idle.IsZero() && time.Since(w.idle) > lostAfter
+}
+
+// await takes turns until something is true.
+func (p *Peer) await(w *wait, op string, reached func() bool) error {
+	for !reached() {
+		if err := p.usable(op); err != nil {
+			return err
+		}
+		if err := w.turn(); err != nil {
+			return p.late(op, err)
+		}
+	}
+	return nil
+}
+
+// late is the error of a wait that ended; the peer is named unless the domain is the reason.
+func (p *Peer) late(op string, err error) error {
+	if p.d.failed() != nil {
+		return p.usable(op)
+	}
+	return &PeerError{Rank: p.rank, Op: op, Err: err}
+}
+
+// inline fills a write of what the token's line has to an offset of this rank's part of the peer's board.
+func (p *Peer) inline(post *provider.Post, n, offset int) {
+	d := p.d
+	post.From, post.Local = unsafe.Pointer(unsafe.SliceData(d.board.line(post.Token))), d.boardMemory
+	post.Bytes = n
+	post.Remote, post.Key = p.base+uint64(d.options.Rank*d.board.part+offset), p.key
+}
+
+// request writes a request into the peer's board when there is room.
+func (p *Peer) request(w *wait, op string, build func() request) error {
+	d := p.d
+	slot := 0
+	err := p.enqueue(w, op, func(post *provider.Post) error {
+		slot = int(p.asked % ring)
+		if p.asked-p.executed >= ring || p.done.next < p.slots[slot] {
+			return provider.ErrAgain
+		}
+		r := build()
+		if !d.caps.Ordered {
+			r.covers = p.writes
+		}
+		p.covers[slot] = r.covers
+		r.encode(d.board.line(post.Token))
+		p.inline(post, requestSize, d.board.ring()+slot*line)
+		post.Data, post.HasData = data(kindRequest, d.options.Rank, p.asked), true
+		return nil
+	})
+	if err == nil {
+		p.asked++
+		p.slots[slot] = p.posted
+	}
+	return err
+}

@@ -1,0 +1,129 @@
+package fabric
+
+import (
+	"fmt"
+	"runtime"
+	"unsafe"
+
+	"github.com/weftgo/weft/fabric/internal/provider"
+)
+
+// Region is memory of this rank that peers may write to, and that this rank may write from.
+type Region struct {
+	d       *Domain
+	memory  []byte
+	pinner  runtime.Pinner
+	granted provider.Memory // under the domain's lock, as is the rest
+	closed  bool
+}
+
+// Register lets peers write into memory, which stays the caller's. The epoch becomes part of the key
+// where the owner picks keys: see [Region.Renew].
+func (d *Domain) Register(memory []byte, epoch uint32) (*Region, error) {
+	if len(memory) == 0 {
+		return nil, invalid("register: the memory is empty")
+	}
+	r := &Region{d: d, memory: memory}
+	r.pinner.Pin(unsafe.SliceData(memory))
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.failed(); err != nil {
+		r.pinner.Unpin()
+		return nil, fmt.Errorf("register: %w", err)
+	}
+	if err := r.grant(epoch); err != nil {
+		r.pinner.Unpin()
+		return nil, err
+	}
+	return r, nil
+}
+
+func (r *Region) grant(epoch uint32) error {
+	granted, err := r.d.endpoint.Register(r.memory, r.d.key(epoch))
+	if err != nil {
+		return fmt.Errorf("register %d bytes: %w", len(r.memory), err)
+	}
+	r.granted = granted
+	r.d.regions[granted.Key()] = r
+	return nil
+}
+
+func (r *Region) revoke() error {
+	delete(r.d.regions, r.granted.Key())
+	return r.granted.Close()
+}
+
+// Renew takes the key back and makes one of the next epoch. Afterwards writes that begin with the old
+// key fail, so the memory may be used anew; peers need the new [Region.Card]. A write whose bytes are
+// on their way already may still land, unless [Peer.Close] has ended its connection: Renew comes after
+// it.
+func (r *Region) Renew(epoch uint32) error {
+	r.d.mu.Lock()
+	defer r.d.mu.Unlock()
+	if err := r.usable(); err != nil {
+		return fmt.Errorf("renew: %w", err)
+	}
+	err := r.revoke()
+	if err == nil {
+		err = r.grant(epoch)
+	}
+	if err != nil {
+		r.drop()
+		return fmt.Errorf("renew: %w", err)
+	}
+	return nil
+}
+
+// Close takes the key back. The memory must stay as it is until [Peer.Flush] has returned for what was
+// written from it.
+func (r *Region) Close() error {
+	r.d.mu.Lock()
+	defer r.d.mu.Unlock()
+	if r.usable() != nil {
+		return nil
+	}
+	defer r.drop()
+	return r.revoke()
+}
+
+// drop lets go of memory whose key is gone.
+func (r *Region) drop() {
+	r.closed = true
+	r.pinner.Unpin()
+}
+
+func (r *Region) usable() error {
+	if err := r.d.failed(); err != nil {
+		return err
+	}
+	if r.closed {
+		return ErrClosed
+	}
+	return nil
+}
+
+// Card is what peers need to write to this region. A bootstrap carries it to them.
+func (r *Region) Card() []byte {
+	r.d.mu.Lock()
+	defer r.d.mu.Unlock()
+	return regionCard{
+		Rank: uint32(r.d.options.Rank), Base: r.granted.Base(), Key: r.granted.Key(), Length: uint64(len(r.memory)),
+		Aligned: uintptr(unsafe.Pointer(unsafe.SliceData(r.memory)))%wordSize == 0,
+	}.encode()
+}
+
+// Remote is a peer's region as this rank knows it.
+type Remote struct {
+	rank      int
+	base, key uint64
+	length    uint64
+	aligned   bool
+}
+
+// Bytes is the region's length.
+func (r Remote) Bytes() int { return int(r.length) }
+
+// holds says whether n bytes at an offset lie in the region.
+func (r Remote) holds(offset, n int) bool {
+	return offset >= 0 && n >= 0 && uint64(offset) <= r.length && uint64(n) <= r.length-uint64(offset)
+}
