@@ -58,7 +58,8 @@ install() {
 	timeout "${WEFT_PIP_TIMEOUT:-900}" "$pip" -m pip ${into:+--python "$into"} install --quiet --disable-pip-version-check --retries 2 "$@" >>"$log" 2>&1
 }
 
-# fetch FOLDER WHAT DRAFT: fills the draft of a folder with the wheel that $wanted pins.
+# fetch FOLDER WHAT DRAFT: fills the draft of a folder with the wheel that $wanted pins. $layout is
+# pip's option for it: --prefix, for a wheel with libraries beside its modules, else --target.
 fetch() {
 	into=
 	if python3 -m pip --version >>"$log" 2>&1; then
@@ -69,7 +70,7 @@ fetch() {
 		unavailable 'python3 has neither pip, nor venv with pip'
 	fi
 	printf 'fetching %s into %s\n' "$2" "$1" >&2
-	install --no-deps --require-hashes --target "$3" --requirement "$wanted" ||
+	install --no-deps --require-hashes --ignore-installed "${layout:---target}" "$3" --requirement "$wanted" ||
 		unavailable "pip could not install $(sed -n 's/==.*//p' "$wanted") (no network, or another platform? see $log)"
 	rm -rf "$3/pip"
 }

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Runs the tests. Named parts on the command line select some of them: python nvrtc vet test race
-# pytest tools. "all" is all of them, the race detector included, with everything that emulated GPUs
+# Runs the tests. Named parts on the command line select some of them: python nvrtc libfabric vet test
+# race pytest tools. "all" is all of them, the race detector included, with everything that emulated GPUs
 # have, which WEFT_TEST_ALL=1 asks for. Without a name all parts but race run. build/logs says how
 # long each test took, and which were skipped.
 #
 # What this machine cannot run is skipped by name; WEFT_REQUIRE_RACE=1, WEFT_REQUIRE_TORCH=1,
-# WEFT_REQUIRE_PYTEST=1 and WEFT_REQUIRE_NVRTC=1 make that a failure.
+# WEFT_REQUIRE_PYTEST=1, WEFT_REQUIRE_NVRTC=1 and WEFT_REQUIRE_FABRIC=1 make that a failure.
 set -eu
 . "$(dirname "$0")/env.sh"
 . scripts/parts.sh
@@ -53,6 +53,20 @@ nvrtc_part() {
 	esac
 }
 
+# And the library that carries data between hosts, which needs no network card.
+libfabric_part() {
+	status=0
+	folder=$(sh scripts/libfabric.sh) || status=$?
+	case $status in
+	0)
+		export WEFT_LIBFABRIC="$folder"
+		printf 'libfabric in %s\n' "$folder"
+		;;
+	77) skip_or_fail FABRIC "$(cat "$build/logs/libfabric.reason")" ;;
+	*) return 1 ;;
+	esac
+}
+
 vet_part() {
 	go vet ./...
 }
@@ -92,11 +106,11 @@ tools_part() {
 # Limits are for what hangs: five times what the longest package takes by itself with nothing kept.
 # A machine that has more to do takes several times as long.
 limit=30m
-[ "$#" -gt 0 ] || set -- python nvrtc vet test pytest tools
+[ "$#" -gt 0 ] || set -- python nvrtc libfabric vet test pytest tools
 if [ "$1" = all ]; then
 	export WEFT_TEST_ALL=1
 	limit=60m
-	set -- python nvrtc vet test race pytest tools
+	set -- python nvrtc libfabric vet test race pytest tools
 fi
 # Compiled kernels that no run has read for a month go.
 find "$XDG_CACHE_HOME/weft/emulated" "$XDG_CACHE_HOME/weft/compiled" -type f -atime +30 -delete 2>/dev/null || true
