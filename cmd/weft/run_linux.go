@@ -50,9 +50,11 @@ func newRun() *cobra.Command {
 					job.Size, mostRanks)}
 			}
 			gone, supervisor := launch.Lifeline()
+			if !supervisor && job.Hosts > 0 {
+				return ended(launch.GuardHosts())
+			}
 			if !supervisor {
-				code, err := launch.Guard()
-				return ended(code, err)
+				return ended(launch.Guard())
 			}
 			if asJSON {
 				job.Sink = launch.JSON(os.Stdout)
@@ -72,6 +74,7 @@ func newRun() *cobra.Command {
 	f := cmd.Flags()
 	f.SetInterspersed(false) // arguments after the program are the program's
 	f.IntVarP(&job.Size, "ranks", "n", 0, "how many ranks")
+	f.IntVar(&job.Hosts, "hosts-by-namespace", 0, "divide the ranks among so many network namespaces, as if among hosts")
 	f.StringArrayVar(&job.Env, "env", nil, "set `KEY=VALUE` for all ranks (repeatable)")
 	oneOf(cmd, &job.Bind, "bind", launch.Binds(), "whether to pin ranks to CPUs; auto pins if there are enough")
 	f.DurationVar(&job.Grace, "grace", 5*time.Second, "time for the others to end when a rank has failed")

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"syscall"
 	"time"
+
+	"github.com/weftgo/weft/cmd/weft/internal/hosts"
 )
 
 // forwarded are the signals that reach the ranks. SIGWINCH is not among them: the
@@ -21,7 +23,19 @@ var forwarded = []os.Signal{
 // Guard starts this program once more, with the same arguments, as the supervisor
 // (see [Lifeline]), and returns its exit status when everything below is gone. It
 // reaps every child of this process, so the process should do nothing else.
-func Guard() (code int, err error) {
+func Guard() (code int, err error) { return guard(&syscall.SysProcAttr{}) }
+
+// GuardHosts is Guard for a job with Hosts. Where this process may not make them, the supervisor gets a user
+// namespace of its own, in which it may and in which this user is called 0.
+func GuardHosts() (code int, err error) {
+	attr := &syscall.SysProcAttr{}
+	if !hosts.Permitted() {
+		hosts.Privileges(attr)
+	}
+	return guard(attr)
+}
+
+func guard(attr *syscall.SysProcAttr) (code int, err error) {
 	if err := adopt(); err != nil {
 		return 0, err
 	}
@@ -42,16 +56,20 @@ func Guard() (code int, err error) {
 		return 0, err
 	}
 	defer w.Close()
+	// Its own process group: the terminal's signals and a kill of our group must not take the supervisor
+	// along.
+	attr.Setpgid = true
 	env := append(environment(os.Environ(), nil), lifelineEnv+"=3")
 	supervisor, err := syscall.ForkExec("/proc/self/exe", os.Args, &syscall.ProcAttr{
 		Env:   env,
 		Files: []uintptr{0, 1, 2, r.Fd()},
-		// Its own process group: the terminal's signals and a kill of our group
-		// must not take the supervisor along.
-		Sys: &syscall.SysProcAttr{Setpgid: true},
+		Sys:   attr,
 	})
 	runtime.KeepAlive(r)
 	r.Close()
+	if err != nil && attr.Cloneflags != 0 {
+		return codeForbidden, fmt.Errorf("%w, nor user namespaces (%w): be root, or take one host", hosts.ErrForbidden, err)
+	}
 	if err != nil {
 		return 0, fmt.Errorf("starting the supervisor: %w", err)
 	}

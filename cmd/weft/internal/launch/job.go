@@ -33,6 +33,7 @@ type Job struct {
 	Program string   // looked up in PATH, as a shell does
 	Args    []string // without the program's name
 	Size    int      // ranks
+	Hosts   int      // network namespaces to divide them among; 0 is this host as it is
 	Env     []string // K=V, added to this process's environment
 	Bind    Bind
 	Grace   time.Duration // from the first failure to SIGTERM, and from there to SIGKILL
@@ -53,13 +54,36 @@ const (
 	CodeTimeout       = 124
 	CodeNotExecutable = 126
 	CodeNotFound      = 127
+	codeForbidden     = 2   // what the job asks for is not to be had here
 	codeSignal        = 128 // plus the signal's number
 )
+
+// mostHosts is how many namespaces are made for a job.
+const mostHosts = 64
+
+// place is where a rank is: on which host, and which one it is of how many there. Hosts have consecutive
+// ranks, and the first ones have one more where they do not come out even.
+func (j *Job) place(rank int) (host, local, size int) {
+	hosts := max(j.Hosts, 1)
+	for first := 0; ; first += size {
+		size = j.Size / hosts
+		if host < j.Size%hosts {
+			size++
+		}
+		if rank < first+size {
+			return host, rank - first, size
+		}
+		host++
+	}
+}
 
 // Validate checks the job.
 func (j *Job) Validate() error {
 	if j.Size < 1 {
 		return fmt.Errorf("a job needs at least one rank, not %d", j.Size)
+	}
+	if j.Hosts < 0 || j.Hosts > min(j.Size, mostHosts) {
+		return fmt.Errorf("%d hosts for %d ranks: want a rank on each, and at most %d hosts", j.Hosts, j.Size, mostHosts)
 	}
 	if !slices.Contains(Binds(), j.Bind) {
 		return fmt.Errorf("bind %q: want one of %v", j.Bind, Binds())

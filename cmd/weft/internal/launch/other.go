@@ -8,5 +8,8 @@ func (j *Job) Run(<-chan struct{}) (Result, error) { return Result{Code: 1, Rank
 // Guard needs Linux.
 func Guard() (int, error) { return 1, ErrNeedsLinux }
 
+// GuardHosts needs Linux.
+func GuardHosts() (int, error) { return 1, ErrNeedsLinux }
+
 // Lifeline needs Linux.
 func Lifeline() (<-chan struct{}, bool) { return nil, false }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -51,19 +52,23 @@ func TestMain(m *testing.M) {
 }
 
 func launcher(spec string) int {
+	var j testJob
+	if err := json.Unmarshal([]byte(spec), &j); err != nil {
+		panic(err)
+	}
 	gone, ok := Lifeline()
 	if !ok {
-		code, err := Guard()
+		guard := Guard
+		if j.Hosts > 0 {
+			guard = GuardHosts
+		}
+		code, err := guard()
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "guard:", err)
 		}
 		return code
 	}
 	os.Unsetenv(jobEnv)
-	var j testJob
-	if err := json.Unmarshal([]byte(spec), &j); err != nil {
-		panic(err)
-	}
 	j.Program = "/proc/self/exe"
 	if len(j.Args) > 0 && strings.HasPrefix(j.Args[0], "/") {
 		j.Program, j.Args = j.Args[0], j.Args[1:]
@@ -235,6 +240,19 @@ var programs = map[string]func(){
 			}
 		}
 	},
+	"rank:host": func() { // says where it is, and waits
+		space, err := os.Readlink("/proc/self/ns/net")
+		if err != nil {
+			panic(err)
+		}
+		addresses, err := net.InterfaceAddrs()
+		if err != nil {
+			panic(err)
+		}
+		fmt.Println("place", os.Getenv(envLocalRank), "of", os.Getenv(envLocalSize), "at", addresses)
+		fmt.Println("in", space)
+		forever()
+	},
 	"rank:wait": func() { keepAlive(); forever() },
 }
 
@@ -247,6 +265,14 @@ type process struct {
 }
 
 func start(t *testing.T, j testJob) *process {
+	t.Helper()
+	p := command(t, j)
+	p.begin()
+	return p
+}
+
+// command is a launcher that has yet to begin.
+func command(t *testing.T, j testJob) *process {
 	t.Helper()
 	if j.Bind == "" {
 		j.Bind = BindOff
@@ -264,16 +290,20 @@ func start(t *testing.T, j testJob) *process {
 	p := &process{t: t, Cmd: exec.CommandContext(ctx, "/proc/self/exe")}
 	p.Env = append(os.Environ(), jobEnv+"="+string(spec), fastExit)
 	p.Stderr = &p.err
+	return p
+}
+
+func (p *process) begin() {
+	p.t.Helper()
 	r, err := p.StdoutPipe()
 	if err != nil {
-		t.Fatal(err)
+		p.t.Fatal(err)
 	}
 	if err := p.Start(); err != nil {
-		t.Fatal(err)
+		p.t.Fatal(err)
 	}
 	p.lines = bufio.NewScanner(io.TeeReader(r, &p.out))
 	p.lines.Buffer(nil, 4<<20)
-	return p
 }
 
 // until reads output until n lines matched and returns their first submatches.
@@ -376,7 +406,7 @@ func TestRanksMeetAtTheAddress(t *testing.T) {
 }
 
 func TestReservedPortIsRankZeros(t *testing.T) {
-	address, port, err := reservePort()
+	address, port, err := reservePort(netip.AddrFrom4([4]byte{127, 0, 0, 1}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"runtime"
@@ -15,17 +16,27 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weftgo/weft/cmd/weft/internal/hosts"
 	"github.com/weftgo/weft/cmd/weft/internal/topology"
 )
 
 // start starts all ranks, or stops at the first that cannot be.
 func (s *supervisor) start(program string) error {
 	j := s.job
-	address, port, err := reservePort()
-	if err != nil {
+	if j.Hosts > 0 {
+		network, err := hosts.New(j.Hosts)
+		if err != nil {
+			return err
+		}
+		s.network = network
+	}
+	var address string
+	if err := s.on(0, func() (err error) {
+		address, s.port, err = reservePort(s.address(0))
+		return err
+	}); err != nil {
 		return err
 	}
-	s.port = port
 	var secret [32]byte
 	rand.Read(secret[:]) // never fails
 	null, err := os.Open(os.DevNull)
@@ -43,9 +54,10 @@ func (s *supervisor) start(program string) error {
 	argv := append([]string{j.Program}, j.Args...)
 	for i := range j.Size {
 		env := environment(os.Environ(), j.Env)
+		host, local, locals := j.place(i)
 		env = append(env,
-			envRank+"="+strconv.Itoa(i), envLocalRank+"="+strconv.Itoa(i),
-			envSize+"="+strconv.Itoa(j.Size), envLocalSize+"="+strconv.Itoa(j.Size),
+			envRank+"="+strconv.Itoa(i), envLocalRank+"="+strconv.Itoa(local),
+			envSize+"="+strconv.Itoa(j.Size), envLocalSize+"="+strconv.Itoa(locals),
 			envAddress+"="+address, envEnded+"="+ledgerPath(s.ledger), envSecret+"="+hex.EncodeToString(secret[:]))
 		stdin := null
 		if i == 0 && j.Stdin != nil {
@@ -55,19 +67,35 @@ func (s *supervisor) start(program string) error {
 		if pins != nil {
 			pin = pins[i]
 		}
-		if err := s.startRank(i, program, argv, env, stdin, pin); err != nil {
+		if err := s.on(host, func() error { return s.startRank(i, program, argv, env, stdin, pin) }); err != nil {
 			return fmt.Errorf("starting rank %d: %w", i, err)
 		}
 	}
 	return nil
 }
 
-// reservePort finds a free loopback port and keeps it free for rank 0. A socket that is bound but
+// on runs f with this thread on one of the job's hosts.
+func (s *supervisor) on(host int, f func() error) error {
+	if s.network == nil {
+		return f()
+	}
+	return s.network.In(host, f)
+}
+
+// address is that of one of the job's hosts, which is this host's loopback interface unless it has several.
+func (s *supervisor) address(host int) netip.Addr {
+	if s.network == nil {
+		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	}
+	return s.network.Address(host)
+}
+
+// reservePort finds a free port of an address and keeps it free for rank 0. A socket that is bound but
 // does not listen keeps the kernel from giving the port to a process that asks for any port. A
 // listener that asks for this very port, as rank 0 will, gets it because both sides set
 // SO_REUSEADDR, the default for Go's listeners and common elsewhere. The port is therefore never
 // free for others, and rank 0's program need not know of this.
-func reservePort() (address string, port *os.File, err error) {
+func reservePort(at netip.Addr) (address string, port *os.File, err error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return "", nil, fmt.Errorf("reserving a port: %w", err)
@@ -76,14 +104,14 @@ func reservePort() (address string, port *os.File, err error) {
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
 		return "", nil, errors.Join(fmt.Errorf("reserving a port: %w", err), port.Close())
 	}
-	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: at.As4()}); err != nil {
 		return "", nil, errors.Join(fmt.Errorf("reserving a port: %w", err), port.Close())
 	}
 	name, err := unix.Getsockname(fd)
 	if err != nil {
 		return "", nil, errors.Join(fmt.Errorf("reserving a port: %w", err), port.Close())
 	}
-	return "127.0.0.1:" + strconv.Itoa(name.(*unix.SockaddrInet4).Port), port, nil
+	return netip.AddrPortFrom(at, uint16(name.(*unix.SockaddrInet4).Port)).String(), port, nil
 }
 
 // pins decides which CPUs each rank gets, nil being any.
@@ -187,6 +215,8 @@ var unexecutable = []error{
 // startCode is the shell's exit status for a program that did not start.
 func startCode(err error) int {
 	switch {
+	case errors.Is(err, hosts.ErrForbidden):
+		return codeForbidden
 	case errors.Is(err, os.ErrNotExist), errors.Is(err, exec.ErrNotFound):
 		return CodeNotFound
 	case slices.ContainsFunc(unexecutable, func(reason error) bool { return errors.Is(err, reason) }):

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"syscall"
 	"time"
+
+	"github.com/weftgo/weft/cmd/weft/internal/hosts"
 )
 
 // stage is how far the end of a job has come. It only grows.
@@ -34,9 +36,10 @@ type supervisor struct {
 	signals chan os.Signal // to be passed on
 	timeout <-chan time.Time
 	begun   time.Time
-	port    *os.File // keeps rank 0's port for rank 0
-	ledger  *os.File // gives ranks the list of those that have ended
-	buried  []*rank  // that have ended and are not in the ledger
+	network *hosts.Network // nil unless the job has hosts
+	port    *os.File       // keeps rank 0's port for rank 0
+	ledger  *os.File       // gives ranks the list of those that have ended
+	buried  []*rank        // that have ended and are not in the ledger
 
 	stage      stage
 	timer      *time.Timer // to the next stage
@@ -94,6 +97,9 @@ func (j *Job) supervise(program string, gone <-chan struct{}) (Result, error) {
 	startErr := s.start(program)
 	defer s.port.Close() // harmless on nil
 	defer s.ledger.Close()
+	if s.network != nil {
+		defer s.network.Close()
+	}
 	var lost error // why output can't be written any more
 	if startErr != nil {
 		s.force(killing, startCode(startErr), startErr.Error())
