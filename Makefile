@@ -1,7 +1,7 @@
 # Everything is built into ./build, or kept in the user's cache directory; nothing is installed elsewhere. Only Go and make are required.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build clib install python wheel release test test-all test-torch test-faults race soak fuzz lint format generate bench bench-peers gpu-bundle docs clean
+.PHONY: help demo build clib install python wheel release test test-all test-torch test-faults race soak fuzz lint format generate bench bench-peers bench-fabric gpu-bundle docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -40,7 +40,7 @@ test-faults: ## stop and kill ranks at random moments: RUNS jobs (500) of SEED, 
 	@sh scripts/test-faults.sh
 
 race: ## run the short tests under the race detector (needs a C compiler)
-	@sh scripts/test.sh python nvrtc race
+	@sh scripts/test.sh python nvrtc libfabric race
 
 soak: ## run the long tests: SOAK_OPS operations (1000000), each one checked
 	@sh scripts/soak.sh
@@ -62,6 +62,9 @@ bench: ## measure this machine's floors, then every operation against them
 
 bench-peers: ## compare with Open MPI, MPICH and Gloo, installed where possible
 	@sh scripts/bench-peers.sh
+
+bench-fabric: ## compare libfabric from Go with libfabric from C
+	@sh scripts/bench-fabric.sh
 
 gpu-bundle: ## build what a GPU host without Go needs to run the tests, into build/gpu
 	@sh scripts/gpu-bundle.sh

@@ -25,8 +25,8 @@ func newBench() *cobra.Command {
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	describe(cmd, "bench")
-	cmd.AddCommand(newBenchEP(), newBenchLink(), newBenchJoin(), newBenchOverlap(), newBenchStart(), newBenchAll(),
-		newBenchRank())
+	cmd.AddCommand(newBenchEP(), newBenchLink(), newBenchJoin(), newBenchFabric(), newBenchOverlap(),
+		newBenchStart(), newBenchAll(), newBenchRank())
 	cmd.AddCommand(newBenchCollectives()...)
 	return cmd
 }
