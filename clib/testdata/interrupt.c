@@ -81,8 +81,9 @@ static void waits(void) {
 	run_threads(2, make_group);
 	interrupt_soon(comms[0]);
 	INTERRUPTED(weft_barrier(groups[0], NULL));
+	run_threads(2, go_on);
 	interrupt_soon(comms[0]);
-	pause(); /* nothing waits, and what comes next fails */
+	pause(); /* nothing waits, and what comes next fails, by this interrupt and none before */
 	INTERRUPTED(weft_barrier(groups[0], NULL));
 	run_threads(2, go_on);
 	run_threads(2, meet);
