@@ -25,7 +25,7 @@ static_assert(sizeof(AllGatherProgress) == WEFT_PARAMETER_BYTES + WIDER, "not th
 
 namespace collective {
 
-__global__ void __launch_bounds__(THREADS) all_gather_progress(const __grid_constant__ AllGatherProgress a) {
+__global__ void __launch_bounds__(THREADS, 1) all_gather_progress(const __grid_constant__ AllGatherProgress a) {
 	const Group &g = a.group;
 	Collective c(a.lane);
 	if (!c.begin(g, a.lane)) return;

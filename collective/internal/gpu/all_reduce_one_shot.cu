@@ -30,7 +30,7 @@ __device__ __forceinline__ bool one_shot_plain(const AllReduce &a, Collective &c
 }
 #endif
 
-__global__ void __launch_bounds__(THREADS) all_reduce_one_shot(const __grid_constant__ AllReduce a) {
+__global__ void __launch_bounds__(THREADS, 1) all_reduce_one_shot(const __grid_constant__ AllReduce a) {
 	const Group &g = a.group;
 	Collective c(a.lane);
 	uint4 first = make_uint4(0, 0, 0, 0); // of the thread's vectors

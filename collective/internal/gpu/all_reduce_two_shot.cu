@@ -44,7 +44,7 @@ __device__ __forceinline__ bool two_shot_plain(const AllReduce &a, Collective &c
 }
 #endif
 
-__global__ void __launch_bounds__(THREADS) all_reduce_two_shot(const __grid_constant__ AllReduce a) {
+__global__ void __launch_bounds__(THREADS, 1) all_reduce_two_shot(const __grid_constant__ AllReduce a) {
 	const Group &g = a.group;
 	Collective c(a.lane);
 	Parts parts;

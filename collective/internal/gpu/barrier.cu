@@ -16,7 +16,7 @@ static_assert(sizeof(Barrier) == WEFT_PARAMETER_BYTES + WIDER, "not the size of 
 
 namespace collective {
 
-__global__ void __launch_bounds__(THREADS) barrier(const __grid_constant__ Barrier a) {
+__global__ void __launch_bounds__(THREADS, 1) barrier(const __grid_constant__ Barrier a) {
 	const Group &g = a.group;
 	Collective c(a.lane);
 	if (!c.begin(g, a.lane)) return;

@@ -15,11 +15,12 @@ import (
 func TestLaunched(t *testing.T) {
 	for _, tc := range []struct{ blocks, most, busy, want int }{
 		{1, 1, 0, 1},
-		{24, 24, 0, 1},
+		{24, 24, 0, fewest},
 		{24, 24, 7, 7},
 		{24, 24, 25, 24},
 		{24, 3, 25, 3},
-		{300, 300, 1, 3},
+		{300, 300, 1, fewest},
+		{900, 900, 1, 8},
 		{300, 2, 1, 2},
 		{300, 1, 1000, 1},
 	} {

@@ -25,7 +25,7 @@ static_assert(sizeof(DirectMove) == WEFT_PARAMETER_BYTES + WIDER, "not the size 
 
 namespace collective {
 
-__global__ void __launch_bounds__(THREADS) direct_move(const __grid_constant__ DirectMove a) {
+__global__ void __launch_bounds__(THREADS, 1) direct_move(const __grid_constant__ DirectMove a) {
 	const Group &g = a.group;
 	Collective c(a.lane);
 	if (!c.begin(g, a.lane)) return;

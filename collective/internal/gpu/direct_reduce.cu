@@ -7,7 +7,7 @@ namespace weft::collective {
 
 static_assert(sizeof(DirectReduce) == WEFT_PARAMETER_BYTES + WIDER, "not the size of the host's struct");
 
-__global__ void __launch_bounds__(THREADS) direct_reduce(const __grid_constant__ DirectReduce a) {
+__global__ void __launch_bounds__(THREADS, 1) direct_reduce(const __grid_constant__ DirectReduce a) {
 	const Group &g = a.group;
 	Collective c(a.lane);
 	if (!c.begin(g, a.lane)) return;

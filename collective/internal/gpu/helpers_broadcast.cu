@@ -20,7 +20,7 @@ static_assert(sizeof(HelpersBroadcast) == WEFT_PARAMETER_BYTES + WIDER, "not the
 
 namespace collective {
 
-__global__ void __launch_bounds__(THREADS) helpers_broadcast(const __grid_constant__ HelpersBroadcast a) {
+__global__ void __launch_bounds__(THREADS, 1) helpers_broadcast(const __grid_constant__ HelpersBroadcast a) {
 	const Group &g = a.group;
 	Collective c(a.lane);
 	Part in(a.in), out(a.out);

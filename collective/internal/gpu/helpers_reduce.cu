@@ -23,7 +23,7 @@ static_assert(sizeof(HelpersReduce) == WEFT_PARAMETER_BYTES + WIDER, "not the si
 
 namespace collective {
 
-__global__ void __launch_bounds__(THREADS) helpers_reduce(const __grid_constant__ HelpersReduce a) {
+__global__ void __launch_bounds__(THREADS, 1) helpers_reduce(const __grid_constant__ HelpersReduce a) {
 	const Group &g = a.group;
 	Collective c(a.lane);
 	Part in(a.in), out(a.out);

@@ -349,7 +349,7 @@ struct Worker {
 	}
 };
 
-__global__ void __launch_bounds__(THREADS) message(const __grid_constant__ Messages a) {
+__global__ void __launch_bounds__(THREADS, 1) message(const __grid_constant__ Messages a) {
 	wait_for_previous();
 	u32 stopped = a.state->stopped;
 	const u64 *list = a.list != nullptr ? a.list : a.inlined;

@@ -17,7 +17,7 @@ static_assert(sizeof(MessageList) == WEFT_PARAMETER_BYTES, "not the size of the 
 
 namespace collective {
 
-__global__ void __launch_bounds__(THREADS) message_list(const __grid_constant__ MessageList a) {
+__global__ void __launch_bounds__(THREADS, 1) message_list(const __grid_constant__ MessageList a) {
 	wait_for_previous(); // it may still read the list before
 	for (u32 i = threadIdx.x; i < a.words; i += blockDim.x) a.to[i] = a.word[i];
 	let_next_start();

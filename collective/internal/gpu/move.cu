@@ -50,7 +50,7 @@ __device__ __forceinline__ bool move_plain(const Move &a, Collective &c, Vectors
 }
 #endif
 
-__global__ void __launch_bounds__(THREADS) move(const __grid_constant__ Move a) {
+__global__ void __launch_bounds__(THREADS, 1) move(const __grid_constant__ Move a) {
 	const Group &g = a.group;
 	Collective c(a.lane);
 	Parts parts;

@@ -62,7 +62,7 @@ __device__ __noinline__ bool poll_lines(const Group &g, State *state, u32 op, u6
 
 namespace collective {
 
-__global__ void __launch_bounds__(THREADS) move_lines(const __grid_constant__ MoveLines a) {
+__global__ void __launch_bounds__(THREADS, 1) move_lines(const __grid_constant__ MoveLines a) {
 	const Group &g = a.group;
 	Collective c(a.lane);
 	if (!c.begin(g, a.lane)) return;

@@ -64,7 +64,7 @@ __device__ __forceinline__ u64 credit_at(const MoveV &a, u32 r, u32 group) {
 }
 __device__ __forceinline__ u64 credit_of(const Collective &c, u64 round) { return c.o.epoch << 24 | (round + 1); }
 
-__global__ void __launch_bounds__(THREADS) move_v(const __grid_constant__ MoveV a) {
+__global__ void __launch_bounds__(THREADS, 1) move_v(const __grid_constant__ MoveV a) {
 	const Group &g = a.group;
 	__shared__ Span tables[2][MOST_RANKS];
 	Collective c(a.lane);

@@ -34,7 +34,7 @@ __device__ __forceinline__ void move_rest(const MulticastMove &a, const Collecti
 
 namespace collective {
 
-__global__ void __launch_bounds__(THREADS) multicast_move(const __grid_constant__ MulticastMove a) {
+__global__ void __launch_bounds__(THREADS, 1) multicast_move(const __grid_constant__ MulticastMove a) {
 #if __CUDA_ARCH__ >= 900
 	const Group &g = a.group;
 	Collective c(a.lane);

@@ -40,7 +40,7 @@ __device__ __forceinline__ uint4 multimem_sum(const char *p) {
 
 namespace collective {
 
-__global__ void __launch_bounds__(THREADS) multicast_reduce(const __grid_constant__ MulticastReduce m) {
+__global__ void __launch_bounds__(THREADS, 1) multicast_reduce(const __grid_constant__ MulticastReduce m) {
 #if __CUDA_ARCH__ >= 900
 	const DirectReduce &a = m.direct;
 	const Group &g = a.group;

@@ -51,7 +51,7 @@ __device__ __forceinline__ bool reduce_scatter_plain(const ReduceScatter &a, Col
 }
 #endif
 
-__global__ void __launch_bounds__(THREADS) reduce_scatter(const __grid_constant__ ReduceScatter a) {
+__global__ void __launch_bounds__(THREADS, 1) reduce_scatter(const __grid_constant__ ReduceScatter a) {
 	const Group &g = a.group;
 	Collective c(a.lane);
 	Parts parts;

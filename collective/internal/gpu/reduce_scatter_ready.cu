@@ -46,7 +46,7 @@ struct Ready {
 
 namespace collective {
 
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, 1)
 	reduce_scatter_ready(const __grid_constant__ ReduceScatterReady a) {
 	const Group &g = a.group;
 	Collective c(a.lane);
