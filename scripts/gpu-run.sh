@@ -269,8 +269,8 @@ python_tests() {
 # One rank alone makes them, whoever started this.
 python_calls() {
 	unpack_python || return
-	for pure in 0 1; do
-		bounded python "$limit" env -u WEFT_RANK -u WEFT_SIZE -u RANK -u WORLD_SIZE WEFT_PURE_PYTHON=$pure \
+	for compiled in 1 0; do
+		bounded python "$limit" env -u WEFT_RANK -u WEFT_SIZE -u RANK -u WORLD_SIZE WEFT_COMPILED=$compiled \
 			PYTHONPATH="$work/python" "$interpreter" -m weft.bench_calls --device gpu 2>&1 || return
 	done
 }

@@ -1,8 +1,8 @@
 """The compiled part of the package, which makes the calls of every layer without Python code between tensors and the
 C library.
 
-It is a file beside libweft.so, of CPython's stable ABI. It is never needed: without it, where WEFT_PURE_PYTHON is 1,
-in other interpreters and in those without a lock, with a PyTorch older than its exchange of tensors in C, and for
+It is a file beside libweft.so, of CPython's stable ABI, and used where WEFT_COMPILED is 1. It is never needed: without
+it, in other interpreters and in those without a lock, with a PyTorch older than its exchange of tensors in C, and for
 arrays of other libraries, the package's Python code makes the same calls. It also makes those that the compiled part
 declines, so it alone says what is wrong with one. ``native/native.h`` says more.
 """
@@ -25,7 +25,7 @@ _NAME = "_native.abi3.so"
 
 
 def _found() -> Any:
-    if os.environ.get("WEFT_PURE_PYTHON", "0") not in ("", "0"):
+    if os.environ.get("WEFT_COMPILED") != "1":
         return None
     if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
         return None
