@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import gc
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +20,10 @@ import weft
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parent
 EVERYTHING = os.environ.get("WEFT_TEST_ALL") == "1"  # make test-all: long series, and more ranks
+
+# What a shell starts in the background ignores Ctrl-C, and so would the programs that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _LAUNCHERS = (
     "WEFT_RANK",
