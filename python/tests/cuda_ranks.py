@@ -1515,7 +1515,7 @@ def graph_cost_of_elastic(x, ids, y):
     b = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=len(x), hidden=HIDDEN, explicitly_destroy=True)
 
     def dispatch():
-        return b.dispatch(x, ids, weights, num_experts=EXPERTS, do_cpu_sync=False, num_sms=2 * RANKS0)
+        return b.dispatch(x, ids, weights, num_experts=EXPERTS, do_cpu_sync=False, num_sms=20)
 
     figures["ElasticBuffer.dispatch, 4096 tokens"], kept = graph_time(dispatch)
     del kept

@@ -155,10 +155,19 @@ func TestNormsHaveRoomOnEmulatedGPUs(t *testing.T) {
 // TestSpread: a launch has a thread for each vector, on as many SMs as there are.
 func TestSpread(t *testing.T) {
 	for _, c := range []struct{ vectors, blocks, wantBlocks, wantThreads int }{
-		{0, 99, fewest, narrow}, {1, 99, fewest, narrow}, {129, 99, fewest, narrow}, {600, 99, 5, narrow},
+		{0, 99, fewest, narrow},
+		{1, 99, fewest, narrow},
+		{129, 99, fewest, narrow},
+		{600, 99, 5, narrow},
 		{99 * 128, 99, 99, narrow},
-		{99*128 + 1, 99, 99, 160}, {16384, 99, 99, 192}, {99 * 512, 99, 99, wide}, {1 << 30, 99, 99, wide},
-		{1000, 1, 1, wide}, {400, 1, 1, 416}, {1, 300, fewest, narrow}, {1, 1000, 8, narrow},
+		{99*128 + 1, 99, 99, 160},
+		{16384, 99, 99, 192},
+		{99 * 512, 99, 99, wide},
+		{1 << 30, 99, 99, wide},
+		{1000, 1, 1, wide},
+		{400, 1, 1, 416},
+		{1, 300, fewest, narrow},
+		{1, 1000, 8, narrow},
 	} {
 		e, l := &Engine{blocks: c.blocks, most: c.blocks, ranks: 3}, &shaped{}
 		if e.spread(l, c.vectors); l.blocks != c.wantBlocks || l.threads != c.wantThreads {
