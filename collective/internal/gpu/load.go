@@ -8,22 +8,23 @@ import (
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
-// loading is a kernel to load, and what is done with it then.
+// loading is a kernel to load, and what prepares it then. Only where all ranks have prepared all kernels are they put
+// in their places, so a place that is filled says the same on every rank.
 type loading struct {
-	source enginegpu.Source
-	loaded func(f *cuda.Function) error
+	source  enginegpu.Source
+	prepare func(f *cuda.Function) (place func(), err error)
 }
 
 // into loads a kernel for a launch of a shape, with the argument as it is to begin with.
 func into[A any](l *enginegpu.Launch[A], s enginegpu.Source, shape cuda.LaunchConfig, args A) loading {
-	return loading{s, func(f *cuda.Function) (err error) {
+	return loading{s, func(f *cuda.Function) (place func(), err error) {
 		if shape.Shared > 0 {
 			if err := f.SetMaxDynamicShared(shape.Shared); err != nil {
-				return err
+				return nil, err
 			}
 		}
-		*l, err = enginegpu.NewLaunch(f, shape, args)
-		return err
+		made, err := enginegpu.NewLaunch(f, shape, args)
+		return func() { *l = made }, err
 	}}
 }
 
@@ -38,10 +39,18 @@ func (e *Engine) load(ctx context.Context, kernels ...loading) error {
 		return err
 	}
 	e.programs = append(e.programs, p)
+	places := make([]func(), len(kernels))
 	for i, k := range kernels {
-		err = errors.Join(err, k.loaded(p.Functions(i)[0]))
+		place, failed := k.prepare(p.Functions(i)[0])
+		places[i], err = place, errors.Join(err, failed)
 	}
-	return e.comm.Operations().VerifySame(ctx, opNew, "", err)
+	if err := e.comm.Operations().VerifySame(ctx, opNew, "", err); err != nil {
+		return err
+	}
+	for _, place := range places {
+		place()
+	}
+	return nil
 }
 
 // config is the shape of most launches.
