@@ -44,8 +44,8 @@ type Options struct {
 	// least.
 	Staging int
 
-	// SMs bounds the multiprocessors that a group's kernels fill. 0: three quarters of those that other groups and
-	// handles have left, shared by the ranks on a GPU.
+	// SMs bounds the multiprocessors of a GPU that a group's kernels fill, those of all ranks that share it together.
+	// 0: three quarters of those that other groups and handles have left.
 	SMs int
 
 	// SerialGroup, on GPUs, is the number of a serial group: see the Spec of package ep, whose handles may
