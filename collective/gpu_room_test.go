@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"testing"
 
 	"github.com/weftgo/weft"
@@ -67,4 +68,20 @@ func beside(ctx context.Context, comm *weft.Comm, groupsFirst bool) error {
 		err = errors.Join(err, c.Close())
 	}
 	return err
+}
+
+// TestFewerSMsThanRanksOnEmulatedGPUs: ranks that share a GPU are all told how many SMs they need together.
+func TestFewerSMsThanRanksOnEmulatedGPUs(t *testing.T) {
+	g := ranktest.Emulated(t, cudatest.Config{}, emulate.Options{Seed: 1})
+	err := ranktest.Run(3, g.Options, func(ctx context.Context, comm *weft.Comm) error {
+		_, err := collective.New(ctx, comm, collective.Options{Staging: 1 << 20, SMs: 2})
+		if !errors.Is(err, weft.ErrUnsupported) ||
+			!strings.Contains(err.Error(), "SMs 2: its kernels take 3 at least, of 3 ranks on a GPU") {
+			return fmt.Errorf("2 SMs for three ranks: %w", err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
 }
