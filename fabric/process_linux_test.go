@@ -187,9 +187,17 @@ func TestProcessStopped(t *testing.T) {
 		if err := p.Process.Signal(syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
+		var status syscall.WaitStatus // until it has stopped it may answer
+		_, err := syscall.Wait4(p.Process.Pid, &status, syscall.WUNTRACED, nil)
+		for errors.Is(err, syscall.EINTR) {
+			_, err = syscall.Wait4(p.Process.Pid, &status, syscall.WUNTRACED, nil)
+		}
+		if err != nil || !status.Stopped() {
+			t.Fatalf("%v, status %#x", err, status)
+		}
 		short, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		defer cancel()
-		err := p.echo(short, t, 4)
+		err = p.echo(short, t, 4)
 		failed, ok := errors.AsType[*fabric.PeerError](err)
 		if !ok || failed.Rank != 1 || !errors.Is(err, fabric.ErrTimeout) {
 			t.Errorf("%v, want ErrTimeout of rank 1", err)
