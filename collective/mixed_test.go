@@ -19,6 +19,8 @@ import (
 var (
 	soakOps  = flag.Int("soak.ops", 2000, "operations of TestSoak and TestSoakOnGPUs, each one checked")
 	soakSeed = flag.Uint64("soak.seed", 1, "seed of TestSoak")
+
+	soakReplays = flag.Int("soak.replays", 500, "rounds of one to three replays of each graph of TestGraphsOnGPUs")
 )
 
 // plan is a program of operations in an order that its seed gives.
