@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(THREADS, 1) move(const __grid_constant__ Move 
 			auto load = [&](u32 r) { return Part(a.in, r * a.in_step, a.part_bytes).load(i); };
 			if (i != c.at && i < vectors) parts.fetch(load);
 			parts.send(peers, to, slot, [&](u32) { return i < vectors; }, load);
-			if (keeps && i < vectors) own.store(i, load(g.rank));
+			if (keeps && i < vectors) own.store(i, parts.of(g.rank, load));
 		}
 		next += c.step;
 	};

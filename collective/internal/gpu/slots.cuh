@@ -316,6 +316,8 @@ struct Parts {
 			if (has(r)) weft::send(there + slot, load(r));
 		});
 	}
+	// of gives a rank's part, where that has been fetched.
+	template <class F> __device__ __forceinline__ uint4 of(u32 rank, F load) const { return load(rank); }
 #else
 	Vectors all;
 
@@ -329,6 +331,7 @@ struct Parts {
 			if (has(r)) weft::send(there + slot, all.v[r]);
 		});
 	}
+	template <class F> __device__ __forceinline__ uint4 of(u32 rank, F) const { return all.of(rank); }
 #endif
 };
 
