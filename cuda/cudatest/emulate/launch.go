@@ -7,7 +7,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -70,7 +69,7 @@ func Attach(m *cudatest.Machine, o Options) {
 type library struct {
 	kernels []entry
 	static  int // bytes of static shared memory
-	launch  dl.Func
+	launch  func(*launch) int32
 }
 
 // An entry is a kernel in a library.
@@ -116,16 +115,16 @@ func load(code []byte) (l *library, err error) {
 	if err != nil {
 		return nil, err
 	}
-	var begin, kernel dl.Func
-	l = new(library)
+	var begin, kernel, start dl.Func
 	for symbol, f := range map[string]*dl.Func{
-		"weft_emulate_open": &begin, "weft_emulate_kernel": &kernel,
-		"weft_emulate_launch": &l.launch,
+		"weft_emulate_open": &begin, "weft_emulate_kernel": &kernel, "weft_emulate_launch": &start,
 	} {
 		if *f, err = opened.Lookup(symbol); err != nil {
 			return nil, err
 		}
 	}
+	// It takes a pointer, so that the launch is on the heap: a goroutine's stack may move on the way to C.
+	l = &library{launch: dl.Bind1[*launch, int32](start)}
 	l.static = int(begin.Call())
 	for i := uintptr(0); ; i++ {
 		k := (*kernelEntry)(foreign(kernel.Call(i)))
@@ -187,9 +186,7 @@ func (l *library) run(kernel uint64, c *cudatest.Call, arguments []byte, o Optio
 	if o.Tear {
 		a.tear = 1
 	}
-	failed := l.launch.Call(uintptr(unsafe.Pointer(a)))
-	runtime.KeepAlive(a)
-	if uint32(failed) == 0 {
+	if l.launch(a) == 0 {
 		return nil
 	}
 	return fmt.Errorf("%w: %s", causes[a.cause], text(a.text))
