@@ -11,6 +11,7 @@ import ctypes
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -50,8 +51,17 @@ def environment():
     )
     compiled = ROOT / "build" / "clib" / "_native.abi3.so"
     if compiled.exists():
-        shutil.copy(compiled, FOLDER)
+        put(compiled, FOLDER)
     return {"WEFT_LIBRARY": str(library), "WEFT_EMULATED": "1"}
+
+
+def put(library, folder):
+    """Puts a library into a folder under its name, as a new file: a process that has the one there loaded goes on with
+    that. Writing into it would take its data from under that process, which then ends by a segmentation fault."""
+    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as new:
+        shutil.copyfile(library, new.name)
+    shutil.copymode(library, new.name)
+    os.replace(new.name, Path(folder) / Path(library).name)
 
 
 class OnGPU:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 from conftest import HERE, alone
-from emulated import environment
+from emulated import environment, put
 
 
 def test_on_emulated_gpus():
@@ -37,3 +37,18 @@ def test_on_emulated_gpus():
     )
     print(p.stdout)
     assert p.returncode == 0, p.stdout
+
+
+def test_a_library_in_use_stays(tmp_path):
+    """Files of tests that run at once share a folder: who builds the library there leaves it to those who have it
+    loaded."""
+    library, there = tmp_path / "library.so", tmp_path / "there"
+    there.mkdir()
+    library.write_bytes(b"first")
+    put(library, there)
+    with (there / library.name).open("rb") as loaded:
+        library.write_bytes(b"second")
+        put(library, there)
+        assert loaded.read() == b"first"
+    assert (there / library.name).read_bytes() == b"second"
+    assert [file.name for file in there.iterdir()] == [library.name]
