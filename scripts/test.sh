@@ -108,7 +108,7 @@ tools_part() {
 limit=30m
 [ "$#" -gt 0 ] || set -- python nvrtc libfabric vet test pytest tools
 if [ "$1" = all ]; then
-	export WEFT_TEST_ALL=1 WEFT_COMPILED=1
+	export WEFT_TEST_ALL=1
 	limit=60m
 	set -- python nvrtc libfabric vet test race pytest tools
 fi

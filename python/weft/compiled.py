@@ -1,10 +1,10 @@
 """The compiled part of the package, which makes the calls of every layer without Python code between tensors and the
 C library.
 
-It is a file beside libweft.so, of CPython's stable ABI, and used where WEFT_COMPILED is 1. It is never needed: without
-it, in other interpreters and in those without a lock, with a PyTorch older than its exchange of tensors in C, and for
-arrays of other libraries, the package's Python code makes the same calls. It also makes those that the compiled part
-declines, so it alone says what is wrong with one. ``native/native.h`` says more.
+It is a file beside libweft.so, of CPython's stable ABI. It is never needed: without it, where WEFT_COMPILED is 0, in
+other interpreters and in those without a lock, with a PyTorch older than its exchange of tensors in C, and for arrays
+of other libraries, the package's Python code makes the same calls. It also makes those that the compiled part declines,
+so it alone says what is wrong with one. ``native/native.h`` says more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAME = "_native.abi3.so"
 
 
 def _found() -> Any:
-    if os.environ.get("WEFT_COMPILED") != "1":
+    if os.environ.get("WEFT_COMPILED", "1") == "0":
         return None
     if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
         return None
