@@ -18,12 +18,12 @@ import weft
 from weft import ep
 from weft._buffer.errors import ContractError, require
 from weft._buffer.events import Before, EventHandle, EventOverlap
-from weft._buffer.exchanges import Exchanges, where
+from weft._buffer.exchanges import Exchanges, Kept, where
 from weft._buffer.opaque import opaque
 from weft._buffer.ranks import close, join
 
 from .buffer import check_stats, rows_and_scales
-from .routes import Route, Shape
+from .routes import Route, Sent, Shape
 from .utils.envs import get_logical_domain_size, get_nvlink_gbs, get_physical_domain_size
 from .utils.math import align
 
@@ -31,6 +31,7 @@ _MOST_TOPK = 32
 _BIASES = 2
 _MATRIX = 2  # dimensions
 _SCALE_BYTES = 4
+_NOTHING = None, 0, 0
 _SMS_WITHOUT_GPU = 132  # an H200's, for code that computes with the number
 
 
@@ -69,7 +70,9 @@ class EPHandle:
         """A handle of these contents. The first exchange with it reads ``topk_idx``, and prepares anew."""
         vars(self).update({name: value for name, value in locals().items() if name != "self"}, _route=None)
 
-    _route: Route
+    _sent: Sent | None = None
+    """What the compiled part's exchanges follow, if they may."""
+    _exchanges: Exchanges
     token_metadata_at_forward = channel_linked_list = None
 
     @classmethod
@@ -83,6 +86,10 @@ class EPHandle:
             num_recv_tokens_per_expert_list,
         )
         return made
+
+    @functools.cached_property
+    def _route(self) -> Route | None:
+        return None if self._sent is None else self._sent.route(self._exchanges)
 
     def __copy__(self) -> EPHandle:
         made = type(self).__new__(type(self))
@@ -264,9 +271,11 @@ class ElasticBuffer:
         self.explicitly_destroy, self.deterministic = explicitly_destroy, deterministic
         self.num_allocated_qps = qps or (65 if overlap else 129 if hybrid else 17)
         self._sms: dict[Any, int] = {}
+        self._plans: dict[Any, tuple[Sent, int, int]] = {}
         self.runtime: Any = weakref.proxy(self)
         self.nccl_comm_handle = None
-        self._exchanges = Exchanges(comm)
+        self._exchanges = Exchanges(comm, describes_again=True)
+        self._exchanges.of_handles.append(self._plans)
         self._stream = self._exchanges.stream
         self._end = weakref.finalize(self, close, comm)
 
@@ -410,6 +419,24 @@ class ElasticBuffer:
         most rows that can come: the handle says which there are. With a ``handle`` rows go where they
         went then.
         """
+        plain = (
+            cumulative_local_expert_recv_stats is None
+            and previous_event is None
+            and previous_event_before_epilogue is None
+            and not async_with_compute_stream
+            and (do_expand or not do_zero_padding)
+        )
+        choices = num_experts, num_max_tokens_per_rank, expert_alignment, do_cpu_sync, do_expand
+        if plain and type(x) is Tensor:
+            quick = (
+                self._quick_dispatch(x, topk_idx, topk_weights, choices, num_sms, do_handle_copy)
+                if handle is None
+                else self._quick_again(x, choices, handle)
+                if topk_idx is None and topk_weights is None
+                else None
+            )
+            if quick is not None:
+                return quick
         rows, scales = rows_and_scales(x)
         _check_events(previous_event, allocate_on_comm_stream)
         _check_rows(rows, scales)
@@ -462,7 +489,95 @@ class ElasticBuffer:
             use_tma_aligned_col_major_sf,
             cumulative_local_expert_recv_stats,
         )
+        if scales is None:
+            self._plan(choices, handle, topk_idx, rows.shape[1])
         return got, experts, weights, handle, event
+
+    def _key(self, x: Tensor, topk: Tensor, choices: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What a plan depends on."""
+        return (
+            choices,
+            self.num_max_tokens_per_rank,
+            self.allow_multiple_reduction,
+            x.dtype,
+            x.shape[1],
+            topk.dtype,
+            topk.shape[1],
+        )
+
+    def _plan(self, choices: tuple[Any, ...], handle: EPHandle, topk: Tensor | None, hidden: int) -> None:
+        """Has the compiled part make what follows from a dispatch, and dispatches that are like it, from now on."""
+        sent = handle._route.sent(hidden) if handle._route is not None else None
+        if sent is None:
+            return
+        handle._sent, handle._exchanges = sent, self._exchanges
+        if topk is not None and topk.dtype == torch.int64:
+            sms = self.get_theoretical_num_sms(sent.shape.experts, sent.shape.topk)
+            most = handle._route.most_expanded()  # type: ignore[union-attr]
+            self._plans[self._key(hidden, topk, choices)] = sent, sms, most
+
+    def _key(self, hidden: int, topk: Tensor, choices: tuple[Any, ...]) -> tuple[Any, ...]:
+        return hidden, topk.shape[1], choices, self.num_max_tokens_per_rank, self.allow_multiple_reduction
+
+    def _quick_dispatch(
+        self,
+        x: Tensor,
+        topk: Tensor | None,
+        weights: Tensor | None,
+        choices: tuple[Any, ...],
+        num_sms: int,
+        copy: bool,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, EPHandle, EventOverlap] | None:
+        """A dispatch on the host by the compiled part; None where it declines. Collective."""
+        if type(topk) is not Tensor or x.dtype != torch.bfloat16 or topk.dtype != torch.int64:
+            return None
+        shape, selections = x.shape, topk.shape
+        if len(shape) != _MATRIX or len(selections) != _MATRIX or selections[0] != shape[0]:
+            return None
+        like, sms, most = self._plans.get(self._key(shape[1], topk, choices), _NOTHING)
+        if like is None or shape[0] > like.shape.tokens:
+            return None
+        if weights is not None and (weights.dtype != torch.float32 or weights.shape != selections):
+            return None
+        got = like.by.dispatch(like.handle, x, None, topk, weights, None, None)
+        if got is None:
+            return None
+        rows, _, routing, ids, given, demand = got
+        made, padded = EPHandle.__new__(EPHandle), like.shape.aligned(demand) if like.exact else []
+        made.num_sms = num_sms or sms
+        made.num_expanded_tokens = sum(padded) if like.exact else most
+        made.num_recv_tokens_per_expert_list = padded
+        kept, exchanges = Kept(topk) if copy else None, self._exchanges
+        made._sent = Sent(like.by, like.handle, routing, like.shape, like.exact, topk, kept, exchanges.era)
+        made._exchanges = exchanges
+        return rows, ids, given, made, EventOverlap()
+
+    def _quick_again(
+        self, x: Tensor, choices: tuple[Any, ...], handle: EPHandle
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, EPHandle, EventOverlap] | None:
+        """The same by a handle. Collective."""
+        sent = self._followed(handle, x)
+        if sent is None or choices != (None, None, None, None, sent.shape.expand) or x.shape[0] != sent.routing.tokens:
+            return None
+        got = sent.by.dispatch(sent.handle, x, None, None, None, sent.routing, None)
+        if got is None:
+            return None
+        ids = got[3]
+        if ids is not None and ids.dtype != sent.topk.dtype:
+            ids = ids.to(sent.topk.dtype)
+        return got[0], ids, None, handle, EventOverlap()
+
+    def _followed(self, handle: Any, x: Tensor) -> Sent | None:
+        """What a dispatch has left at a handle, if rows are of the kind that went there."""
+        sent = handle._sent if type(handle) is EPHandle else None
+        if sent is None or x.dtype != torch.bfloat16 or len(x.shape) != _MATRIX:
+            return None
+        follows = (
+            x.shape[1] == sent.handle.spec.hidden
+            and handle._exchanges is self._exchanges
+            and sent.era == self._exchanges.era
+        )
+        return sent if follows else None
 
     def _new_route(
         self,
@@ -544,10 +659,10 @@ class ElasticBuffer:
     ) -> tuple[Any, Tensor | None, Tensor | None, EPHandle]:
         if weights is not None and weights.dtype != torch.float32:
             weights = weights.float()
-        arrived, arrived_scales, routing = route.dispatch(rows, scales, weights)
+        arrived, arrived_scales, routing, described = route.dispatch(rows, scales, weights)
         if arrived_scales is not None:
             arrived_scales = _tma_aligned(arrived_scales) if columns else arrived_scales.contiguous()
-        experts, given, padded = route.selections(routing, weights is not None, sync)
+        experts, given, padded = route.selections(routing, weights is not None, sync, described)
         if stats is not None:
             stats.add_(route.selections_of_experts)
         if handle is None:
@@ -578,6 +693,19 @@ class ElasticBuffer:
         each rank's last selection, and rounded once. ``topk_weights``, as dispatch gave them, come back to
         their selections.
         """
+        if (
+            topk_weights is None
+            and bias is None
+            and previous_event is None
+            and previous_event_before_epilogue is None
+            and not async_with_compute_stream
+            and type(x) is Tensor
+        ):
+            sent = self._followed(handle, x)
+            if sent is not None and x.shape[0] == sent.routing.rows:
+                sums = sent.handle._calls.combine(sent.handle, x, sent.routing, None, None, None)
+                if sums is not None:
+                    return sums, None, EventOverlap()
         _check_events(previous_event, allocate_on_comm_stream)
         route = self._route_of(handle)
         biases = () if bias is None else tuple(bias) if isinstance(bias, (tuple, list)) else (bias,)

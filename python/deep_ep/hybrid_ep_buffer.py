@@ -167,7 +167,7 @@ class HybridEPBuffer:
             num_of_blocks_dispatch_api=dispatch_sms or 0,
             num_of_blocks_combine_api=combine_sms or 0,
         )
-        self._exchanges = Exchanges(comm)
+        self._exchanges = Exchanges(comm, describes_again=True)
         self._stream = self._exchanges.stream
         self.runtime: Any = weakref.proxy(self)
         self._end = weakref.finalize(self, close, comm)
@@ -233,11 +233,11 @@ class HybridEPBuffer:
     def _dispatch(
         self, rows: Tensor, scales: Tensor | None, weights: Tensor | None, went: Went
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        got, got_scales, routing = went.route.dispatch(rows, scales, weights)
+        got, got_scales, routing, described = went.route.dispatch(rows, scales, weights)
         went.rows = got.shape[0]
         if weights is None:
             return got, got_scales, None
-        ids, come, _ = went.route.selections(routing, True, False)
+        ids, come, _ = went.route.selections(routing, True, False, described)
         return got, got_scales, _spread(self._global(ids), come, went.route.shape.experts)
 
     @opaque
@@ -326,11 +326,11 @@ class HybridEPBuffer:
     def _permuted(
         self, rows: Tensor, scales: Tensor | None, weights: Tensor | None, went: Went, room_for: int | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        got, got_scales, routing = went.route.dispatch(rows, scales, weights)
+        got, got_scales, routing, described = went.route.dispatch(rows, scales, weights)
         if went.rows < 0:
             went.rows = got.shape[0]
-        waited = went.route._exact
-        _, come, counts = went.route.selections(routing, weights is not None, waited)
+        waited = went.route.exact
+        _, come, counts = went.route.selections(routing, weights is not None, waited, described)
         rows_now = went.rows if room_for is None else room_for
         return (
             _sized(got, rows_now),

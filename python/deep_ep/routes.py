@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from weft import ep
 from weft._buffer.errors import ContractError
-from weft._buffer.exchanges import Exchanges, Kept
+from weft._buffer.exchanges import Era, Exchanges, Kept
 
 
 class Shape(NamedTuple):
@@ -30,6 +31,11 @@ class Shape(NamedTuple):
     def of_handle(self) -> tuple[Any, ...]:
         """The arguments of a handle."""
         return (*self[:7], self.capacity) if self.expand else self[:6]
+
+    def aligned(self, counts: list[int]) -> list[int]:
+        """Rows of experts, with those that align them."""
+        a = self.alignment
+        return counts if a == 1 else [-(-n // a) * a for n in counts]
 
 
 _LEAST = 8  # bfloat16 numbers of the shortest possible row
@@ -80,6 +86,13 @@ class Rows:
         return rows.view(torch.float8_e4m3fn), scales.view(self.given.dtype)[:, : self.given.shape[1]]
 
 
+Described = Sequence[Any]
+"""Of the rows of a dispatch: the received selections, or their own weights, and the demand of each expert; None for what
+is still to be asked for."""
+
+_NOT_DESCRIBED: Described = (None, None, None)
+
+
 class Route:
     """Where tokens went. Exchanges of other types go the same way, by routings of their own.
 
@@ -87,11 +100,19 @@ class Route:
     there, as DeepEP's are.
     """
 
-    def __init__(self, exchanges: Exchanges, shape: Shape, topk: Tensor, exact: bool, keep: bool = False) -> None:
+    def __init__(
+        self,
+        exchanges: Exchanges,
+        shape: Shape,
+        topk: Tensor,
+        exact: bool,
+        keep: bool | Kept | None = False,
+        era: Era | None = None,
+    ) -> None:
         """The first exchange reads ``topk``, and so do later ones; with ``keep`` they use its content of
-        now."""
-        self._exchanges, self.shape, self._given, self._exact, self._era = exchanges, shape, topk, exact, exchanges.era
-        self._kept = Kept(topk) if keep else None
+        now, or that which is given."""
+        self._exchanges, self.shape, self._given, self.exact, self._era = exchanges, shape, topk, exact, era or exchanges.era
+        self._kept = Kept(topk) if keep is True else keep or None
         self._counts = ep.Counts.host if exact and not exchanges.on_gpu else ep.Counts.device
         self._routings: dict[Any, tuple[ep.Handle, ep.Routing]] = {}
         self._received_counts: list[int] | None = None
@@ -135,27 +156,30 @@ class Route:
 
     def dispatch(
         self, rows: Tensor, scales: Tensor | None, weights: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, ep.Routing]:
-        """Sends rows and the weights of their selections; returns the rows that arrive, their scales, and
-        their metadata."""
+    ) -> tuple[Tensor, Tensor | None, ep.Routing, Described]:
+        """Sends rows and the weights of their selections; returns the rows that arrive, their scales, their
+        routing, and what :meth:`selections` takes of them."""
         given = Rows(rows, scales)
         h = self._handle(given)
         known = self._routings.get(given.key)
         self._exchanges.check_era(self._era, anew=known is None)
+        topk, by = None, None
         if known is not None:
-            arrived, arrived_scales, routing = self._exchanges.dispatch(
-                h, given.rows, given.scales, None, weights, known[1], received_rows=self._received_rows
-            )
+            by = known[1]
         else:
             topk = self.topk if self._routings else self._given
-            arrived, arrived_scales, routing = self._exchanges.dispatch(
-                h, given.rows, given.scales, topk, weights, received_rows=self._received_rows
-            )
-            self._routings[given.key] = h, routing
+        find = self._received_rows if self.exact and self._exchanges.on_gpu else None
+        arrived, arrived_scales, routing, *described = self._exchanges.dispatch_described(
+            h, given.rows, given.scales, topk, weights, by, find
+        )
+        self._routings[given.key] = h, routing
         arrived, arrived_scales = given.restored(arrived, arrived_scales)
-        if self._whole:
-            return arrived, arrived_scales, routing
-        return arrived[: self._most], None if arrived_scales is None else arrived_scales[: self._most], routing
+        if not self._whole:
+            arrived, arrived_scales = (
+                arrived[: self._most],
+                None if arrived_scales is None else arrived_scales[: self._most],
+            )
+        return arrived, arrived_scales, routing, described
 
     def combine(self, x: Tensor, weights: Tensor | None, bias: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
         """Brings rows home and sums them, and weights."""
@@ -187,6 +211,15 @@ class Route:
         self._routings[given.key] = h, h.prepare(self.topk)
         return self._routings[given.key]
 
+    def sent(self, hidden: int) -> Sent | None:
+        """The exchange of plain rows, if the compiled part may make others like it: on the host, where arrays have no
+        rows but those that there can be."""
+        found = self._routings.get((_BF16, hidden, 0))
+        if found is None or self._exchanges.on_gpu or not self._whole:
+            return None
+        by = self._exchanges.compiled(found[0])
+        return None if by is None else Sent(by, *found, self.shape, self.exact, self._given, self._kept, self._era)
+
     # Received rows and tokens.
 
     def _received_rows(self, routing: ep.Routing) -> int | None:
@@ -196,30 +229,26 @@ class Route:
         Copies the tokens of each rank and the selections of each local expert to the host. This is the
         only wait of a dispatch.
         """
-        if not (self._exact and self._exchanges.on_gpu):
+        if not (self.exact and self._exchanges.on_gpu):
             return None
         if self._received_counts is None:
             self._received_counts = self._exchanges.on_host(
                 torch.cat(routing.parts("source_counts", "expert_demand"))
             ).tolist()
         return (
-            sum(self._aligned(self._received_counts[self._exchanges.ranks :])) if self.shape.expand else self.received
+            sum(self.shape.aligned(self._received_counts[self._exchanges.ranks :])) if self.shape.expand else self.received
         )
 
     def _rows_by(self, routing: ep.Routing) -> int:
         count = self._received_rows(routing)
-        return count if count is not None else routing.rows if self._exact else self._most
-
-    def _aligned(self, counts: list[int]) -> list[int]:
-        a = self.shape.alignment
-        return counts if a == 1 else [-(-n // a) * a for n in counts]
+        return count if count is not None else routing.rows if self.exact else self._most
 
     @functools.cached_property
     def received(self) -> int:
         """The number of received tokens; the capacity, if the host has no counts."""
         if self._received_counts is not None:
             return sum(self._received_counts[: self._exchanges.ranks])
-        if not self._exact:
+        if not self.exact:
             return self._exchanges.ranks * self.shape.tokens
         return sum(self._part("source_counts").tolist()) if self.shape.expand else self._routing.rows
 
@@ -236,17 +265,22 @@ class Route:
         return -(-(ranks * s.tokens * min(s.topk, local) + (s.alignment - 1) * local) // s.alignment) * s.alignment
 
     def selections(
-        self, routing: ep.Routing, weighted: bool, sync: bool
+        self, routing: ep.Routing, weighted: bool, sync: bool, described: Described = _NOT_DESCRIBED
     ) -> tuple[Tensor | None, Tensor | None, list[int]]:
         """The caller's received selections: of tokens the local experts and weights, int64 and float32 [rows,
         topk]; expanded, the weights of rows.
 
-        And the rows of each local expert, pads included, if the host is to know.
+        And the rows of each local expert, pads included, if the host is to know. ``described``: what their dispatch
+        has said of them.
         """
-        names = _OF_ROWS[weighted] if self.shape.expand else _OF_TOKENS[weighted]
-        asks = sync and self._received_counts is None
-        found = list(routing.parts(*names, demand=asks, rows=self._received_rows(routing))) if names or asks else []
-        demand: list[int] = [] if not sync else found.pop() if asks else self._received_counts[self._exchanges.ranks :]  # type: ignore[index]
+        experts, weights, counts = described
+        if counts is not None:
+            found, demand = [of_rows for of_rows in (experts, weights) if of_rows is not None], counts if sync else []
+        else:
+            names = _OF_ROWS[weighted] if self.shape.expand else _OF_TOKENS[weighted]
+            asks = sync and self._received_counts is None
+            found = list(routing.parts(*names, demand=asks, rows=self._received_rows(routing))) if names or asks else []
+            demand = [] if not sync else found.pop() if asks else self._received_counts[self._exchanges.ranks :]  # type: ignore[index]
         if not self._whole:
             found = [of_rows[: self._most] for of_rows in found]
         weights = found.pop() if weighted else None
@@ -255,7 +289,7 @@ class Route:
         experts = found[0] if found else None
         if experts is not None and experts.dtype != self._given.dtype:
             experts = experts.to(self._given.dtype)
-        return experts, weights, self._aligned(demand)
+        return experts, weights, self.shape.aligned(demand)
 
     # The handle's properties, for debugging.
 
@@ -340,6 +374,25 @@ class Route:
         slots = torch.where(there, there.cumsum(0) - 1 + self._exchanges.rank * self.shape.tokens, -1)
         out = torch.full((last.shape[0], k + 1), -1, device=last.device).scatter_(1, torch.where(there, last, k), slots)
         return out[:, :k].int()
+
+
+class Sent(NamedTuple):
+    """Where the plain rows of a dispatch on the host went, in the words of the compiled part's exchanges."""
+
+    by: Any
+    handle: ep.Handle
+    routing: ep.Routing
+    shape: Shape
+    exact: bool
+    topk: Tensor
+    kept: Kept | None
+    era: Era
+
+    def route(self, exchanges: Exchanges) -> Route:
+        """The same as a route."""
+        made = Route(exchanges, self.shape, self.topk, self.exact, self.kept, self.era)
+        made._routings[_BF16, self.handle.spec.hidden, 0] = self.handle, self.routing
+        return made
 
 
 # The parts of a routing that are read, without weights and with them.

@@ -233,6 +233,7 @@ typedef struct {
 	PyObject *shown;
 	maker rows, scales, ids, sums;
 	int live, experts;  /* experts of this rank */
+	int expands, always; /* whether rows are selections'; whether those by a known routing are described, too */
 	int64_t tokens, hidden, topk, of_all; /* of the handle: the most of a rank; all experts */
 	weft_group group;					  /* of meetings: see meet */
 	PyObject *group_object;
@@ -246,16 +247,16 @@ static void normal_dealloc(PyObject *self) {
 	freed(self, (PyObject *[]){(PyObject *)m->of, m->shown, m->group_object}, 3);
 }
 
-/* Normal(calls, shown, live, experts, most, tokens, hidden, topk, experts of all, and samples of: rows, scales, int64
- * ids, their sums) */
+/* Normal(calls, shown, live, experts, expands, always, most, tokens, hidden, topk, experts of all, and samples of: rows,
+ * scales, int64 ids, and weights: those of ids, or of rows that are selections') */
 static PyObject *normal_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
 	PyObject *of, *shown, *rows, *scales, *ids, *sums;
-	int live, experts;
+	int live, experts, expands, always;
 	Py_ssize_t most;
 	long long tokens, hidden, topk, of_all;
 	(void)keywords;
-	if (!PyArg_ParseTuple(args, "OOiinLLLLOOOO", &of, &shown, &live, &experts, &most, &tokens, &hidden, &topk, &of_all,
-						  &rows, &scales, &ids, &sums))
+	if (!PyArg_ParseTuple(args, "OOiiiinLLLLOOOO", &of, &shown, &live, &experts, &expands, &always, &most, &tokens,
+						  &hidden, &topk, &of_all, &rows, &scales, &ids, &sums))
 		return NULL;
 	if (Py_TYPE(of) != calls_type) {
 		PyErr_SetString(PyExc_TypeError, "want the calls of a handle");
@@ -266,6 +267,7 @@ static PyObject *normal_new(PyTypeObject *type, PyObject *args, PyObject *keywor
 	take((PyObject **)&m->of, of), take(&m->shown, shown);
 	int on_host = m->of->device < 0;
 	m->live = live, m->experts = experts, m->most = most;
+	m->expands = expands, m->always = always;
 	m->tokens = tokens, m->hidden = hidden, m->topk = topk, m->of_all = of_all;
 	if (maker_init(&m->rows, rows, on_host) || maker_init(&m->scales, scales, on_host) ||
 		maker_init(&m->ids, ids, on_host) || maker_init(&m->sums, sums, on_host)) {
@@ -316,16 +318,16 @@ static PyObject *normal_results(normal *m, PyObject *handle, held *by, int64_t t
 		results[0] = maker_make(&m->rows, data->shape[0], &to_rows);
 		results[1] = has_scales ? maker_make(&m->scales, data->shape[0], &to_scales) : none();
 	}
-	int described = on_host && !by;
-	results[3] = described ? maker_make(&m->ids, data->shape[0], &to_ids) : none();
+	int described = on_host && (!by || m->always);
+	results[3] = described && !m->expands ? maker_make(&m->ids, data->shape[0], &to_ids) : none();
 	results[4] = described && weighted ? maker_make(&m->sums, data->shape[0], &to_sums) : none();
 	int32_t few[64], *demand = m->experts > 64 ? malloc(sizeof *demand * (size_t)m->experts) : few;
 	if (!results[0] || !results[1] || !results[3] || !results[4] || !demand) goto fail;
 	if (on_host && (described || !shows)) {
 		weft_routing_description description = {.size = sizeof description,
 												.expert_demand = demand,
-												.row_experts = to_ids.data,
-												.row_selection_weights = to_sums.data};
+												.row_experts = to_ids.data};
+		*(m->expands ? &description.row_weights : &description.row_selection_weights) = to_sums.data;
 		thread = PyEval_SaveThread();
 		if (!shows) {
 			if (data->shape[0]) memcpy(to_rows.data, data->data, size_of(data));
@@ -333,7 +335,7 @@ static PyObject *normal_results(normal *m, PyObject *handle, held *by, int64_t t
 			pending mine = {(release_fn)lib.received_release, got->number};
 			if (!give_back(&mine, 1)) got->number = 0;
 		}
-		if (described) status = lib.routing_describe(out->routing, &description);
+		if (described) status = lib.routing_describe((weft_routing)(uintptr_t)made->number, &description);
 		PyEval_RestoreThread(thread);
 		if (status) {
 			raise_status(handle, status);
@@ -356,9 +358,9 @@ fail:
 	return failed(results, 6);
 }
 
-/* dispatch(handle, x, scales, topk, weights, routing, received): rows; scales or None; the routing; and on the host of
- * a new routing the received selections, their weights or None, and the demand of each expert. received: the number of
- * rows, of a GPU's which come with room for more. */
+/* dispatch(handle, x, scales, topk, weights, routing, received): rows; scales or None; the routing; and on the host,
+ * where it is described, the received selections, their weights or None, and the demand of each expert. received: the
+ * number of rows, of a GPU's which come with room for more. */
 static PyObject *normal_dispatch(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 	normal *m = (normal *)self;
 	calls *c = m->of;

@@ -17,7 +17,7 @@ from weft.dtypes import DType
 from weft.ep.routing import Columns, in_columns
 
 from .errors import ContractError
-from .events import CommStream
+from .events import CommStream, capturing
 from .mask import Mask
 
 # Smaller results are copied out of the library's memory: a view of it costs more.
@@ -45,7 +45,9 @@ class Exchanges:
     have exactly the received rows reads their number, once.
     """
 
-    def __init__(self, comm: weft.Communicator) -> None:
+    def __init__(self, comm: weft.Communicator, describes_again: bool = False) -> None:
+        """``describes_again``: whether results of dispatches by a known routing are described, too."""
+        self._describes_again = describes_again
         self.comm, self.ranks, self.rank = comm, comm.ranks, comm.rank
         self.on_gpu = comm.engine == "gpu"
         self.stream = CommStream()
@@ -56,8 +58,9 @@ class Exchanges:
         self.mask = Mask(comm, self._forget)
         self._forgot = 0
         self.meeting: Any = None  # of normal exchanges on the host
-        self.of_handles: list[dict[ep.Handle, Any]] = []
-        """Per-handle caches to clear with the handles."""
+        self._compiled: dict[ep.Handle, Any] = {}  # the compiled part's exchanges of handles; None where it has none
+        self.of_handles: list[dict[Any, Any]] = [self._compiled]
+        """Caches to clear with the handles."""
         self._handles: dict[Any, ep.Handle] = {}
         self._serial_group = comm._buffers = comm._buffers + 1
         self._shown: dict[ep.Handle, list[weakref.ref[ep.Received]]] = {}
@@ -212,6 +215,66 @@ class Exchanges:
                 return copied, in_columns(copied_scales, columns), routing
             got = large
         return *self._keep(handle, rows, got, received_rows and received_rows(got.routing), columns), got.routing
+
+    def dispatch_described(
+        self,
+        handle: ep.Handle,
+        rows: torch.Tensor,
+        scales: torch.Tensor | None,
+        topk: torch.Tensor | None,
+        weights: torch.Tensor | None,
+        routing: ep.Routing | None = None,
+        received: int | Callable[[ep.Routing], int | None] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, ep.Routing, torch.Tensor | None, torch.Tensor | None, list[int] | None]:
+        """:meth:`dispatch` by the compiled part where it can. It then also describes the rows on the host: the
+        received selections, int64 [rows, topk]; their weights, or those of rows that are selections' themselves; and
+        each expert's demand, None if it does not. ``received``: the number of rows, or what finds it. Collective.
+        """
+        by = self.compiled(handle)
+        if by is not None and not (rows.is_cuda and (handle in self.captured or capturing())):
+            late = callable(received)
+            got = by.dispatch(handle, rows, scales, topk, weights, routing, None if late else received)
+            if got is not None:
+                count = received(got[2]) if late else None  # type: ignore[operator]
+                if count is None:
+                    return got  # type: ignore[no-any-return]
+                arrived, arrived_scales, *more = got
+                return arrived[:count], None if arrived_scales is None else arrived_scales[:count], *more  # type: ignore[return-value]
+        known = received if callable(received) or received is None else lambda _: received
+        return (*self.dispatch(handle, rows, scales, topk, weights, routing, known), None, None, None)
+
+    def compiled(self, handle: ep.Handle) -> Any:
+        """The compiled part's exchanges of a handle whose rows are tokens' or packed; None where it has none."""
+        found = self._compiled.get(handle)
+        if found is None and handle not in self._compiled:
+            found = self._compiled[handle] = self._compile(handle)
+        return found
+
+    def _compile(self, handle: ep.Handle) -> Any:
+        spec = handle.spec
+        scale = DType.ue8m0 if spec.payload == ep.Payload.fp8_ue8m0 else DType.float32
+        if handle._calls is None or spec.payload == ep.Payload.opaque or not compiled.in_use():
+            return None
+        if not (compiled.NATIVE.shows(DType(spec.row_dtype)) and compiled.NATIVE.shows(scale)):
+            return None
+        device, expands = self.comm._device, not spec.one_row_per_rank
+        return compiled.NATIVE.Normal(
+            handle._calls,
+            self.shown_of(handle),
+            spec.live,
+            spec.experts // self.ranks,
+            expands,
+            self._describes_again,
+            SHOWN_BYTES,
+            spec.max_tokens,
+            spec.hidden,
+            spec.topk,
+            spec.experts,
+            memory.samples((spec.hidden,), DType(spec.row_dtype), device),
+            memory.samples((-(-spec.hidden // 128),), scale, device),
+            memory.samples((spec.topk,), DType.int64, device),
+            memory.samples(() if expands else (spec.topk,), DType.float32, device),
+        )
 
     def _keep(
         self, handle: ep.Handle, like: torch.Tensor, got: ep.Received, count: int | None, columns: Columns | None

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 import weft
-from weft import compiled, ep, memory
-from weft.dtypes import DType
+from weft import compiled, ep
 
 from .errors import ContractError
-from .events import CommStream, capturing
-from .exchanges import SHOWN_BYTES, Era, Exchanges, Kept
+from .events import CommStream
+from .exchanges import Era, Exchanges, Kept
 from .lazy import Lazy
 from .traces import leave
 
@@ -165,10 +164,9 @@ class Normal:
     def __init__(self, exchanges: Exchanges) -> None:
         self._exchanges = exchanges
         self._heads: dict[Any, Tensor] = {}
-        self._compiled: dict[ep.Handle, Any] = {}  # the compiled part's exchanges of handles; None where it has none
         # The compiled part's dispatches on the host with their meeting, by the type of rows.
         self._met: dict[torch.dtype, tuple[Any, ep.Handle, Shape, ep.Payload]] = {}
-        exchanges.of_handles += (self._compiled, self._met)
+        exchanges.of_handles.append(self._met)
 
     def dispatch(
         self,
@@ -206,7 +204,9 @@ class Normal:
         )
         payload, sent = _as_payload(x, scales)
         handle = route.handle(payload)
-        rows, arrived, routing, ids, sums, demand = self._dispatched(handle, x, sent, topk, weights, None, received)
+        rows, arrived, routing, ids, sums, demand = exchanges.dispatch_described(
+            handle, x, sent, topk, weights, None, received
+        )
         route.first(payload, handle, routing)
         if not selected:
             ids = sums = None
@@ -238,7 +238,7 @@ class Normal:
 
     def _meet_quickly(self, x: Tensor, handle: ep.Handle, shape: Shape) -> None:
         """Has the compiled part make dispatches of such rows on the host from now on, with the meeting before."""
-        by, met = self._compiled.get(handle), self._met.get(x.dtype)
+        by, met = self._exchanges.compiled(handle), self._met.get(x.dtype)
         if by is None or (met is not None and met[0] is by):
             return
         _, address, _, at, *_ = self._exchanges.meeting
@@ -280,52 +280,6 @@ class Normal:
         made._quick = exchanges, shape, content, routing.tokens, payload, handle, exchanges.era
         made._of = said, in_rank, routing, channels, None, exchanges.stream
         return rows, ids, sums, counts, made
-
-    def _dispatched(
-        self,
-        handle: ep.Handle,
-        x: Tensor,
-        scales: Tensor | None,
-        topk: Tensor | None,
-        weights: Tensor | None,
-        routing: ep.Routing | None,
-        received: int | None,
-    ) -> tuple[Tensor, Tensor | None, ep.Routing, Tensor | None, Tensor | None, list[int] | None]:
-        """A dispatch, by the compiled part where it can: rows, scales, the routing; and where it describes a new one
-        selections, their weights and each expert's demand. Collective."""
-        by = self._compiled.get(handle)
-        if by is None and handle not in self._compiled:
-            by = self._compiled[handle] = self._compile(handle)
-        if by is not None and not (x.is_cuda and (handle in self._exchanges.captured or capturing())):
-            got = by.dispatch(handle, x, scales, topk, weights, routing, received)
-            if got is not None:
-                return got  # type: ignore[no-any-return]
-        known = None if received is None else lambda _: received
-        return (*self._exchanges.dispatch(handle, x, scales, topk, weights, routing, known), None, None, None)
-
-    def _compile(self, handle: ep.Handle) -> Any:
-        spec, ranks = handle.spec, self._exchanges.ranks
-        scale = DType.ue8m0 if spec.payload == ep.Payload.fp8_ue8m0 else DType.float32
-        if handle._calls is None or not compiled.in_use():
-            return None
-        if not (compiled.NATIVE.shows(DType(spec.row_dtype)) and compiled.NATIVE.shows(scale)):
-            return None
-        device = self._exchanges.comm._device
-        return compiled.NATIVE.Normal(
-            handle._calls,
-            self._exchanges.shown_of(handle),
-            spec.live,
-            spec.experts // ranks,
-            SHOWN_BYTES,
-            spec.max_tokens,
-            spec.hidden,
-            spec.topk,
-            spec.experts,
-            memory.samples((spec.hidden,), DType(spec.row_dtype), device),
-            memory.samples((-(-spec.hidden // 128),), scale, device),
-            memory.samples((spec.topk,), DType.int64, device),
-            memory.samples((spec.topk,), DType.float32, device),
-        )
 
     def _agree(self) -> None:
         if not self._exchanges.mask.agreed:
@@ -455,7 +409,7 @@ class Normal:
         self._agree()
         payload, sent = _as_payload(x, scales)
         handle, routing = route.by(payload)
-        rows, arrived, *_ = self._dispatched(handle, x, sent, None, None, routing, route.received)
+        rows, arrived, *_ = self._exchanges.dispatch_described(handle, x, sent, None, None, routing, route.received)
         return rows, _like_sent(scales, arrived)
 
     def combine(
@@ -494,7 +448,7 @@ class Normal:
         if found is None:
             return None
         by, routing = found.by(_PAYLOADS[x.dtype])
-        compiled_by = self._compiled.get(by)
+        compiled_by = self._exchanges.compiled(by)
         if compiled_by is None or (self._exchanges.in_streams and by in self._exchanges.captured):
             return None
         got = self._exchanges.stream.run_quick(
