@@ -40,12 +40,12 @@ __global__ void __launch_bounds__(THREADS, 1) all_gather_progress(const __grid_c
 	for (u32 k = 1; sends && k < g.ranks; k++) {
 		u32 to = (g.rank + g.ranks - k) % g.ranks;
 		if (!holds(live.others, to)) continue;
-		char *slots = g.window[to] + slot_of(c.turn, g.rank, a.slot_bytes, 0);
+		u64 slots = slot_of(c.turn, g.rank, a.slot_bytes, 0);
 		u32 step = senders * blockDim.x;
 		batches(0, vectors, blockIdx.x * blockDim.x + threadIdx.x, step, [&](u32 base) {
 			fly<BATCH>(
 				base, step, vectors, [&](u32 i) { return whole.load(i); },
-				[&](u32 i, uint4 v) { send(slots + (u64)i * SLOT_BYTES, v); });
+				[&](u32 i, uint4 v) { deliver(a.lane, g.window[to], slots + (u64)i * SLOT_BYTES, v); });
 		});
 	}
 	c.clear(a.lane);

@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(THREADS, 1) all_reduce_two_shot(const __grid_c
 			return has(r) ? in.load(shares.first(live.number(r)) + i) : make_uint4(0, 0, 0, 0);
 		};
 		if (!loaded) parts.fetch(load);
-		parts.send(peers, live.others, slot_of(c.turn, g.rank, a.slot_bytes, i), has, load);
+		parts.send(a.lane, peers, live.others, slot_of(c.turn, g.rank, a.slot_bytes, i), has, load);
 		next += c.step;
 	};
 	if (next < shares.longest()) send_next(a.lane.plain != 0 && live.all);

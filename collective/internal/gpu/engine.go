@@ -178,6 +178,7 @@ func (e *Engine) open(ctx context.Context, o Options) (err error) {
 	e.args = laneArgs{turnBytes: uint64(e.turnBytes), counts: uint32(e.blocks)}
 	e.args.slots = uint64(window.Ones(int64(turns * e.turnBytes)))
 	e.args.cleared = e.args.slots
+	e.args.sides = uint64(window.Ones(int64(turns * e.turnBytes / sideShare)))
 	e.args.heard = uint64(window.Zeros(8 * int64(e.ranks)))
 	e.credits = uint64(window.Zeros(creditsOf(e.turnBytes)))
 	e.layOutDirect(window)

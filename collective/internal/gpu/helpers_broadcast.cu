@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(THREADS, 1) helpers_broadcast(const __grid_con
 	auto all = [](u32) { return true; };
 	u32 own = is_root ? 0 : helpers.size(g.rank);
 	if (is_root) {
-		helpers.send(c, peers, in, a.slot_bytes);
+		helpers.send(a.lane, c, peers, in, a.slot_bytes);
 	} else if (c.at < own) {
 		arrivals.look(c.at, from_root, all);
 	}
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(THREADS, 1) helpers_broadcast(const __grid_con
 			if (!wait.over) out.store(helpers.first(g.rank) + i, v);
 		}
 		peers.each(helpers.others, [&](u32, char *there) {
-			if (i < own && !wait.over) send(there + slot_of(c.turn, g.rank, a.slot_bytes, i), v);
+			if (i < own && !wait.over) deliver(a.lane, there, slot_of(c.turn, g.rank, a.slot_bytes, i), v);
 		});
 	}
 	if (!is_root) helpers.take(c, arrivals, out);

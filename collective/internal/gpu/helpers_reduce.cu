@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(THREADS, 1) helpers_reduce(const __grid_consta
 	RankSet root = RankSet::one(helpers.root);
 	if (!full) say_begun(g, a.lane, c.o);
 	await_begun(g, a.lane, c, wait, live.others);
-	helpers.send(c, peers, in, a.slot_bytes);
+	helpers.send(a.lane, c, peers, in, a.slot_bytes);
 	u64 results = c.turn + g.ranks * a.slot_bytes; // the second half
 	u32 from = is_root ? 0 : helpers.first(g.rank), own = is_root ? 0 : helpers.size(g.rank);
 	Arrivals inputs(wait, a.lane, live, c.o.own + c.turn, a.slot_bytes);

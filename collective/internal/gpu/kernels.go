@@ -88,14 +88,15 @@ func targetOf(arch string, ranks int) target {
 
 // reducing are the defines of a kernel that reduces elements of a type.
 func reducing(t weft.DType) map[string]string {
-	defines := moving(encodingOf(t))
-	defines["WEFT_TYPE"] = strconv.Itoa(int(t))
-	return defines
+	return map[string]string{
+		"WEFT_ENCODING": strconv.Itoa(int(encodingOf(t))),
+		"WEFT_TYPE":     strconv.Itoa(int(t)),
+	}
 }
 
-// moving are those of a kernel that moves data by an encoding.
+// moving are those of a kernel that moves data by an encoding, and keeps all bits.
 func moving(e encoding) map[string]string {
-	return map[string]string{"WEFT_ENCODING": strconv.Itoa(int(e))}
+	return map[string]string{"WEFT_ENCODING": strconv.Itoa(int(e)), "WEFT_EXACT": "1"}
 }
 
 func text(file string) string {

@@ -90,13 +90,13 @@ __global__ void __launch_bounds__(THREADS, 1) move(const __grid_constant__ Move 
 			uint4 v = first;
 			if (i != c.at && i < vectors) v = whole.load(i);
 			peers.each(to, [&](u32 r, char *there) {
-				if (i < vectors) send(there + slot, v);
+				if (i < vectors) deliver(a.lane, there, slot, v);
 			});
 			if (keeps && i < vectors) own.store(i, v);
 		} else {
 			auto load = [&](u32 r) { return Part(a.in, r * a.in_step, a.part_bytes).load(i); };
 			if (i != c.at && i < vectors) parts.fetch(load);
-			parts.send(peers, to, slot, [&](u32) { return i < vectors; }, load);
+			parts.send(a.lane, peers, to, slot, [&](u32) { return i < vectors; }, load);
 			if (keeps && i < vectors) own.store(i, parts.of(g.rank, load));
 		}
 		next += c.step;

@@ -31,7 +31,7 @@ func moveSource(e encoding, t target) enginegpu.Source {
 type Transfer struct {
 	Out, In uint64     // addresses; 0 where a rank has none
 	Part    int        // bytes that a rank sends to a rank
-	DType   weft.DType // of the elements: floats move as words of which one of ones may come as another NaN
+	DType   weft.DType // of the elements
 }
 
 // AllGather enqueues an all-gather: Out has a part of each rank.

@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(THREADS, 1) move_v(const __grid_constant__ Mov
 			auto load = [&](u32 r) { return has(r) ? sends.part(r).load(i) : make_uint4(0, 0, 0, 0); };
 			Parts parts;
 			parts.fetch(load);
-			parts.send(peers, live.others, slot_of(half, g.rank, a.stage_bytes, base + lane), has, load);
+			parts.send(a.lane, peers, live.others, slot_of(half, g.rank, a.stage_bytes, base + lane), has, load);
 		}
 		if (round == 0) {
 			c.clear(a.lane);

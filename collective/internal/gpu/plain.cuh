@@ -35,7 +35,7 @@ struct Plain {
 		u64 at = slot(slots, g.rank);
 #pragma unroll
 		for (u32 r = 0; r < RANKS; r++) {
-			if (r != g.rank) weft::send(g.window[r] + at, v);
+			if (r != g.rank) deliver(l, g.window[r], at, v);
 		}
 	}
 
@@ -44,7 +44,7 @@ struct Plain {
 		u64 at = slot(slots, g.rank);
 #pragma unroll
 		for (u32 r = 0; r < RANKS; r++) {
-			if (r != g.rank) weft::send(g.window[r] + at, all.v[r]);
+			if (r != g.rank) deliver(l, g.window[r], at, all.v[r]);
 		}
 	}
 };
@@ -91,7 +91,9 @@ struct Seen {
 #pragma unroll
 		for (u32 r = 0; r < RANKS; r++) {
 			all.v[r] = own;
-			if (r != p.g.rank) all.v[r] = value(looks.s[r]);
+			if (r == p.g.rank) continue;
+			all.v[r] = value(looks.s[r]);
+			if (!restore(p.g, p.l, p.c.o.epoch, r, slot(r), all.v[r])) return false;
 		}
 		if (p.l.clear != 0) {
 #pragma unroll

@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(THREADS, 1) reduce_scatter(const __grid_consta
 	auto send_next = [&] {
 		u32 i = next + lane;
 		if (i != c.at && i < longest) fetch(i);
-		parts.send(peers, to, slot_of(c.turn, g.rank, a.slot_bytes, i), [&](u32 r) { return has(r, i); },
+		parts.send(a.lane, peers, to, slot_of(c.turn, g.rank, a.slot_bytes, i), [&](u32 r) { return has(r, i); },
 				   [&](u32 r) { return part(r).load(i); });
 		next += c.step;
 	};

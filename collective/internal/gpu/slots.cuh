@@ -5,6 +5,10 @@
 //	doubles  the same with words of 64 bits, for fp64, whose halves may be ones
 //	pairs    any bytes: each 4 bytes of data travel with a word of zeros, in one access of 8 bytes
 //
+// A move keeps all bits (WEFT_EXACT). So where a vector arrives with a word 0x7FFFFFFF, a side word says which of
+// its words were ones. The window has a side word for each slot, ones as long as it says nothing. The receiver
+// waits for it, and makes it ones again at once. Few vectors have such a word, and the others cost a comparison.
+//
 // The window has three turns of slots, used by the lane's operations in turn, all ones in the
 // beginning. An operation that ends leaves its turn as ones again, or notes how much of it is not, and
 // the next operation makes that ones.
@@ -23,6 +27,9 @@
 #ifndef WEFT_RANKS
 #define WEFT_RANKS 0
 #endif
+#ifndef WEFT_EXACT
+#define WEFT_EXACT 0 // 1: what arrives has the bits of what was sent
+#endif
 
 namespace weft {
 
@@ -38,12 +45,15 @@ constexpr u32 THREADS = RANKS == 1 || RANKS == 2 ? 768 : 512;
 #endif
 constexpr u32 AHEAD = WEFT_AHEAD;
 
+constexpr u32 SIGN = 0x80000000u; // a word of ones travels without it
+
 // Lane is what kernels of all collectives have. Go: lane.
 struct Lane {
 	State *state;
 	char *own;			   // this rank's part of the window
 	u64 slots, turn_bytes; // in the window
 	u64 cleared;		   // in the window: where the slots are that are made ones again: slots, but for loopback
+	u64 sides;			   // in the window: a side word for each 16 bytes of slots
 	u64 heard;			   // in the window: [ranks] words of 8 bytes: the last operation that each said it began
 	u32 counts;			   // of blocks: those beyond the launch's count with it
 	u32 clear;			   // the operation clears what it has read; else the next does
@@ -63,6 +73,17 @@ __device__ __forceinline__ Slot look(const char *slot) { return load_relaxed_sys
 // A maximum of words is EMPTY if one of them is.
 __device__ __forceinline__ bool there(const Slot &s) { return max(max(s.x, s.y), max(s.z, s.w)) != EMPTY; }
 __device__ __forceinline__ uint4 value(const Slot &s) { return s; }
+// altered says that some words of a vector are ones, or look as ones do when they have travelled.
+__device__ __forceinline__ bool altered(uint4 v) {
+	return (v.x | SIGN) == EMPTY || (v.y | SIGN) == EMPTY || (v.z | SIGN) == EMPTY || (v.w | SIGN) == EMPTY;
+}
+// ones_of are the words that are ones, a bit each, and with_ones makes them ones again.
+__device__ __forceinline__ u32 ones_of(uint4 v) {
+	return (u32)(v.x == EMPTY) | (u32)(v.y == EMPTY) << 1 | (u32)(v.z == EMPTY) << 2 | (u32)(v.w == EMPTY) << 3;
+}
+__device__ __forceinline__ uint4 with_ones(uint4 v, u32 ones) {
+	return make_uint4(v.x | ones << 31, v.y | ones >> 1 << 31, v.z | ones >> 2 << 31, v.w | ones >> 3 << 31);
+}
 
 #elif WEFT_ENCODING == 2
 
@@ -77,6 +98,15 @@ __device__ __forceinline__ Slot look(const char *slot) { return load_relaxed_sys
 __device__ __forceinline__ bool there(const Slot &s) { return s.x != ~0ull && s.y != ~0ull; }
 __device__ __forceinline__ uint4 value(const Slot &s) {
 	return make_uint4((u32)s.x, (u32)(s.x >> 32), (u32)s.y, (u32)(s.y >> 32));
+}
+__device__ __forceinline__ bool altered(uint4 v) {
+	return (v.x & (v.y | SIGN)) == EMPTY || (v.z & (v.w | SIGN)) == EMPTY;
+}
+__device__ __forceinline__ u32 ones_of(uint4 v) {
+	return (u32)((v.x & v.y) == EMPTY) | (u32)((v.z & v.w) == EMPTY) << 1;
+}
+__device__ __forceinline__ uint4 with_ones(uint4 v, u32 ones) {
+	return make_uint4(v.x, v.y | ones << 31, v.z, v.w | ones >> 1 << 31);
 }
 
 #else
@@ -120,6 +150,43 @@ __device__ __forceinline__ uint4 await(Wait &w, u32 peer, const char *slot, Slot
 	}
 	return value(s);
 }
+
+#if WEFT_EXACT && WEFT_ENCODING != 3
+
+// side_of is where a slot's side word stands, in a window.
+__device__ __forceinline__ u64 side_of(const Lane &l, u64 slot) { return l.sides + (slot - l.slots) / 4; }
+
+__device__ __noinline__ void send_side(char *side, uint4 v) { store_relaxed_sys4(side, ones_of(v)); }
+
+// await_side waits for what a side word says, and is EMPTY if the wait is over.
+__device__ __noinline__ u32 await_side(const Group &g, State *state, u32 op, u64 epoch, u32 peer, char *side) {
+	Wait w(g, state, op, epoch);
+	u32 ones = await4(w, peer, side);
+	if (ones != EMPTY) store_relaxed_sys4(side, EMPTY);
+	return ones;
+}
+
+// deliver sends a vector to a slot in a window.
+__device__ __forceinline__ void deliver(const Lane &l, char *window, u64 slot, uint4 v) {
+	send(window + slot, v);
+	if (__builtin_expect(altered(v), 0)) send_side(window + side_of(l, slot), v);
+}
+
+// restore gives a vector of peer's, which was in a slot of this rank's, the bits that it had. False: the wait is over.
+__device__ __forceinline__ bool restore(const Group &g, const Lane &l, u64 epoch, u32 peer, const char *slot, uint4 &v) {
+	if (__builtin_expect(!altered(v), 1)) return true;
+	u32 ones = await_side(g, l.state, l.op, epoch, peer, l.own + side_of(l, (u64)(slot - l.own)));
+	if (ones == EMPTY) return false;
+	v = with_ones(v, ones);
+	return true;
+}
+
+#else
+
+__device__ __forceinline__ void deliver(const Lane &, char *window, u64 slot, uint4 v) { send(window + slot, v); }
+__device__ __forceinline__ bool restore(const Group &, const Lane &, u64, u32, const char *, uint4 &) { return true; }
+
+#endif
 
 // empty makes a slot ones.
 __device__ __forceinline__ void empty(const Lane &l, char *slot) {
@@ -310,10 +377,11 @@ struct Parts {
 	template <class F> __device__ __forceinline__ void fetch(F) {}
 	// send sends to every rank of a set, at an offset in the rank's window, where has(rank). All lanes of
 	// the warp call it.
-	template <class H, class F> __device__ __forceinline__ void send(const Peers &peers, const RankSet &to, u64 slot,
-																	 H has, F load) const {
+	template <class H, class F>
+	__device__ __forceinline__ void send(const Lane &l, const Peers &peers, const RankSet &to, u64 slot, H has,
+										 F load) const {
 		peers.each(to, [&](u32 r, char *there) {
-			if (has(r)) weft::send(there + slot, load(r));
+			if (has(r)) deliver(l, there, slot, load(r));
 		});
 	}
 	// of gives a rank's part, where that has been fetched.
@@ -325,10 +393,10 @@ struct Parts {
 #pragma unroll
 		for (u32 r = 0; r < RANKS; r++) all.v[r] = load(r);
 	}
-	template <class H, class F> __device__ __forceinline__ void send(const Peers &peers, const RankSet &to, u64 slot,
-																	 H has, F) const {
+	template <class H, class F>
+	__device__ __forceinline__ void send(const Lane &l, const Peers &peers, const RankSet &to, u64 slot, H has, F) const {
 		peers.each(to, [&](u32 r, char *there) {
-			if (has(r)) weft::send(there + slot, all.v[r]);
+			if (has(r)) deliver(l, there, slot, all.v[r]);
 		});
 	}
 	template <class F> __device__ __forceinline__ uint4 of(u32 rank, F) const { return all.of(rank); }
@@ -456,6 +524,7 @@ struct Arrivals {
 
 	__device__ __forceinline__ uint4 take(u32 rank, u32 vector, const Slot &seen) {
 		uint4 v = await(wait, rank, slot(rank, vector), seen);
+		if (!wait.over) wait.over = !restore(wait.group, lane, wait.epoch, rank, slot(rank, vector), v);
 		if (lane.clear != 0) empty(lane, slot(rank, vector));
 		return v;
 	}

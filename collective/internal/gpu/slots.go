@@ -61,11 +61,15 @@ func (e encoding) capacity(slots int) int {
 // turns are those of slots, which operations use in turn.
 const turns = 3
 
+// sideShare is how many bytes of slots have a byte of side words.
+const sideShare = 4
+
 // laneArgs are what kernels of all collectives have: the Lane of slots.cuh.
 type laneArgs struct {
 	state, own       uint64
 	slots, turnBytes uint64
-	cleared, heard   uint64
+	cleared, sides   uint64
+	heard            uint64
 	counts, clear    uint32
 	op, plain        uint32
 }
