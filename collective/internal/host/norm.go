@@ -4,6 +4,7 @@ import (
 	"unsafe"
 
 	"github.com/weftgo/weft/collective/spec"
+	enginehost "github.com/weftgo/weft/engine/host"
 	"github.com/weftgo/weft/internal/simd"
 )
 
@@ -25,7 +26,7 @@ func (n *normed) begin(c *call) {
 
 // end goes on with the sums.
 func (n *normed) end(c *call) {
-	norm, t, size := c.given.Norm, arithmeticOf[c.DType], c.DType.Size()
+	norm, t, size := c.given.Norm, enginehost.Arithmetic(c.DType), c.DType.Size()
 	bytes := norm.Hidden * size
 	for token := range norm.Tokens {
 		at := token * bytes
