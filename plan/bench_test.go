@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/weftgo/weft/plan"
+	"github.com/weftgo/weft/plan/internal/plantest"
 )
 
 // BenchmarkVerify measures the largest plans: packets of 8 nodes of 8 ranks, of 29 blocks each, and rings, whose time
@@ -14,9 +15,9 @@ func BenchmarkVerify(b *testing.B) {
 		name string
 		of   func() *plan.Plan
 	}
-	sizes := []size{{"hierarchical packets of 8x8 ranks", func() *plan.Plan { return hierarchical(8, 8, 29, 1) }}}
+	sizes := []size{{"hierarchical packets of 8x8 ranks", func() *plan.Plan { return plantest.Hierarchical(8, 8, 29, 1) }}}
 	for _, n := range []int{64, 128, 256} {
-		sizes = append(sizes, size{fmt.Sprintf("ring of %d", n), func() *plan.Plan { return ring(n) }})
+		sizes = append(sizes, size{fmt.Sprintf("ring of %d", n), func() *plan.Plan { return plantest.Ring(n) }})
 	}
 	for _, s := range sizes {
 		b.Run(s.name, func(b *testing.B) {

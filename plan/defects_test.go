@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/weftgo/weft/plan"
+	"github.com/weftgo/weft/plan/internal/plantest"
 	"github.com/weftgo/weft/plan/spec"
 )
 
@@ -34,27 +35,6 @@ func swap(ops []spec.Op, a, b spec.Kind) {
 	ops[i], ops[k] = ops[k], ops[i]
 }
 
-// overwritten is a gather of two ranks by packets, after which one writes into the input of the other.
-func overwritten() *plan.Plan {
-	p := plan.New("overwritten", plan.AllGather(2, 1), plan.Options{Protocol: plan.LL, DoubleScratch: true})
-	c := ends(p, 2, p.Memory)
-	slots := []plan.Buffer{p.Rank(0).Scratch(1), p.Rank(1).Scratch(1)}
-	for r := range 2 {
-		b, rank := p.Rank(r).Block(0), p.Rank(r)
-		b.Copy(rank.Output().Chunk(r, 1), rank.Input().Chunk(0, 1))
-		b.PutPackets(c[r][1-r], slots[1-r].Chunk(0, 1), rank.Input().Chunk(0, 1))
-		b.UnpackPackets(rank.Output().Chunk(1-r, 1), slots[r].Chunk(0, 1))
-		if r == 1 {
-			b.Nop() // all packets are there, so all of the input was read
-			b.Put(c[1][0], p.Rank(0).Input().Chunk(0, 1), rank.Input().Chunk(0, 1))
-			b.Signal(c[1][0])
-		} else {
-			b.Wait(c[0][1])
-		}
-	}
-	return p
-}
-
 // TestClasses has a defect of each class, in plans of ours that are right without it, and what the verifier says of it.
 // Where it is an error, or no plan that a GPU of today would spoil, some schedule of the simulator fails.
 func TestClasses(t *testing.T) {
@@ -68,7 +48,7 @@ func TestClasses(t *testing.T) {
 		harmless bool // no schedule shows it
 	}{
 		{
-			name: "cycle", of: func() *plan.Plan { return gather(2, false) },
+			name: "cycle", of: func() *plan.Plan { return plantest.Gather(2, false) },
 			change: func(f *plan.File) {
 				for r := range f.Ranks {
 					swap(f.Ranks[r].Blocks[0].Ops, spec.Signal, spec.Wait)
@@ -78,7 +58,7 @@ func TestClasses(t *testing.T) {
 				"for a signal of memory channel 0 of rank 0, from rank 1; rank 1, block 0, operation 0 (wait)",
 		},
 		{
-			name: "pairing", of: groups,
+			name: "pairing", of: plantest.Groups,
 			change: func(f *plan.File) {
 				u := f.Ranks[0].Blocks
 				u[2].Channels[0].IDs[0], u[0].Channels[0].IDs[0] = 0, 2
@@ -86,12 +66,12 @@ func TestClasses(t *testing.T) {
 			class: plan.Balance, text: "memory channel 0 of rank 1, from rank 0 gets 2 signals and 1 waits a launch",
 		},
 		{
-			name: "no pair", of: func() *plan.Plan { return gather(2, false) },
+			name: "no pair", of: func() *plan.Plan { return plantest.Gather(2, false) },
 			change: func(f *plan.File) { f.Ranks[1].Channels, f.Ranks[1].Blocks = nil, []spec.Block{{}} },
 			class:  plan.Deadlock, text: "rank 1 has no channel that pairs with the one on which a block waits: rank 0, block 0",
 		},
 		{
-			name: "drift", of: func() *plan.Plan { return pipelined(2) },
+			name: "drift", of: func() *plan.Plan { return plantest.Pipelined(2) },
 			change: func(f *plan.File) {
 				p := &f.Ranks[1].Blocks[1].Ops[0]
 				p.Ops = append(p.Ops, p.Ops[len(p.Ops)-1])
@@ -100,7 +80,7 @@ func TestClasses(t *testing.T) {
 			harmless: true, // one put too early meets a signal of its peers
 		},
 		{
-			name: "race of ranks", of: func() *plan.Plan { return ring(3) },
+			name: "race of ranks", of: func() *plan.Plan { return plantest.Ring(3) },
 			change: func(f *plan.File) {
 				drop(f, 1, 0, spec.Wait, 0)
 				drop(f, 0, 0, spec.Signal, 0)
@@ -109,12 +89,12 @@ func TestClasses(t *testing.T) {
 				"reads chunk 0 of the output of rank 1; rank 0, block 0, operation 3 (put) writes chunk 0 of the output of rank 1",
 		},
 		{
-			name: "nop before a signal", of: func() *plan.Plan { return ring(3) },
+			name: "nop before a signal", of: func() *plan.Plan { return plantest.Ring(3) },
 			change: func(f *plan.File) { drop(f, 0, 0, spec.Nop, 1) },
 			class:  plan.Race, text: "for one thread only; a nop is missing beside it: rank 1, block 0",
 		},
 		{
-			name: "race in a block", of: blocksThatShare,
+			name: "race in a block", of: plantest.BlocksThatShare,
 			change: func(f *plan.File) {
 				b := &f.Ranks[0].Blocks[0]
 				i := slices.IndexFunc(b.Ops, func(op spec.Op) bool { return op.Kind == spec.Barrier })
@@ -130,7 +110,7 @@ func TestClasses(t *testing.T) {
 			class: plan.RaceInBlock, text: "threads of a block touch the same bytes, and no nop is between: rank 0, block 0",
 		},
 		{
-			name: "wrong result", of: func() *plan.Plan { return oneShotPackets(3, plan.Sum) },
+			name: "wrong result", of: func() *plan.Plan { return plantest.OneShotPackets(3, plan.Sum) },
 			change: func(f *plan.File) {
 				for i, op := range f.Ranks[2].Blocks[0].Ops {
 					if op.Kind == spec.ReducePackets {
@@ -142,12 +122,12 @@ func TestClasses(t *testing.T) {
 				"there 2 times, that of rank 1 is missing",
 		},
 		{
-			name: "wrong shape", of: func() *plan.Plan { return gather(2, false) },
+			name: "wrong shape", of: func() *plan.Plan { return plantest.Gather(2, false) },
 			change: func(f *plan.File) { f.Collective = spec.AllToAll },
 			class:  plan.Result, text: "inputs of 1 chunks and outputs of 2 on 2 ranks are none of an alltoall",
 		},
 		{
-			name: "slot written twice", of: func() *plan.Plan { return twoPhasePackets(2) },
+			name: "slot written twice", of: func() *plan.Plan { return plantest.TwoPhasePackets(2) },
 			change: func(f *plan.File) {
 				for r := range f.Ranks {
 					ops := f.Ranks[r].Blocks[0].Ops
@@ -158,7 +138,7 @@ func TestClasses(t *testing.T) {
 				"rank 0, block 0, operation 1 (respkt) writes the packets of chunk 0 of the scratch of rank 1",
 		},
 		{
-			name: "packets and data", of: func() *plan.Plan { return oneShotPackets(2, plan.Sum) },
+			name: "packets and data", of: func() *plan.Plan { return plantest.OneShotPackets(2, plan.Sum) },
 			change: func(f *plan.File) {
 				b := &f.Ranks[1].Blocks[0]
 				b.Ops = append([]spec.Op{{
@@ -169,18 +149,18 @@ func TestClasses(t *testing.T) {
 			class: plan.Packets, text: "bytes of scratch are packets in one operation and other data in another",
 		},
 		{
-			name: "packets of nobody", of: func() *plan.Plan { return oneShotPackets(2, plan.Sum) },
+			name: "packets of nobody", of: func() *plan.Plan { return plantest.OneShotPackets(2, plan.Sum) },
 			change: func(f *plan.File) { drop(f, 1, 0, spec.PutPackets, 0) },
 			class:  plan.Deadlock, text: "no operation writes packets for which a block waits: rank 0, block 0, operation 1 " +
 				"(repkt) waits for the packets of chunk 2 of the scratch of rank 0",
 		},
 		{
-			name: "packets that are not there", of: func() *plan.Plan { return hierarchical(2, 2, 1, 1) },
+			name: "packets that are not there", of: func() *plan.Plan { return plantest.Hierarchical(2, 2, 1, 1) },
 			change: func(f *plan.File) { drop(f, 0, 0, spec.Nop, 0) },
 			class:  plan.Packets, text: "a port sends packets that may not be there yet: rank 0, block 0, operation 2 (ppkt)",
 		},
 		{
-			name: "packets in windows", of: func() *plan.Plan { return oneShotPackets(2, plan.Sum) },
+			name: "packets in windows", of: func() *plan.Plan { return plantest.OneShotPackets(2, plan.Sum) },
 			change: func(f *plan.File) {
 				b := &f.Ranks[0].Blocks[0]
 				b.Ops = []spec.Op{{Kind: spec.Pipeline, Unit: 1024, Chunks: 1, Ops: b.Ops}}
@@ -188,7 +168,7 @@ func TestClasses(t *testing.T) {
 			class: plan.Packets, text: "repeat whole in every window of a pipeline",
 		},
 		{
-			name: "barrier without a block", of: blocksThatShare,
+			name: "barrier without a block", of: plantest.BlocksThatShare,
 			change: func(f *plan.File) {
 				b := &f.Ranks[1].Blocks[1]
 				b.Ops = b.Ops[1:]
@@ -196,7 +176,7 @@ func TestClasses(t *testing.T) {
 			class: plan.Deadlock, text: "2 blocks meet at barrier 0 of rank 1, and 1 use it: rank 1, block 0",
 		},
 		{
-			name: "no exit", of: func() *plan.Plan { return gather(2, false) },
+			name: "no exit", of: func() *plan.Plan { return plantest.Gather(2, false) },
 			change: func(f *plan.File) {
 				for r := range f.Ranks {
 					drop(f, r, 0, spec.Signal, 1)
@@ -206,7 +186,7 @@ func TestClasses(t *testing.T) {
 			class: plan.Lifetime, text: "rank 0 may end before its buffer is written: rank 1, block 0, operation 3 (put)",
 		},
 		{
-			name: "no entry", of: func() *plan.Plan { return gather(2, false) },
+			name: "no entry", of: func() *plan.Plan { return plantest.Gather(2, false) },
 			change: func(f *plan.File) {
 				for r := range f.Ranks {
 					drop(f, r, 0, spec.Signal, 0)
@@ -216,7 +196,7 @@ func TestClasses(t *testing.T) {
 			class: plan.Lifetime, warning: true, text: "nothing says that rank 1 has begun, so its buffer may still be in use",
 		},
 		{
-			name: "source unread", of: func() *plan.Plan { return sends(3, 1) },
+			name: "source unread", of: func() *plan.Plan { return plantest.Sends(3, 1) },
 			change: func(f *plan.File) {
 				for r := range f.Ranks {
 					drop(f, r, 0, spec.Signal, 1)
@@ -226,12 +206,12 @@ func TestClasses(t *testing.T) {
 			class: plan.Lifetime, warning: true, text: "a port may still read its source when the rank ends", harmless: true,
 		},
 		{
-			name: "scratch of one half", of: func() *plan.Plan { return oneShotPackets(3, plan.Sum) },
+			name: "scratch of one half", of: func() *plan.Plan { return plantest.OneShotPackets(3, plan.Sum) },
 			change: func(f *plan.File) { f.DoubleScratch = false },
 			class:  plan.Lifetime, warning: true, text: "the next launch may write scratch before this one has read it",
 		},
 		{
-			name: "weak order", of: func() *plan.Plan { return ring(3) },
+			name: "weak order", of: func() *plan.Plan { return plantest.Ring(3) },
 			change: func(f *plan.File) {
 				for r := range f.Ranks {
 					for i, op := range f.Ranks[r].Blocks[0].Ops {
@@ -245,13 +225,13 @@ func TestClasses(t *testing.T) {
 			text: "only packets or relaxed signals order two operations on the same bytes",
 		},
 		{
-			name: "packets that some threads got", of: overwritten,
+			name: "packets that some threads got", of: plantest.Overwritten,
 			change: func(f *plan.File) { drop(f, 1, 0, spec.Nop, 0) },
 			class:  plan.WeakOrder, warning: true, text: "packets order two operations for the threads that got them, and " +
 				"others touch the same bytes; a nop is missing: rank 1, block 0, operation 3 (put) writes chunk 0 of the input",
 		},
 		{
-			name: "shared side", of: groups,
+			name: "shared side", of: plantest.Groups,
 			change: func(f *plan.File) {
 				u := f.Ranks[0].Blocks
 				u[2].Channels[0].IDs[0], u[1].Channels[0].IDs[0] = 1, 2

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/weftgo/weft/plan"
+	"github.com/weftgo/weft/plan/internal/plantest"
 )
 
 // picture draws a plan and counts the elements of the picture.
@@ -34,8 +35,8 @@ func picture(t *testing.T, f *plan.File) (text string, elements map[string]int) 
 }
 
 func TestDraw(t *testing.T) {
-	for _, p := range programs() {
-		f := build(t, p.build())
+	for _, p := range plantest.Programs() {
+		f := build(t, p.Build())
 		text, elements := picture(t, f)
 		ops := 0
 		for _, r := range f.Ranks {
@@ -46,10 +47,10 @@ func TestDraw(t *testing.T) {
 			}
 		}
 		if elements["title"] < ops || strings.Contains(text, "does not come") {
-			t.Errorf("%s: %d boxes for %d operations", p.name, elements["title"], ops)
+			t.Errorf("%s: %d boxes for %d operations", p.Name, elements["title"], ops)
 		}
 	}
-	f := build(t, twoShot(2))
+	f := build(t, plantest.TwoShot(2))
 	f.Name = "<&>"
 	f.Ranks[0].Blocks[0].Ops = f.Ranks[0].Blocks[0].Ops[:1]
 	text, _ := picture(t, f)

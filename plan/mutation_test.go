@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/weftgo/weft/plan"
+	"github.com/weftgo/weft/plan/internal/plantest"
 	"github.com/weftgo/weft/plan/spec"
 )
 
@@ -111,8 +112,8 @@ func mutate(f *plan.File, random *rand.Rand) string {
 // corpus is our programs, and the plans of the folder that WEFT_PLANS names where there is one.
 func corpus(t testing.TB) (names []string, files []*plan.File) {
 	t.Helper()
-	for _, p := range programs() {
-		names, files = append(names, p.name), append(files, build(t, p.build()))
+	for _, p := range plantest.Programs() {
+		names, files = append(names, p.Name), append(files, build(t, p.Build()))
 	}
 	if os.Getenv("WEFT_PLANS") != "" {
 		for name, text := range realTexts(t, "*.json") {
@@ -203,8 +204,8 @@ func TestDefects(t *testing.T) {
 		seeds = 300
 	}
 	real, warned := 0, 0
-	for _, p := range programs() {
-		f := build(t, p.build())
+	for _, p := range plantest.Programs() {
+		f := build(t, p.Build())
 		for k := range f.Ranks[0].Blocks {
 			for i := range f.Ranks[0].Blocks[k].Ops {
 				bad := clone(t, f)
@@ -222,7 +223,7 @@ func TestDefects(t *testing.T) {
 				v := plan.Verify(bad)
 				switch {
 				case len(v.Findings) == 0:
-					t.Errorf("%s, without operation %d (%s) of block %d: nothing is found; %s", p.name, i, name, k, failure)
+					t.Errorf("%s, without operation %d (%s) of block %d: nothing is found; %s", p.Name, i, name, k, failure)
 				case v.Errors() == 0:
 					warned++
 				}
@@ -237,8 +238,8 @@ func TestDefects(t *testing.T) {
 
 // Any text is refused, or is a plan that can be verified and drawn. If nothing is found in it, it runs.
 func FuzzVerify(f *testing.F) {
-	for _, p := range programs() {
-		f.Add(build(f, p.build()).Compact())
+	for _, p := range plantest.Programs() {
+		f.Add(build(f, p.Build()).Compact())
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		if len(text) > 1<<14 {

@@ -103,6 +103,15 @@ type End struct {
 
 // Of makes the program of a plan that [spec.File.Check] passes.
 func Of(f *spec.File, shape Shape) *Program {
+	return of(f, shape, func(int) bool { return true })
+}
+
+// OfRank makes it of the blocks of one rank alone.
+func OfRank(f *spec.File, shape Shape, rank int) *Program {
+	return of(f, shape, func(r int) bool { return r == rank })
+}
+
+func of(f *spec.File, shape Shape, wanted func(rank int) bool) *Program {
 	if shape.Window == nil {
 		shape.Window = func(unit uint64) int { return int(unit) }
 	}
@@ -115,7 +124,9 @@ func Of(f *spec.File, shape Shape) *Program {
 	}
 	for r := range f.Ranks {
 		for b := range f.Ranks[r].Blocks {
-			p.Blocks = append(p.Blocks, p.block(r, b))
+			if wanted(r) {
+				p.Blocks = append(p.Blocks, p.block(r, b))
+			}
 		}
 		p.First = append(p.First, len(p.Blocks))
 	}
