@@ -4,13 +4,14 @@ import (
 	"context"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/plan/internal/host"
 	"github.com/weftgo/weft/plan/internal/launch"
 )
 
 // newEngine makes the engine of the ranks' kind of memory. It is collective.
-func newEngine(_ context.Context, comm *weft.Comm) (launch.Engine, error) {
+func newEngine(ctx context.Context, comm *weft.Comm) (launch.Engine, error) {
 	if comm.Device() != nil {
 		return nil, weft.Unsupportedf("the ranks are on GPUs, which have no executor of plans yet")
 	}
-	return nil, weft.Unsupportedf("the ranks are on the host, which has no executor of plans yet")
+	return host.New(ctx, comm)
 }

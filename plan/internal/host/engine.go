@@ -1,0 +1,84 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/weftgo/weft"
+	enginehost "github.com/weftgo/weft/engine/host"
+	"github.com/weftgo/weft/plan/internal/launch"
+)
+
+// Engine implements [launch.Engine] on the host.
+type Engine struct {
+	comm   *weft.Comm
+	rounds *enginehost.Rounds
+	loaded []*loaded // in the order of loading; nil where one was closed
+	shared scratch   // of plans that share it
+	stage  stage
+	moves  moves
+}
+
+// New makes an engine. It is collective.
+func New(ctx context.Context, comm *weft.Comm) (*Engine, error) {
+	e := &Engine{comm: comm, moves: newMoves()}
+	var err error
+	e.rounds, err = enginehost.New(ctx, comm, enginehost.Config{Kind: "executor", Differs: e.differs})
+	if err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+// A call is what ranks compare of a launch: bytes of a chunk, the element type, and the plan by its number.
+const (
+	chunkBits = 40
+	typeBits  = 6
+	planBits  = 63 - chunkBits - typeBits
+)
+
+func callOf(l *launch.Launch, number int) uint64 {
+	return uint64(l.Chunk) | uint64(l.DType)<<chunkBits | uint64(number)<<(chunkBits+typeBits)
+}
+
+// differs says how two calls differ.
+func (e *Engine) differs(own, peer uint64) string {
+	words := func(call uint64) string {
+		name := "a plan that this rank does not know"
+		if i := int(call >> (chunkBits + typeBits)); i < len(e.loaded) && e.loaded[i] != nil {
+			name = e.loaded[i].plan.Name
+		}
+		return fmt.Sprintf("%s on chunks of %d bytes of %v", name, call&(1<<chunkBits-1),
+			weft.DType(call>>chunkBits&(1<<typeBits-1)))
+	}
+	return fmt.Sprintf("it runs %s, this rank %s", words(peer), words(own))
+}
+
+// Begin implements [launch.Engine].
+func (e *Engine) Begin(op string) error { return e.rounds.Begin(op) }
+
+// Load implements [launch.Engine].
+func (e *Engine) Load(ctx context.Context, p *launch.Plan) (launch.Loaded, error) {
+	if len(e.loaded) == 1<<planBits {
+		return nil, weft.Unsupportedf("%s: this executor has loaded %d plans; make another one", p.Name, len(e.loaded))
+	}
+	l, err := newLoaded(ctx, e, p)
+	if err != nil {
+		return nil, err
+	}
+	e.loaded = append(e.loaded, l)
+	return l, nil
+}
+
+// Close implements [launch.Engine]. Peers that are still in a launch that this rank has ended may go on reading its
+// memory.
+func (e *Engine) Close() (released bool, err error) {
+	errs := []error{e.shared.close(), e.stage.close(), e.rounds.Window.Close()}
+	for _, l := range e.loaded {
+		if l != nil {
+			errs = append(errs, l.Close())
+		}
+	}
+	return true, errors.Join(errs...)
+}

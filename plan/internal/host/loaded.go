@@ -1,0 +1,209 @@
+package host
+
+import (
+	"context"
+	"errors"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/channel"
+	"github.com/weftgo/weft/plan/internal/launch"
+	"github.com/weftgo/weft/plan/internal/program"
+	"github.com/weftgo/weft/plan/spec"
+)
+
+// loaded is a plan with its memory.
+type loaded struct {
+	engine *Engine
+	plan   *launch.Plan
+	number int
+	window *weft.Window // counters; nil if the plan has no channels
+
+	ends       []end
+	first      int // the number of this rank's first channel end among those of all ranks
+	semaphores []int
+	before     int   // semaphores of the ranks before this one
+	writers    []int // of each chunk of this rank's scratch: who writes packets there
+	generation uint64
+
+	scratch *scratch
+	own     scratch
+
+	sizes map[int]*rank // by bytes of a chunk
+}
+
+// end is this rank's end of a channel.
+type end struct {
+	peer          int
+	in, out       *channel.Counter // out is nil where the peer has no such end
+	sent, awaited uint64           // signals
+}
+
+// mostSizes is how many sizes of message a plan keeps programs for.
+const mostSizes = 16
+
+func newLoaded(ctx context.Context, e *Engine, p *launch.Plan) (*loaded, error) {
+	self := e.comm.Rank()
+	l := &loaded{engine: e, plan: p, number: len(e.loaded), sizes: make(map[int]*rank)}
+	l.scratch = &l.own
+	if p.File.ReuseResources {
+		l.scratch = &e.shared
+	}
+	// Which ends there are does not depend on the size of a message.
+	all := program.OfRank(p.File, program.Shape{Chunk: p.File.Alignment, Align: p.File.Alignment}, self).Ends
+	first, count := make([]int, e.comm.Size()+1), make([]int, e.comm.Size())
+	most := 0
+	for _, x := range all {
+		count[x.Rank]++
+		most = max(most, count[x.Rank])
+	}
+	for r, n := range count {
+		first[r+1] = first[r] + n
+	}
+	l.first = first[self]
+	if most > 0 {
+		var err error
+		if l.window, err = e.comm.Alloc(ctx, most*channel.Stride); err != nil {
+			return nil, err
+		}
+	}
+	counter := func(i int) *channel.Counter {
+		r := all[i].Rank
+		return channel.CounterAt(l.window.Peer(r), (i-first[r])*channel.Stride)
+	}
+	for i := first[self]; i < first[self+1]; i++ {
+		x := end{peer: all[i].To, in: counter(i)}
+		if all[i].Peer >= 0 {
+			x.out = counter(all[i].Peer)
+		}
+		l.ends = append(l.ends, x)
+	}
+	for r := range self {
+		l.before += len(p.File.Ranks[r].Semaphores)
+	}
+	l.writers = writersOf(p.File, self)
+	l.begin()
+	return l, nil
+}
+
+// begin makes all counts those of the communicator's generation, as if nothing had run.
+func (l *loaded) begin() {
+	l.generation = l.engine.comm.Operations().Generation()
+	var numbers channel.Sequence
+	numbers.Begin(l.generation)
+	for i := range l.ends {
+		l.ends[i].sent, l.ends[i].awaited = numbers.Last(), numbers.Last()
+	}
+	l.semaphores = append(l.semaphores[:0], l.plan.File.Ranks[l.engine.comm.Rank()].Semaphores...)
+}
+
+// writersOf is the rank that writes packets to each chunk of a rank's scratch, or the rank itself.
+func writersOf(f *spec.File, self int) []int {
+	writers := make([]int, f.Ranks[self].Scratch)
+	for i := range writers {
+		writers[i] = self
+	}
+	add := func(r int, rank *spec.Rank, block *spec.Block, op *spec.Op) {
+		for i, p := range op.Dst {
+			if !op.Slot(false, i) {
+				continue
+			}
+			mine := false
+			switch p.At {
+			case spec.RemoteBuffer:
+				mine = rank.Remotes[block.Remote(op.Via, p.ID)].Rank == self
+			case spec.Members:
+				for _, member := range rank.Switches[block.Channel(spec.Switched, p.ID)].Ranks {
+					mine = mine || member == self
+				}
+			}
+			if !mine {
+				continue
+			}
+			for c := p.Index; c < min(p.Index+p.Size, len(writers)); c++ {
+				writers[c] = r
+			}
+		}
+	}
+	for r := range f.Ranks {
+		if r == self {
+			continue
+		}
+		rank := &f.Ranks[r]
+		for b := range rank.Blocks {
+			block := &rank.Blocks[b]
+			for i := range block.Ops {
+				add(r, rank, block, &block.Ops[i])
+				for k := range block.Ops[i].Ops {
+					add(r, rank, block, &block.Ops[i].Ops[k])
+				}
+			}
+		}
+	}
+	return writers
+}
+
+// Run implements [launch.Loaded].
+func (l *loaded) Run(ctx context.Context, s *weft.Stream, given *launch.Launch, refused error) error {
+	e, name := l.engine, l.plan.Name
+	r := e.rounds
+	if refused == nil && s != nil {
+		refused = weft.Unsupportedf("%s: the host has no streams; pass nil", name)
+	}
+	if refused == nil && given.Chunk >= 1<<chunkBits {
+		refused = weft.Unsupportedf("%s: chunks of %d bytes; it takes fewer than 2^%d", name, given.Chunk, chunkBits)
+	}
+	if refused != nil {
+		return r.AwaitCalls(ctx, name, r.Refuse(refused), refused, nil)
+	}
+	run := l.size(given.Chunk)
+	run.begin(given)
+	defer run.end()
+	r.PutOperands(run.refer())
+	round := r.Open(callOf(given, l.number))
+	if err := r.AwaitCalls(ctx, name, round, nil, nil); err != nil {
+		return err
+	}
+	if given.Chunk == 0 {
+		return nil
+	}
+	if l.generation != e.comm.Operations().Generation() {
+		l.begin()
+	}
+	if err := run.prepare(ctx, round); err != nil {
+		return err
+	}
+	if err := run.run(ctx); err != nil {
+		return err
+	}
+	run.finish()
+	// If this rank was told of a failure meanwhile the others may have gone on without it, and what it has read may be
+	// what they wrote later.
+	return e.comm.Operations().Begin(name)
+}
+
+// size is the program of chunks of so many bytes.
+func (l *loaded) size(chunk int) *rank {
+	if known := l.sizes[chunk]; known != nil {
+		return known
+	}
+	if len(l.sizes) == mostSizes {
+		clear(l.sizes)
+	}
+	made := newRank(l, chunk)
+	l.sizes[chunk] = made
+	return made
+}
+
+// Close implements [launch.Loaded].
+func (l *loaded) Close() error {
+	e := l.engine
+	if e.loaded[l.number] != l {
+		return nil
+	}
+	e.loaded[l.number] = nil
+	err := l.own.close()
+	if l.window != nil {
+		err = errors.Join(err, l.window.Close())
+	}
+	return err
+}

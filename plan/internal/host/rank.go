@@ -1,0 +1,256 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"unsafe"
+
+	"github.com/weftgo/weft"
+	enginehost "github.com/weftgo/weft/engine/host"
+	"github.com/weftgo/weft/plan/internal/launch"
+	"github.com/weftgo/weft/plan/internal/program"
+	"github.com/weftgo/weft/plan/spec"
+)
+
+// rank is this rank's part of a plan at one size of message.
+type rank struct {
+	*loaded
+	program  *program.Program
+	self     int
+	all      []*block
+	barriers []barrier
+
+	// Kinds are input and output, numbered as a rank's memories are. Both may be parts of one.
+	input, output int
+	reached       [2]bool // peers reach it
+	defined       bool    // the collective is: an output is written whole, an input only read
+
+	// Of a launch.
+	dtype    weft.DType
+	operands [2][]byte // this rank's, by kind
+	memories [][]byte  // of all ranks, by their numbers in the program
+	staged   [2]bool
+	flag     uint32
+}
+
+type barrier struct{ here, turn int }
+
+func newRank(l *loaded, chunk int) *rank {
+	f := l.plan.File
+	r := &rank{loaded: l, self: l.engine.comm.Rank()}
+	r.program = program.OfRank(f, program.Shape{Chunk: chunk, Align: f.Alignment}, r.self)
+	r.memories = make([][]byte, len(r.program.Memories))
+	r.input = r.program.Whole(r.self, spec.Input).Memory % program.Buffers
+	r.output = r.program.Whole(r.self, spec.Output).Memory % program.Buffers
+	r.reached[r.input] = l.plan.Inputs
+	r.reached[r.output] = r.reached[r.output] || l.plan.Outputs
+	r.defined = slices.Contains([]string{spec.AllReduce, spec.AllGather, spec.ReduceScatter, spec.AllToAll}, f.Collective)
+	numbers := make(map[int]int)
+	for i := range r.program.Blocks {
+		b := &block{rank: r, steps: make([]step, len(r.program.Blocks[i].Steps))}
+		for k := range b.steps {
+			s := &r.program.Blocks[i].Steps[k]
+			b.steps[k] = step{Step: s, folds: s.Folds()}
+			if s.Op.Kind != spec.Barrier {
+				continue
+			}
+			if _, known := numbers[s.Op.Barrier]; !known {
+				numbers[s.Op.Barrier] = len(numbers)
+			}
+			b.steps[k].barrier = numbers[s.Op.Barrier]
+		}
+		r.all = append(r.all, b)
+	}
+	r.barriers = make([]barrier, len(numbers))
+	return r
+}
+
+// begin takes a launch.
+func (r *rank) begin(given *launch.Launch) {
+	r.dtype = given.DType
+	for kind, t := range []*weft.Tensor{&given.In, &given.Out} {
+		r.operands[kind] = nil
+		if n := r.bytes(r.self, kind); n > 0 {
+			r.operands[kind] = unsafe.Slice((*byte)(t.Data), n)
+		}
+	}
+}
+
+// end forgets the launch's memory, which is the caller's.
+func (r *rank) end() {
+	clear(r.operands[:])
+	clear(r.memories)
+}
+
+// bytes is the length of an operand of a rank.
+func (r *rank) bytes(of, kind int) int { return r.program.Memories[program.Buffers*of+kind] }
+
+// refer says where this rank's operands lie, as far as peers reach them.
+func (r *rank) refer() (in, out enginehost.OperandRef) {
+	var refs [2]enginehost.OperandRef
+	for kind, mem := range r.operands {
+		if r.reached[kind] && len(mem) > 0 {
+			refs[kind], _ = r.engine.rounds.Find(unsafe.Pointer(unsafe.SliceData(mem)), len(mem), 0)
+		}
+	}
+	return refs[0], refs[1]
+}
+
+// prepare finds all memory of a launch that opened in a round.
+func (r *rank) prepare(ctx context.Context, round uint64) error {
+	e, name := r.engine, r.plan.Name
+	if r.flag = uint32(round); r.flag == 0 {
+		r.flag = ^r.flag
+	}
+	meet, err := r.scratch.claim(ctx, e.comm, r.plan, r.program.Shape.Chunk, round)
+	if err != nil {
+		return err
+	}
+	if w := r.scratch.window; w != nil {
+		for q := range e.comm.Size() {
+			r.memories[program.Buffers*q+int(spec.Scratch)] = w.Peer(q)
+		}
+	}
+	most := 0
+	for kind := range r.operands {
+		r.memories[program.Buffers*r.self+kind], r.staged[kind] = r.operands[kind], false
+		if !r.reached[kind] {
+			continue
+		}
+		for q := range e.comm.Size() {
+			n := r.bytes(q, kind)
+			if n == 0 {
+				continue
+			}
+			ref := e.rounds.Operand(q, round, kind)
+			switch {
+			case ref.Window == 0:
+				most = max(most, n)
+				r.staged[kind] = r.staged[kind] || q == r.self
+			case q != r.self:
+				mem, err := r.peer(q, ref, n)
+				if err != nil {
+					return err
+				}
+				r.memories[program.Buffers*q+kind] = mem
+			}
+		}
+	}
+	if most > 0 {
+		if err := e.stage.claim(ctx, e.comm, (most+63)&^63); err != nil {
+			return err
+		}
+		r.copyIn(round)
+		meet = true
+	}
+	if !meet {
+		// Scratch is made zeros, and operands are copied, on all ranks or on none.
+		return nil
+	}
+	return e.rounds.Await(ctx, name, e.rounds.Publish())
+}
+
+// peer is n bytes of an operand of a rank.
+func (r *rank) peer(q int, ref enginehost.OperandRef, n int) ([]byte, error) {
+	mem, err := r.engine.rounds.Resolve(q, ref, r.plan.Name)
+	if err != nil {
+		return nil, err
+	}
+	if n > len(mem) {
+		return nil, r.engine.rounds.Broken(&weft.PeerError{
+			Rank: q, Op: r.plan.Name,
+			Err: fmt.Errorf("its operand of %d bytes at %d of window %d ends behind it", n, ref.Offset, ref.Window),
+		})
+	}
+	return mem[:n:n], nil
+}
+
+// copyIn gives operands that lie in no window a place on the stage, those of peers too.
+func (r *rank) copyIn(round uint64) {
+	e := r.engine
+	for kind := range r.operands {
+		if !r.reached[kind] {
+			continue
+		}
+		for q := range e.comm.Size() {
+			n := r.bytes(q, kind)
+			if n == 0 || e.rounds.Operand(q, round, kind).Window != 0 {
+				continue
+			}
+			r.memories[program.Buffers*q+kind] = e.stage.of(q, kind, n)
+		}
+		if r.staged[kind] && (kind == r.input || !r.defined) {
+			e.moves.copy(r.memories[program.Buffers*r.self+kind], r.operands[kind])
+		}
+	}
+}
+
+// finish brings results from the stage.
+func (r *rank) finish() {
+	for kind, staged := range r.staged {
+		if staged && (kind == r.output || !r.defined) {
+			r.engine.moves.copy(r.operands[kind], r.memories[program.Buffers*r.self+kind])
+		}
+	}
+}
+
+// at is the memory of a range.
+func (r *rank) at(x program.Range) []byte {
+	from, to := x.Bytes()
+	return r.memories[x.Memory][from:to:to]
+}
+
+// run runs all blocks.
+func (r *rank) run(ctx context.Context) error {
+	clear(r.barriers)
+	for _, b := range r.all {
+		b.begin()
+	}
+	for {
+		moved, left := false, false
+		for _, b := range r.all {
+			moved = b.advance() || moved
+			left = left || b.pc < len(b.steps)
+		}
+		switch {
+		case !left:
+			return nil
+		case moved:
+		default:
+			if err := r.wait(ctx); err != nil {
+				return r.engine.comm.Operations().Fail(err)
+			}
+		}
+	}
+}
+
+// wait waits until a block can go on. The first that waits for a peer is what a failure tells of.
+func (r *rank) wait(ctx context.Context) error {
+	waiter := r.engine.rounds.Waiter()
+	var first, local *block
+	alone := true
+	for _, b := range r.all {
+		switch {
+		case b.pc == len(b.steps):
+		case b.peer() == r.self:
+			local = b
+		case first == nil:
+			first = b
+		default:
+			alone = false
+		}
+	}
+	switch {
+	case first == nil:
+		return &weft.PeerError{
+			Rank: r.self, Op: local.name(), Err: fmt.Errorf("%w: no block of the rank can go on", weft.ErrInvalid),
+		}
+	case alone && first.stop == onEnd:
+		x := &r.ends[first.which]
+		return waiter.Wait(ctx, x.in, x.awaited+1, first.name(), x.peer)
+	}
+	return waiter.Until(ctx, first.name(), first.peer(), func() bool {
+		return slices.ContainsFunc(r.all, (*block).ready)
+	})
+}
