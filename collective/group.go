@@ -60,8 +60,8 @@ type Options struct {
 	// instead of those that are faster. Results do not depend on it.
 	Force []string
 
-	// Algorithms are users' own, beside the library's. A group on GPUs runs their kernels, which it compiles when
-	// it is made, and calls find them as they find the library's: by name, by Force, by Select. All ranks give the
+	// Algorithms are users' own, beside the library's: plans on the host (package plan/executor), kernels on GPUs, which
+	// the group compiles when it is made. Calls find them as they find the library's: by name, by Force, by Select. All ranks give the
 	// same ones: a difference is [weft.ErrMismatch] and names the algorithm. The algorithms are the group's,
 	// and their memory and their code go with it.
 	Algorithms []Algorithm
@@ -91,6 +91,8 @@ type (
 	Counts     = spec.Counts
 	Call       = spec.Call
 	Kernel     = spec.Kernel
+	Program    = spec.Program
+	Runner     = spec.Runner
 	Launch     = spec.Launch
 	Env        = spec.Env
 	Placement  = spec.Placement
@@ -228,7 +230,7 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 		})
 	} else {
 		if g.engine, err = host.New(ctx, comm, host.Options{
-			Scratch: opts.Scratch, Force: opts.Force, Model: table.Model(), Check: check,
+			Scratch: opts.Scratch, Force: opts.Force, Model: table.Model(), Own: own, Check: check,
 		}); err != nil {
 			err = fmt.Errorf("%s: %w", op, err)
 		}

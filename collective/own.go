@@ -35,9 +35,15 @@ func checkOwn(comm *weft.Comm, op string, own []Algorithm, loopback int) error {
 	if len(own) == 0 {
 		return nil
 	}
-	if comm.Device() == nil {
-		return weft.Unsupportedf("%s: algorithm %s is a kernel, and the ranks are on the host; give it to a group on GPUs",
-			op, own[0].Name)
+	for i := range own {
+		switch {
+		case comm.Device() == nil && own[i].Program == nil:
+			return weft.Unsupportedf("%s: algorithm %s is a kernel, and the ranks are on the host; give it to a group on GPUs",
+				op, own[i].Name)
+		case comm.Device() != nil && own[i].Program != nil:
+			return weft.Unsupportedf("%s: algorithm %s is no kernel, and the ranks are on GPUs; give it to a group on the host",
+				op, own[i].Name)
+		}
 	}
 	if loopback != 0 {
 		return weft.Unsupportedf("%s: algorithm %s would wait for ranks that a loopback does not have", op, own[0].Name)

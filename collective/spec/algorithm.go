@@ -36,8 +36,9 @@ type Algorithm struct {
 	// where a call or a group names it, or a selector chooses it, whatever it costs.
 	Tags map[string]string
 
-	// Kernel makes it a user's algorithm, on GPUs.
-	Kernel *Kernel
+	// Kernel makes it a user's algorithm, on GPUs. Program makes it one of what is no kernel: a plan, say.
+	Kernel  *Kernel
+	Program Program
 
 	// Prepare, of a user's algorithm, makes the context of a key: what its calls need beside the Kernel's memory.
 	// All ranks call it at the same time, so it may make collective calls: the same ones on each, whatever fails
@@ -110,6 +111,8 @@ func (a *Algorithm) misfit(q *Request) string {
 		return "takes outputs that are inputs alone"
 	case a.InPlace == OnlyApart && inPlace:
 		return "takes no outputs that are inputs"
+	case q.MixedPlace && a.Program != nil:
+		return "takes outputs that are inputs on all ranks, or on none"
 	case a.WorldSize > 0 && a.WorldSize != q.Ranks, a.RanksPerHost > 0 && a.RanksPerHost != q.Ranks:
 		return "is for another number of ranks"
 	case len(a.DTypes) > 0 && !slices.Contains(a.DTypes, q.DType):

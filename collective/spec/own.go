@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"context"
 	"fmt"
 	"regexp"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/kernel"
 	"github.com/weftgo/weft/device"
+	enginehost "github.com/weftgo/weft/engine/host"
 )
 
 // Kernel is the kernel of a user's algorithm. Its only parameter is a [device.AlgorithmArgs], and a group
@@ -55,6 +57,24 @@ type Launch struct {
 // Start enqueues the kernel.
 func (l *Launch) Start() error { return l.Run() }
 
+// Program is what runs the calls of a user's algorithm that has no kernel: see package plan/executor.
+type Program interface {
+	// Text is what the ranks of a group compare of it.
+	Text() string
+	// Open makes it ready on this rank. It is collective, and fails on all ranks or on none. The host gives the rounds
+	// of the group; GPUs have none.
+	Open(ctx context.Context, comm *weft.Comm, rounds *enginehost.Rounds) (Runner, error)
+}
+
+// Runner is a Program on one rank.
+type Runner interface {
+	// Run runs a call that fits the algorithm, or enqueues it in a stream. On the host ranks have met before, and have
+	// said where their operands lie in the round that they published last.
+	Run(ctx context.Context, s *weft.Stream, c *Call) error
+	// Close gives its memory up, unless work that uses it still runs.
+	Close() (released bool, err error)
+}
+
 // Env is what a user's Prepare makes a context for.
 type Env struct {
 	Comm *weft.Comm
@@ -72,7 +92,7 @@ const MaxThreads = 1024
 
 var ownName = regexp.MustCompile(`^[A-Za-z0-9_.+-]+(/[A-Za-z0-9_.+-]+)*$`)
 
-// CheckOwn says what is wrong with a user's algorithm for GPUs.
+// CheckOwn says what is wrong with a user's algorithm.
 func (a *Algorithm) CheckOwn() error {
 	k := a.Kernel
 	switch {
@@ -80,12 +100,34 @@ func (a *Algorithm) CheckOwn() error {
 		return weft.Invalidf("algorithm %q: a name is letters, digits, and any of ._+-/", a.Name)
 	case a.Collective >= Collectives:
 		return weft.Invalidf("algorithm %s: there is no %v", a.Name, a.Collective)
+	case (k == nil) == (a.Program == nil):
+		return weft.Invalidf("algorithm %s: it has a Kernel or a Program", a.Name)
 	case k == nil:
-		return weft.Invalidf("algorithm %s: it has no Kernel", a.Name)
+		return a.checkSelection()
 	case (k.Source == "") == (len(k.Cubin) == 0):
 		return weft.Invalidf("algorithm %s: a kernel is a source or a cubin", a.Name)
 	case k.Name == "":
 		return weft.Invalidf("algorithm %s: its kernel has no name", a.Name)
+	case k.Blocks < 0 || k.Threads < 0 || k.Threads > MaxThreads || k.Shared < 0 || k.Scratch < 0 || k.Local < 0:
+		return weft.Invalidf("algorithm %s: %d blocks, %d threads (of up to %d), %d bytes shared, %d scratch, %d local",
+			a.Name, k.Blocks, k.Threads, MaxThreads, k.Shared, k.Scratch, k.Local)
+	case len(k.Extras) > device.Values:
+		return weft.Invalidf("algorithm %s: %d extras; there may be %d", a.Name, len(k.Extras), device.Values)
+	case a.Collective.Varies() && k.Launch == nil:
+		return weft.Invalidf("algorithm %s: %v has counts, which a Launch hook gives the kernel; it has none", a.Name,
+			a.Collective)
+	}
+	for i, name := range k.Extras {
+		if name == "" || slices.Contains(k.Extras[:i], name) {
+			return weft.Invalidf("algorithm %s: extras %q", a.Name, k.Extras)
+		}
+	}
+	return a.checkSelection()
+}
+
+// checkSelection says what is wrong with the calls that a user's algorithm is for.
+func (a *Algorithm) checkSelection() error {
+	switch {
 	case a.Variant != Plain || a.Eager:
 		return weft.Invalidf("algorithm %s: it is eager, or for calls with a norm or words, as the library's alone may be; "+
 			"leave Variant and Eager out", a.Name)
@@ -100,19 +142,6 @@ func (a *Algorithm) CheckOwn() error {
 	case a.InPlace != AnyPlace && !a.Collective.PlacedAlike():
 		return weft.Invalidf("algorithm %s: it asks whether operands are in place, which ranks of one %v may be and others "+
 			"not; take any placement", a.Name, a.Collective)
-	case k.Blocks < 0 || k.Threads < 0 || k.Threads > MaxThreads || k.Shared < 0 || k.Scratch < 0 || k.Local < 0:
-		return weft.Invalidf("algorithm %s: %d blocks, %d threads (of up to %d), %d bytes shared, %d scratch, %d local",
-			a.Name, k.Blocks, k.Threads, MaxThreads, k.Shared, k.Scratch, k.Local)
-	case len(k.Extras) > device.Values:
-		return weft.Invalidf("algorithm %s: %d extras; there may be %d", a.Name, len(k.Extras), device.Values)
-	case a.Collective.Varies() && k.Launch == nil:
-		return weft.Invalidf("algorithm %s: %v has counts, which a Launch hook gives the kernel; it has none", a.Name,
-			a.Collective)
-	}
-	for i, name := range k.Extras {
-		if name == "" || slices.Contains(k.Extras[:i], name) {
-			return weft.Invalidf("algorithm %s: extras %q", a.Name, k.Extras)
-		}
 	}
 	return nil
 }
@@ -131,6 +160,11 @@ func (a *Algorithm) OwnText() string {
 		if has {
 			hooks += [...]string{" Supports", " Cost", " Key", " Prepare", " Launch"}[i]
 		}
+	}
+	if a.Program != nil {
+		return fmt.Sprintf("%v, needs %v, %d to %d bytes, placement %d, world %d of %d a host, types %v, ops %v, opt-in %t, "+
+			"%s, hooks [%s]", a.Collective, a.Needs, a.MinBytes, a.MaxBytes, a.InPlace, a.WorldSize, a.RanksPerHost, a.DTypes,
+			a.Ops, a.OptIn(), a.Program.Text(), strings.TrimSpace(hooks))
 	}
 	code := kernel.Spec{
 		Source: k.Source + string(k.Cubin), Headers: k.Headers, Defines: k.Defines, Kernels: []string{k.Name},

@@ -14,6 +14,7 @@ type Request struct {
 	Op         weft.Op    // of a reduction
 	DType      weft.DType // of the elements
 	Windows    Windows    // known once all ranks have entered; empty before
+	MixedPlace bool       // some ranks are in place, and others are not; known as Windows are
 	Count      int        // elements of a part; 0 in a V form
 	Bytes      int        // the same in bytes; of a V form whose counts all ranks have, of the longest part
 	Root       int

@@ -87,9 +87,15 @@ func (x *Executor) fits(p *launch.Plan) error {
 		return err
 	}
 	p.Verdict = verdictOf(p)
+	return refused(p, x.options.Unverified)
+}
+
+// refused says what the verifier finds in a plan that is an error: of one that runs unverified, only what no run
+// survives.
+func refused(p *launch.Plan, unverified bool) error {
 	var found []string
 	for _, f := range p.Verdict.Findings {
-		if !f.Warning && (!x.options.Unverified || f.Class == plan.Deadlock || f.Class == plan.Structure) {
+		if !f.Warning && (!unverified || f.Class == plan.Deadlock || f.Class == plan.Structure) {
 			found = append(found, f.String())
 		}
 	}

@@ -51,9 +51,11 @@ var algorithms = func() (all []*algorithm) {
 }()
 
 // Algorithms lists all algorithms.
-func Algorithms() []spec.Algorithm {
-	all := make([]spec.Algorithm, len(algorithms))
-	for i, a := range algorithms {
+func Algorithms() []spec.Algorithm { return specs(algorithms) }
+
+func specs(list []*algorithm) []spec.Algorithm {
+	all := make([]spec.Algorithm, len(list))
+	for i, a := range list {
 		all[i] = a.Algorithm
 	}
 	return all

@@ -109,6 +109,7 @@ func (c *call) exchangeOperands(ctx context.Context) error {
 		return err
 	}
 	c.Windows = spec.Inputs | spec.Outputs
+	c.MixedPlace = false
 	for i, r := range c.Live {
 		in, out := c.Operand(r, c.Last(), 0), c.Operand(r, c.Last(), 1)
 		c.inputs[i], c.outputs[i] = in, out
@@ -121,6 +122,7 @@ func (c *call) exchangeOperands(ctx context.Context) error {
 		if out.Stride == inPlace {
 			c.Windows |= spec.InPlace
 		}
+		c.MixedPlace = c.MixedPlace || (out.Stride == inPlace) != c.given.InPlace
 	}
 	return nil
 }

@@ -2,7 +2,9 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/collective/internal/choice"
@@ -18,19 +20,24 @@ type Engine struct {
 	exchange   *exchange
 	check      bool
 	normed     normed
+	owns       []spec.Runner // of users' algorithms
 }
 
 // Options configures an [Engine]. All ranks pass the same.
 type Options struct {
-	Scratch int         // bytes of each rank's memory to stage operands
-	Force   []string    // algorithms that are used wherever they fit the request, in their order
-	Model   *spec.Model // what algorithms cost
-	Check   bool        // ranks first compare all of their calls
+	Scratch int              // bytes of each rank's memory to stage operands
+	Force   []string         // algorithms that are used wherever they fit the request, in their order
+	Model   *spec.Model      // what algorithms cost
+	Own     []spec.Algorithm // users', which were checked and compared
+	Check   bool             // ranks first compare all of their calls
 }
 
 // New makes an engine. It is collective, and allocates all memory that peers reach.
 func New(ctx context.Context, comm *weft.Comm, o Options) (*Engine, error) {
-	e := &Engine{algorithms: algorithms, check: o.Check}
+	e := &Engine{algorithms: slices.Clone(algorithms), check: o.Check}
+	for i := range o.Own {
+		e.algorithms = append(e.algorithms, &algorithm{Algorithm: o.Own[i], form: e.formOf(i, &o.Own[i])})
+	}
 	list := make([]*spec.Algorithm, len(e.algorithms))
 	for i, a := range e.algorithms {
 		list[i] = &a.Algorithm
@@ -46,7 +53,22 @@ func New(ctx context.Context, comm *weft.Comm, o Options) (*Engine, error) {
 	}
 	e.call = newCall(rounds)
 	e.exchange = newExchange(&e.call, boxes)
+	for i := range o.Own {
+		own, err := o.Own[i].Program.Open(ctx, comm, rounds)
+		if err != nil {
+			_, more := e.Close()
+			return nil, errors.Join(fmt.Errorf("algorithm %s: %w", o.Own[i].Name, err), more)
+		}
+		e.owns = append(e.owns, own)
+	}
 	return e, nil
+}
+
+// formOf runs the calls of the i-th user's algorithm.
+func (e *Engine) formOf(i int, a *spec.Algorithm) *form {
+	return &form{name: a.Name, supports: a.Supports, run: func(ctx context.Context, c *call) error {
+		return e.owns[i].Run(ctx, nil, c.given)
+	}}
 }
 
 // Room is about how many bytes a round carries: at least a cache line from a rank to each.
@@ -56,11 +78,18 @@ func Room(scratch, ranks int) int { return max(scratch/enginehost.RingShare, 64*
 func (e *Engine) Rounds() *enginehost.Rounds { return e.call.Rounds }
 
 // Algorithms implements [spec.Engine].
-func (e *Engine) Algorithms() []spec.Algorithm { return Algorithms() }
+func (e *Engine) Algorithms() []spec.Algorithm { return specs(e.algorithms) }
 
 // Close implements [spec.Engine]. Peers that are still in an operation that this rank has finished may
 // go on reading its memory.
-func (e *Engine) Close() (released bool, err error) { return true, e.call.Window.Close() }
+func (e *Engine) Close() (released bool, err error) {
+	var errs []error
+	for _, own := range e.owns {
+		_, err := own.Close()
+		errs = append(errs, err)
+	}
+	return true, errors.Join(append(errs, e.call.Window.Close())...)
+}
 
 // Begin implements [spec.Engine].
 func (e *Engine) Begin(op string) error { return e.call.Begin(op) }

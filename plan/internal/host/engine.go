@@ -14,7 +14,8 @@ import (
 type Engine struct {
 	comm   *weft.Comm
 	rounds *enginehost.Rounds
-	loaded []*loaded // in the order of loading; nil where one was closed
+	owned  bool      // the rounds are
+	loaded []*Loaded // in the order of loading; nil where one was closed
 	shared scratch   // of plans that share it
 	stage  stage
 	moves  moves
@@ -22,13 +23,19 @@ type Engine struct {
 
 // New makes an engine. It is collective.
 func New(ctx context.Context, comm *weft.Comm) (*Engine, error) {
-	e := &Engine{comm: comm, moves: newMoves()}
+	e := On(comm, nil)
 	var err error
 	e.rounds, err = enginehost.New(ctx, comm, enginehost.Config{Kind: "executor", Differs: e.differs})
 	if err != nil {
 		return nil, err
 	}
+	e.owned = true
 	return e, nil
+}
+
+// On makes an engine that talks in rounds of another owner's, who opens its launches: see [Loaded.RunOpened].
+func On(comm *weft.Comm, rounds *enginehost.Rounds) *Engine {
+	return &Engine{comm: comm, rounds: rounds, moves: newMoves()}
 }
 
 // A call is what ranks compare of a launch: bytes of a chunk, the element type, and the plan by its number.
@@ -60,6 +67,11 @@ func (e *Engine) Begin(op string) error { return e.rounds.Begin(op) }
 
 // Load implements [launch.Engine].
 func (e *Engine) Load(ctx context.Context, p *launch.Plan) (launch.Loaded, error) {
+	return e.LoadPlan(ctx, p)
+}
+
+// LoadPlan is Load.
+func (e *Engine) LoadPlan(ctx context.Context, p *launch.Plan) (*Loaded, error) {
 	if len(e.loaded) == 1<<planBits {
 		return nil, weft.Unsupportedf("%s: this executor has loaded %d plans; make another one", p.Name, len(e.loaded))
 	}
@@ -74,7 +86,10 @@ func (e *Engine) Load(ctx context.Context, p *launch.Plan) (launch.Loaded, error
 // Close implements [launch.Engine]. Peers that are still in a launch that this rank has ended may go on reading its
 // memory.
 func (e *Engine) Close() (released bool, err error) {
-	errs := []error{e.shared.close(), e.stage.close(), e.rounds.Window.Close()}
+	errs := []error{e.shared.close(), e.stage.close()}
+	if e.owned {
+		errs = append(errs, e.rounds.Window.Close())
+	}
 	for _, l := range e.loaded {
 		if l != nil {
 			errs = append(errs, l.Close())

@@ -11,8 +11,8 @@ import (
 	"github.com/weftgo/weft/plan/spec"
 )
 
-// loaded is a plan with its memory.
-type loaded struct {
+// Loaded is a plan with its memory.
+type Loaded struct {
 	engine *Engine
 	plan   *launch.Plan
 	number int
@@ -41,9 +41,9 @@ type end struct {
 // mostSizes is how many sizes of message a plan keeps programs for.
 const mostSizes = 16
 
-func newLoaded(ctx context.Context, e *Engine, p *launch.Plan) (*loaded, error) {
+func newLoaded(ctx context.Context, e *Engine, p *launch.Plan) (*Loaded, error) {
 	self := e.comm.Rank()
-	l := &loaded{engine: e, plan: p, number: len(e.loaded), sizes: make(map[int]*rank)}
+	l := &Loaded{engine: e, plan: p, number: len(e.loaded), sizes: make(map[int]*rank)}
 	l.scratch = &l.own
 	if p.File.ReuseResources {
 		l.scratch = &e.shared
@@ -86,7 +86,7 @@ func newLoaded(ctx context.Context, e *Engine, p *launch.Plan) (*loaded, error) 
 }
 
 // begin makes all counts those of the communicator's generation, as if nothing had run.
-func (l *loaded) begin() {
+func (l *Loaded) begin() {
 	l.generation = l.engine.comm.Operations().Generation()
 	var numbers channel.Sequence
 	numbers.Begin(l.generation)
@@ -143,9 +143,8 @@ func writersOf(f *spec.File, self int) []int {
 }
 
 // Run implements [launch.Loaded].
-func (l *loaded) Run(ctx context.Context, s *weft.Stream, given *launch.Launch, refused error) error {
-	e, name := l.engine, l.plan.Name
-	r := e.rounds
+func (l *Loaded) Run(ctx context.Context, s *weft.Stream, given *launch.Launch, refused error) error {
+	name, r := l.plan.Name, l.engine.rounds
 	if refused == nil && s != nil {
 		refused = weft.Unsupportedf("%s: the host has no streams; pass nil", name)
 	}
@@ -163,6 +162,21 @@ func (l *loaded) Run(ctx context.Context, s *weft.Stream, given *launch.Launch, 
 	if err := r.AwaitCalls(ctx, name, round, nil, nil); err != nil {
 		return err
 	}
+	return l.launch(ctx, run, given, round)
+}
+
+// RunOpened runs a launch that the owner of the engine's rounds has opened, in a round that has the operands: input and
+// output.
+func (l *Loaded) RunOpened(ctx context.Context, given *launch.Launch, round uint64) error {
+	run := l.size(given.Chunk)
+	run.begin(given)
+	defer run.end()
+	return l.launch(ctx, run, given, round)
+}
+
+// launch runs what was opened in a round.
+func (l *Loaded) launch(ctx context.Context, run *rank, given *launch.Launch, round uint64) error {
+	e, name := l.engine, l.plan.Name
 	if given.Chunk == 0 {
 		return nil
 	}
@@ -182,7 +196,7 @@ func (l *loaded) Run(ctx context.Context, s *weft.Stream, given *launch.Launch, 
 }
 
 // size is the program of chunks of so many bytes.
-func (l *loaded) size(chunk int) *rank {
+func (l *Loaded) size(chunk int) *rank {
 	if known := l.sizes[chunk]; known != nil {
 		return known
 	}
@@ -195,7 +209,7 @@ func (l *loaded) size(chunk int) *rank {
 }
 
 // Close implements [launch.Loaded].
-func (l *loaded) Close() error {
+func (l *Loaded) Close() error {
 	e := l.engine
 	if e.loaded[l.number] != l {
 		return nil

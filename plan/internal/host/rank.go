@@ -15,7 +15,7 @@ import (
 
 // rank is this rank's part of a plan at one size of message.
 type rank struct {
-	*loaded
+	*Loaded
 	program  *program.Program
 	self     int
 	all      []*block
@@ -36,9 +36,9 @@ type rank struct {
 
 type barrier struct{ here, turn int }
 
-func newRank(l *loaded, chunk int) *rank {
+func newRank(l *Loaded, chunk int) *rank {
 	f := l.plan.File
-	r := &rank{loaded: l, self: l.engine.comm.Rank()}
+	r := &rank{Loaded: l, self: l.engine.comm.Rank()}
 	r.program = program.OfRank(f, program.Shape{Chunk: chunk, Align: f.Alignment}, r.self)
 	r.memories = make([][]byte, len(r.program.Memories))
 	r.input = r.program.Whole(r.self, spec.Input).Memory % program.Buffers

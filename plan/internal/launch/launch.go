@@ -40,6 +40,15 @@ func (p *Plan) Check(rank int, out, in weft.Tensor) (l Launch, err error) {
 	return l, p.placed(rank, &l)
 }
 
+// Fits says why the plan cannot run on operands of so many bytes on a rank.
+func (p *Plan) Fits(rank int, t weft.DType, in, out int) error {
+	if err := p.types(t); err != nil {
+		return err
+	}
+	_, err := p.chunk(rank, in, out)
+	return err
+}
+
 // bytesOf is the size of a tensor, which may be none.
 func bytesOf(t weft.Tensor) int {
 	if t.IsZero() {

@@ -1,0 +1,123 @@
+package executor
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/collective/spec"
+	enginehost "github.com/weftgo/weft/engine/host"
+	"github.com/weftgo/weft/plan"
+	"github.com/weftgo/weft/plan/internal/host"
+	"github.com/weftgo/weft/plan/internal/launch"
+	planspec "github.com/weftgo/weft/plan/spec"
+)
+
+// collectives are those of plans that groups have, too.
+var collectives = map[string]spec.Collective{
+	planspec.AllReduce: spec.AllReduce, planspec.AllGather: spec.AllGather,
+	planspec.ReduceScatter: spec.ReduceScatter, planspec.AllToAll: spec.AllToAll,
+}
+
+// noName is what names of algorithms do not have.
+var noName = regexp.MustCompile(`[^A-Za-z0-9_.+-]+`)
+
+// Algorithm makes a plan an algorithm of groups of package collective, for their Options: "plan/two-shot". It takes
+// calls of the plan's collective, number of ranks, sizes, reduction and placement of operands; the caller may narrow
+// that down. Calls find it as they find the library's: by name, by Options.Force and Options.Select, and without these
+// where a table of tuning has measured it. A plan whose sums are in an order of its own has other bits than the
+// library's algorithms, and is chosen by the first three alone.
+func Algorithm(f *plan.File) (spec.Algorithm, error) {
+	p, err := launch.Of(f)
+	if err != nil {
+		return spec.Algorithm{}, err
+	}
+	kind, ok := collectives[f.Collective]
+	if !ok {
+		return spec.Algorithm{}, weft.Unsupportedf("%s: its collective %q is none of a group's; run it with an executor",
+			p.Name, f.Collective)
+	}
+	p.Verdict = verdictOf(p)
+	if err := refused(p, false); err != nil {
+		return spec.Algorithm{}, err
+	}
+	a := spec.Algorithm{
+		Name: "plan/" + noName.ReplaceAllString(f.Name, "-"), Collective: kind, WorldSize: len(f.Ranks),
+		InPlace: spec.OnlyApart, Ops: p.Reductions, Program: program{p}, Tags: map[string]string{"plan": p.Key.String()},
+		Supports: func(q spec.Request) bool { return fits(p, kind, &q) },
+	}
+	if f.InPlace {
+		a.InPlace = spec.OnlyInPlace
+	}
+	if kind.Reduces() && !p.Verdict.RankOrder {
+		a.Tags["opt-in"] = "it sums in an order of its own"
+	}
+	return a, nil
+}
+
+// fits says whether a plan runs a request.
+func fits(p *launch.Plan, kind spec.Collective, q *spec.Request) bool {
+	in, out := q.Bytes, q.Bytes
+	if kind == spec.ReduceScatter || kind == spec.AllToAll {
+		in *= q.Ranks
+	}
+	if kind == spec.AllGather || kind == spec.AllToAll {
+		out *= q.Ranks
+	}
+	return p.Fits(0, q.DType, in, out) == nil
+}
+
+// program implements [spec.Program].
+type program struct{ plan *launch.Plan }
+
+// Text implements [spec.Program].
+func (p program) Text() string { return fmt.Sprintf("plan %s, hash %v", p.plan.File.Name, p.plan.Key) }
+
+// Open implements [spec.Program].
+func (p program) Open(ctx context.Context, comm *weft.Comm, rounds *enginehost.Rounds) (spec.Runner, error) {
+	r := &runner{plan: p.plan, rank: comm.Rank(), rounds: rounds, comm: comm}
+	if rounds == nil {
+		engine, err := newEngine(ctx, comm)
+		if err != nil {
+			return nil, err
+		}
+		r.engine = engine
+		r.loaded, err = engine.Load(ctx, p.plan)
+		return r, err
+	}
+	engine := host.On(comm, rounds)
+	r.engine = engine
+	loaded, err := engine.LoadPlan(ctx, p.plan)
+	if err != nil {
+		return nil, err
+	}
+	r.loaded, r.opened = loaded, loaded.RunOpened
+	return r, nil
+}
+
+// runner implements [spec.Runner].
+type runner struct {
+	comm   *weft.Comm
+	plan   *launch.Plan
+	rank   int
+	rounds *enginehost.Rounds
+	engine launch.Engine
+	loaded launch.Loaded
+	opened func(ctx context.Context, l *launch.Launch, round uint64) error // on the host
+}
+
+// Run implements [spec.Runner].
+func (r *runner) Run(ctx context.Context, s *weft.Stream, c *spec.Call) error {
+	l, err := r.plan.Check(r.rank, c.Out, c.In)
+	switch {
+	case r.opened == nil:
+		return r.loaded.Run(ctx, s, &l, err)
+	case err != nil: // what fits a call was checked before
+		return r.comm.Operations().Fail(err)
+	}
+	return r.opened(ctx, &l, r.rounds.Last())
+}
+
+// Close implements [spec.Runner].
+func (r *runner) Close() (released bool, err error) { return r.engine.Close() }

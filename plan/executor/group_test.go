@@ -1,0 +1,177 @@
+package executor_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/collective"
+	"github.com/weftgo/weft/internal/ranktest"
+	"github.com/weftgo/weft/plan"
+	"github.com/weftgo/weft/plan/executor"
+	"github.com/weftgo/weft/plan/internal/plantest"
+	"github.com/weftgo/weft/plan/spec"
+)
+
+func build(t testing.TB, p *plan.Plan) *plan.File {
+	t.Helper()
+	f, err := p.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// groupOf makes a group with plans among its algorithms.
+func groupOf(ctx context.Context, c *weft.Comm, o collective.Options, files ...*plan.File) (*collective.Group, error) {
+	for _, f := range files {
+		a, err := executor.Algorithm(f)
+		if err != nil {
+			return nil, err
+		}
+		o.Algorithms = append(o.Algorithms, a)
+	}
+	return collective.New(ctx, c, o)
+}
+
+// TestAlgorithms has plans run the calls of a group, with the bits of the library's algorithms where the verifier says
+// so.
+func TestAlgorithms(t *testing.T) {
+	files := map[collective.Collective]*plan.File{
+		collective.AllReduce:     build(t, plantest.Switched(3, true)),
+		collective.AllGather:     build(t, plantest.Gather(3, true)),
+		collective.ReduceScatter: build(t, plantest.SumsByReading()),
+		collective.AllToAll:      build(t, plantest.Pipelined(3)),
+	}
+	err := ranktest.Run(3, ranktest.OnHost, func(ctx context.Context, c *weft.Comm) error {
+		all := []*plan.File{files[collective.AllReduce], files[collective.AllGather], files[collective.ReduceScatter],
+			files[collective.AllToAll]}
+		g, err := groupOf(ctx, c, collective.Options{}, all...)
+		if err != nil {
+			return err
+		}
+		w, err := c.Alloc(ctx, 1<<20)
+		if err != nil {
+			return err
+		}
+		for kind := range collective.Broadcast {
+			f := files[kind]
+			if f == nil {
+				continue
+			}
+			for _, windows := range []bool{true, false} {
+				for _, chunk := range []int{16, 48, 4096} {
+					if err := compare(ctx, c, g, kind, f, chunk, w, windows); err != nil {
+						return fmt.Errorf("%v, chunk %d, windows %t: %w", kind, chunk, windows, err)
+					}
+				}
+			}
+		}
+		return g.Close()
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// compare runs a call by a plan and by the library, and compares outputs.
+func compare(ctx context.Context, c *weft.Comm, g *collective.Group, kind collective.Collective, f *plan.File, chunk int,
+	w *weft.Window, windows bool,
+) error {
+	call := collective.Call{Collective: kind}
+	if kind == collective.ReduceScatter {
+		call.Op = weft.Min
+	}
+	in, out, size := plantest.Place(f, c.Rank(), chunk)
+	var results [2][]byte
+	for i, name := range []string{"plan/" + strings.ReplaceAll(f.Name, " ", "-"), ""} {
+		region := make([]byte, size)
+		if windows {
+			region = w.Bytes()[:size]
+		}
+		o := plantest.NewOracle(f, weft.BFloat16, chunk)
+		o.Fill(uint64(chunk))
+		ins, outs := region[in:][:f.Ranks[c.Rank()].Input*chunk], region[out:][:f.Ranks[c.Rank()].Output*chunk]
+		copy(ins, o.Buffer(c.Rank(), spec.Input))
+		call.In, call.Out, call.Algorithm = tensor(ins, weft.BFloat16), tensor(outs, weft.BFloat16), name
+		if err := g.Do(ctx, nil, call); err != nil {
+			return err
+		}
+		if name != "" && g.Algorithm() != name {
+			return fmt.Errorf("%s ran, want %s", g.Algorithm(), name)
+		}
+		results[i] = bytes.Clone(outs)
+	}
+	if !bytes.Equal(results[0], results[1]) {
+		return errors.New("the library's algorithm gives other bits")
+	}
+	return nil
+}
+
+// TestAlgorithms_refusals has calls that a plan is not for refused on all ranks, with the group going on.
+func TestAlgorithms_refusals(t *testing.T) {
+	f := build(t, plantest.Gather(2, true))
+	err := ranktest.Run(2, ranktest.OnHost, func(ctx context.Context, c *weft.Comm) error {
+		g, err := groupOf(ctx, c, collective.Options{}, f)
+		if err != nil {
+			return err
+		}
+		out := make([]byte, 128)
+		for _, x := range []struct {
+			what    string
+			bytes   int
+			inPlace bool
+		}{
+			{"length", 24, true}, {"placement", 16, false}, {"mixed placement", 16, c.Rank() == 0},
+		} {
+			in := make([]byte, x.bytes)
+			if x.inPlace {
+				in = out[c.Rank()*x.bytes:][:x.bytes]
+			}
+			err := g.Do(ctx, nil, collective.Call{
+				Collective: collective.AllGather, Algorithm: "plan/gather", In: tensor(in, weft.Uint8),
+				Out: tensor(out[:2*x.bytes], weft.Uint8),
+			})
+			if !errors.Is(err, weft.ErrUnsupported) {
+				return fmt.Errorf("%s: %v", x.what, err)
+			}
+		}
+		in := out[c.Rank()*16:][:16]
+		in[0] = byte(1 + c.Rank())
+		if err := g.AllGather(ctx, nil, tensor(out[:32], weft.Uint8), tensor(in, weft.Uint8)); err != nil {
+			return err
+		}
+		if out[0] != 1 || out[16] != 2 {
+			return fmt.Errorf("the group's next call: %v", out[:32])
+		}
+		return g.Close()
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	for name, p := range map[string]*plan.Plan{
+		"collective": plantest.Sends(2, 0), "errors": unready(),
+	} {
+		if _, err := executor.Algorithm(build(t, p)); !errors.Is(err, weft.ErrUnsupported) && !errors.Is(err, weft.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// unready is an all-gather that does not wait for its end.
+func unready() *plan.Plan {
+	p := plan.New("unready", plan.AllGather(2, 1), plan.Options{})
+	c := plantest.Ends(p, 2, p.Memory)
+	for r := range 2 {
+		b, in := p.Rank(r).Block(0), p.Rank(r).Input().Chunk(0, 1)
+		b.Signal(c[r][1-r])
+		b.Wait(c[r][1-r])
+		b.Copy(p.Rank(r).Output().Chunk(r, 1), in)
+		b.Put(c[r][1-r], p.Rank(1-r).Output().Chunk(r, 1), in)
+	}
+	return p
+}
