@@ -153,7 +153,7 @@
 // taking it back first, several times slower than writing one that no core holds; so the ring is
 // larger than two second-level caches and is written from front to back. And between cores that
 // share no cache taking lines back is far slower than writing to memory, whatever the ring; so
-// every rank watches how fast it writes and goes past the caches where that is better (pace.go).
+// every rank watches how fast it writes and goes past the caches where that is better (engine/host, pace.go).
 // Results of 8 MiB and more always do: they would only displace what is still to be read.
 //
 // "make bench" measures the floors of a machine and the operations against them;

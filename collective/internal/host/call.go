@@ -20,12 +20,10 @@ type call struct {
 
 	send, recv []piece  // by index among the live ranks, as all slices here
 	rows       [][]byte // where this rank reads what the others send
-	pieces     [][]byte // parts of them
 	ins, outs  [][]byte // operands of all ranks in windows
-	bounce     []byte   // a result on its way to memory past the caches
 	stream     bool     // the output is too large to stay in a cache
 
-	staging, sharing pace // of copies and of reductions that others read
+	moves enginehost.Moves
 
 	inputs, outputs []enginehost.OperandRef // once they have been exchanged
 }
@@ -35,9 +33,8 @@ func newCall(rounds *enginehost.Rounds) call {
 	return call{
 		Rounds: rounds,
 		send:   make([]piece, n), recv: make([]piece, n),
-		rows: make([][]byte, n), pieces: make([][]byte, n), ins: make([][]byte, n), outs: make([][]byte, n),
-		bounce:  make([]byte, bounceBytes),
-		staging: pace{enough: tuning.Staging}, sharing: pace{enough: tuning.Sharing},
+		rows: make([][]byte, n), ins: make([][]byte, n), outs: make([][]byte, n),
+		moves:  enginehost.NewMoves(),
 		inputs: make([]enginehost.OperandRef, n), outputs: make([]enginehost.OperandRef, n),
 	}
 }
@@ -53,7 +50,7 @@ func (c *call) begin(given *spec.Call) {
 	if given.Collective.HasOutput(self, c.Root) {
 		c.out = given.Out.Raw()
 	}
-	c.stream = len(c.out) >= tuning.Stream
+	c.stream = len(c.out) >= enginehost.StreamBytes
 }
 
 // request is what the choice of a call's algorithm depends on, as far as it is known before ranks meet. Every form

@@ -427,7 +427,7 @@ func (x *exchange) read(p *pair, m *message, line *part) bool {
 		return true
 	}
 	at := *line.place()
-	x.stream = n >= tuning.Stream
+	x.stream = n >= enginehost.StreamBytes
 	switch {
 	case at.window != 0:
 		i, _ := slices.BinarySearch(x.Live, p.peer)

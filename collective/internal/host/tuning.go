@@ -1,8 +1,5 @@
 package host
 
-// bounceBytes is a piece of a result that is made in the first-level cache.
-const bounceBytes = 16 << 10
-
 // sizes are in bytes.
 type sizes struct {
 	CopyStep    int // of a pipeline that sends all ranks the same
@@ -10,12 +7,6 @@ type sizes struct {
 	TwoShotStep int
 	WindowChunk int // of a rank in a step of the window reduction
 	EagerCounts int // the data that goes with the counts of an all-to-all-v
-	Stream      int // outputs from this size on bypass the caches
-
-	// Writes to memory that others read go past the caches where they are slower than this, in
-	// bytes per microsecond.
-	Staging int64 // copies
-	Sharing int64 // reductions
 }
 
 // tuning is the same on all ranks by being compiled into them. Which form runs is for package choice.
@@ -25,7 +16,4 @@ var tuning = sizes{
 	TwoShotStep: 512 << 10,
 	WindowChunk: 64 << 10,
 	EagerCounts: 16 << 10,
-	Stream:      8 << 20,
-	Staging:     8_000,
-	Sharing:     5_000,
 }

@@ -22,6 +22,7 @@ type Loaded struct {
 	first      int // the number of this rank's first channel end among those of all ranks
 	semaphores []int
 	before     int   // semaphores of the ranks before this one
+	openings   []int // of each block: operations at the beginning that need not run
 	writers    []int // of each chunk of this rank's scratch: who writes packets there
 	generation uint64
 
@@ -80,6 +81,7 @@ func newLoaded(ctx context.Context, e *Engine, p *launch.Plan) (*Loaded, error) 
 	for r := range self {
 		l.before += len(p.File.Ranks[r].Semaphores)
 	}
+	l.openings = openings(p.File)[self]
 	l.writers = writersOf(p.File, self)
 	l.begin()
 	return l, nil

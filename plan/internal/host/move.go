@@ -4,12 +4,13 @@ import (
 	"unsafe"
 
 	enginehost "github.com/weftgo/weft/engine/host"
-	"github.com/weftgo/weft/internal/simd"
 	"github.com/weftgo/weft/plan/internal/launch"
+	"github.com/weftgo/weft/plan/internal/program"
 )
 
 // moves is what operations on data use beside operands. Blocks take turns, so they share it.
 type moves struct {
+	enginehost.Moves
 	rows, pieces [][]byte
 	result       []byte   // of a piece
 	unpacked     [][]byte // data of packets
@@ -22,25 +23,29 @@ const (
 	packetPiece = 2 << 10
 )
 
-func newMoves() moves { return moves{result: make([]byte, packetPiece)} }
-
-// copy copies between places that may be the same one.
-func (m *moves) copy(dst, src []byte) {
-	if to, from := pointer(dst), pointer(src); to != from {
-		simd.Copy(to, from, len(dst), false)
-	}
+func newMoves() moves {
+	return moves{Moves: enginehost.NewMoves(), result: make([]byte, packetPiece)}
 }
 
-func pointer(b []byte) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(b)) }
+// copy copies to a range, which may be the source.
+func (r *rank) copy(to program.Range, dst, src []byte) {
+	m := &r.engine.moves
+	switch {
+	case unsafe.SliceData(dst) == unsafe.SliceData(src):
+	case to.Rank() == r.self && !to.Scratch():
+		m.Copy(dst, src, r.stream)
+	default:
+		m.Stage(dst, src)
+	}
+}
 
 // move runs an operation on data without packets.
 func (b *block) move(s *step) {
 	r := b.rank
-	m := &r.engine.moves
 	switch {
 	case s.Paired():
 		for i := range s.Dst {
-			m.copy(r.at(s.Dst[i]), r.at(s.Src[i]))
+			r.copy(s.Dst[i], r.at(s.Dst[i]), r.at(s.Src[i]))
 		}
 		if s.signals() {
 			r.signal(s.Counters)
@@ -50,7 +55,7 @@ func (b *block) move(s *step) {
 	default:
 		src := r.at(s.Src[0])
 		for _, x := range s.Dst {
-			m.copy(r.at(x), src)
+			r.copy(x, r.at(x), src)
 		}
 	}
 }
@@ -63,17 +68,25 @@ func (b *block) reduce(s *step) {
 	for _, x := range s.folds {
 		m.rows = append(m.rows, r.at(x))
 	}
-	op := launch.Operator(s.Op.Reduce)
-	first := r.at(s.Dst[0])
+	f := enginehost.Folding{Op: launch.Operator(s.Op.Reduce), DType: r.dtype}
+	to, first := s.Dst[0], r.at(s.Dst[0])
+	if len(s.Dst) == 1 {
+		if to.Rank() == r.self && !to.Scratch() && !r.reached[to.Memory%program.Buffers] {
+			m.Reduce(f, first, m.rows, r.stream)
+		} else {
+			m.Share(f, first, m.rows)
+		}
+		return
+	}
 	for at := 0; at < len(first); at += pieceBytes {
 		end := min(at+pieceBytes, len(first))
 		m.pieces = m.pieces[:0]
 		for _, row := range m.rows {
 			m.pieces = append(m.pieces, row[at:end])
 		}
-		enginehost.Fold(op, r.dtype, first[at:end], m.pieces...)
+		m.Reduce(f, first[at:end], m.pieces, false)
 		for _, x := range s.Dst[1:] {
-			m.copy(r.at(x)[at:end], first[at:end])
+			r.copy(x, r.at(x)[at:end], first[at:end])
 		}
 	}
 }

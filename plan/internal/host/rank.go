@@ -25,6 +25,7 @@ type rank struct {
 	input, output int
 	reached       [2]bool // peers reach it
 	defined       bool    // the collective is: an output is written whole, an input only read
+	stream        bool    // the output is too large to stay in a cache
 
 	// Of a launch.
 	dtype    weft.DType
@@ -46,11 +47,13 @@ func newRank(l *Loaded, chunk int) *rank {
 	r.reached[r.input] = l.plan.Inputs
 	r.reached[r.output] = r.reached[r.output] || l.plan.Outputs
 	r.defined = slices.Contains([]string{spec.AllReduce, spec.AllGather, spec.ReduceScatter, spec.AllToAll}, f.Collective)
+	r.stream = r.bytes(r.self, r.output) >= enginehost.StreamBytes
 	numbers := make(map[int]int)
 	for i := range r.program.Blocks {
-		b := &block{rank: r, steps: make([]step, len(r.program.Blocks[i].Steps))}
+		steps := r.program.Blocks[i].Steps[l.openings[i]:]
+		b := &block{rank: r, steps: make([]step, len(steps))}
 		for k := range b.steps {
-			s := &r.program.Blocks[i].Steps[k]
+			s := &steps[k]
 			b.steps[k] = step{Step: s, folds: s.Folds()}
 			if s.Op.Kind != spec.Barrier {
 				continue
@@ -181,7 +184,7 @@ func (r *rank) copyIn(round uint64) {
 			r.memories[program.Buffers*q+kind] = e.stage.of(q, kind, n)
 		}
 		if r.staged[kind] && (kind == r.input || !r.defined) {
-			e.moves.copy(r.memories[program.Buffers*r.self+kind], r.operands[kind])
+			e.moves.Stage(r.memories[program.Buffers*r.self+kind], r.operands[kind])
 		}
 	}
 }
@@ -190,7 +193,7 @@ func (r *rank) copyIn(round uint64) {
 func (r *rank) finish() {
 	for kind, staged := range r.staged {
 		if staged && (kind == r.output || !r.defined) {
-			r.engine.moves.copy(r.operands[kind], r.memories[program.Buffers*r.self+kind])
+			r.engine.moves.Copy(r.operands[kind], r.memories[program.Buffers*r.self+kind], r.stream)
 		}
 	}
 }

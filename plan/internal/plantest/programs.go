@@ -584,3 +584,71 @@ func Overwritten() *plan.Plan {
 	}
 	return p
 }
+
+// Pulled is an all-gather whose ranks read the others' inputs, block by block.
+func Pulled(n int) *plan.Plan {
+	p := plan.New("pulled", plan.AllGather(n, 1), plan.Options{})
+	c := Ends(p, n, p.Memory)
+	for r := range n {
+		b, out := p.Rank(r).Block(0), p.Rank(r).Output()
+		b.Signal(Others(c[r], r)...)
+		b.Copy(out.Chunk(r, 1), p.Rank(r).Input().Chunk(0, 1))
+		b.Wait(Others(c[r], r)...)
+		for i := 1; i < n; i++ {
+			peer := (r + i) % n
+			b.Get(c[r][peer], out.Chunk(peer, 1), p.Rank(peer).Input().Chunk(0, 1))
+		}
+		b.Signal(Others(c[r], r)...)
+		b.Wait(Others(c[r], r)...)
+	}
+	return p
+}
+
+// OneShotApart is an all-reduce whose ranks read all inputs.
+func OneShotApart(n int) *plan.Plan {
+	p := plan.New("one-shot", plan.AllReduce(n, 1), plan.Options{})
+	c := Ends(p, n, p.Memory)
+	s := p.Switch(plan.Input, All(n)...)
+	for r := range n {
+		b := p.Rank(r).Block(0)
+		b.Signal(Others(c[r], r)...)
+		b.Wait(Others(c[r], r)...)
+		b.SwitchReduce(s, p.Rank(r).Output().Chunk(0, n), 0)
+		b.Signal(Others(c[r], r)...)
+		b.Wait(Others(c[r], r)...)
+	}
+	return p
+}
+
+// TwoShotApart is an all-reduce whose ranks fold their chunk of all inputs, and read the others' chunks of the outputs,
+// window by window.
+func TwoShotApart(n int) *plan.Plan {
+	p := plan.New("two-shot", plan.AllReduce(n, 1), plan.Options{})
+	c := Ends(p, n, p.Memory)
+	s := p.Switch(plan.Input, All(n)...)
+	for r := range n {
+		b, out := p.Rank(r).Block(0), p.Rank(r).Output()
+		b.Signal(Others(c[r], r)...)
+		b.Wait(Others(c[r], r)...)
+		b.Loop(64<<10, 1, func() {
+			b.SwitchReduce(s, out.Chunk(r, 1), r)
+			b.Signal(Others(c[r], r)...)
+			b.Wait(Others(c[r], r)...)
+			for i := 1; i < n; i++ {
+				peer := (r + i) % n
+				b.Get(c[r][peer], out.Chunk(peer, 1), p.Rank(peer).Output().Chunk(peer, 1))
+			}
+		})
+		b.Signal(Others(c[r], r)...)
+		b.Wait(Others(c[r], r)...)
+	}
+	return p
+}
+
+// All is all ranks.
+func All(n int) (all []int) {
+	for r := range n {
+		all = append(all, r)
+	}
+	return all
+}

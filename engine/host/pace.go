@@ -2,14 +2,14 @@ package host
 
 import "time"
 
-// pace chooses how a rank writes memory that others read: through its caches, or past them. Which
+// A Pace chooses how a rank writes memory that others read: through its caches, or past them. Which
 // is faster depends on where the ranks' processors are. Under one shared cache a core takes a line
 // back from its readers, and the next reader fetches it, several times as fast as through memory.
 // Between two shared caches, or two sockets, taking lines back one by one is far slower than
 // writing to memory. Virtual processors move from one to the other, so the choice is made by the
 // clock, now and then, and concerns the writer alone: what is written is the same.
-type pace struct {
-	enough int64 // bytes per microsecond with which the caches do well
+type Pace struct {
+	Enough int64 // bytes per microsecond with which the caches do well
 	past   bool  // write past the caches
 	wait   int   // writes until the next one that is timed
 	slow   int   // timed writes in a row that were slow
@@ -23,8 +23,8 @@ const (
 	slowWrites = 2 // one may have been interrupted
 )
 
-// begin is called before n bytes are written, and says how. Its first result is for end.
-func (p *pace) begin(n int) (start time.Time, past bool) {
+// Begin is called before n bytes are written, and says how. Its first result is for End.
+func (p *Pace) Begin(n int) (start time.Time, past bool) {
 	switch {
 	case n < pacedBytes:
 		return start, false
@@ -36,15 +36,15 @@ func (p *pace) begin(n int) (start time.Time, past bool) {
 	}
 }
 
-// end is called when they have been written.
-func (p *pace) end(start time.Time, n int) {
+// End is called when they have been written.
+func (p *Pace) End(start time.Time, n int) {
 	if !start.IsZero() {
 		p.timed(n, time.Since(start))
 	}
 }
 
-func (p *pace) timed(n int, d time.Duration) {
-	if int64(n)*int64(time.Microsecond) >= p.enough*int64(d) {
+func (p *Pace) timed(n int, d time.Duration) {
+	if int64(n)*int64(time.Microsecond) >= p.Enough*int64(d) {
 		p.past, p.slow, p.wait = false, 0, timeOften
 		return
 	}
@@ -53,3 +53,6 @@ func (p *pace) timed(n int, d time.Duration) {
 	}
 	p.past, p.slow, p.wait = true, 0, timeSeldom
 }
+
+// Past says whether writes go past the caches now.
+func (p *Pace) Past() bool { return p.past }

@@ -1,0 +1,101 @@
+package executor_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/collective"
+	"github.com/weftgo/weft/internal/ranktest"
+	"github.com/weftgo/weft/plan"
+	"github.com/weftgo/weft/plan/internal/plantest"
+	"github.com/weftgo/weft/plan/spec"
+)
+
+// BenchmarkNative compares plans with the library's algorithms of the same protocol, in turns: the medians of 5 runs of
+// each, through one group.
+func BenchmarkNative(b *testing.B) {
+	for _, ranks := range []int{2, 4} {
+		for _, pair := range []struct {
+			native string
+			file   *plan.File
+		}{
+			{"all-gather/pull", build(b, plantest.Pulled(ranks))},
+			{"all-reduce/window", build(b, plantest.TwoShotApart(ranks))},
+			{"all-reduce/pull", build(b, plantest.OneShotApart(ranks))},
+		} {
+			for _, bytes := range []int{64 << 10, 1 << 20, 16 << 20} {
+				b.Run(fmt.Sprintf("%s/%d ranks/%d KiB", pair.native, ranks, bytes>>10), func(b *testing.B) {
+					native, planned := interleaved(b, ranks, pair.native, pair.file, bytes)
+					b.ReportMetric(float64(native.Nanoseconds())/1000, "native-us")
+					b.ReportMetric(float64(planned.Nanoseconds())/1000, "plan-us")
+					b.ReportMetric(float64(planned)/float64(native), "ratio")
+					b.ReportMetric(0, "ns/op")
+				})
+			}
+		}
+	}
+}
+
+// interleaved is the time of an operation by the library and by a plan.
+func interleaved(b *testing.B, ranks int, native string, f *plan.File, bytes int) (by, of time.Duration) {
+	const turns = 5
+	var took [2][]time.Duration
+	err := ranktest.Run(ranks, ranktest.OnHost, func(ctx context.Context, c *weft.Comm) error {
+		g, err := groupOf(ctx, c, collective.Options{}, f)
+		if err != nil {
+			return err
+		}
+		rank := &f.Ranks[c.Rank()]
+		chunks := rank.Input
+		if f.Collective == spec.AllGather {
+			chunks = rank.Output
+		}
+		chunk := bytes / chunks &^ 63
+		in, out, size := plantest.Place(f, c.Rank(), chunk)
+		w, err := c.Alloc(ctx, size)
+		if err != nil {
+			return err
+		}
+		names := []string{native, "plan/" + f.Name}
+		call := collective.Call{
+			Collective: collective.AllReduce, In: tensor(w.Bytes()[in:][:rank.Input*chunk], weft.Float32),
+			Out: tensor(w.Bytes()[out:][:rank.Output*chunk], weft.Float32),
+		}
+		if f.Collective == spec.AllGather {
+			call.Collective = collective.AllGather
+		}
+		times := max(3, 32<<20/bytes)
+		for turn := range turns + 1 {
+			for i, name := range names {
+				call.Algorithm = name
+				if err := g.Barrier(ctx, nil); err != nil {
+					return err
+				}
+				begun := time.Now()
+				for range times {
+					if err := g.Do(ctx, nil, call); err != nil {
+						return err
+					}
+				}
+				if err := g.Barrier(ctx, nil); err != nil {
+					return err
+				}
+				if c.Rank() == 0 && turn > 0 {
+					took[i] = append(took[i], time.Since(begun)/time.Duration(times))
+				}
+			}
+		}
+		return g.Close()
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	for i := range took {
+		slices.Sort(took[i])
+	}
+	return took[0][turns/2], took[1][turns/2]
+}
