@@ -105,18 +105,20 @@ type runner struct {
 	engine launch.Engine
 	loaded launch.Loaded
 	opened func(ctx context.Context, l *launch.Launch, round uint64) error // on the host
+	launch launch.Launch                                                   // the last one
 }
 
 // Run implements [spec.Runner].
 func (r *runner) Run(ctx context.Context, s *weft.Stream, c *spec.Call) error {
-	l, err := r.plan.Check(r.rank, c.Out, c.In)
+	var err error
+	r.launch, err = r.plan.Check(r.rank, c.Out, c.In)
 	switch {
 	case r.opened == nil:
-		return r.loaded.Run(ctx, s, &l, err)
+		return r.loaded.Run(ctx, s, &r.launch, err)
 	case err != nil: // what fits a call was checked before
 		return r.comm.Operations().Fail(err)
 	}
-	return r.opened(ctx, &l, r.rounds.Last())
+	return r.opened(ctx, &r.launch, r.rounds.Last())
 }
 
 // Close implements [spec.Runner].

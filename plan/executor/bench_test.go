@@ -27,7 +27,7 @@ func BenchmarkNative(b *testing.B) {
 			{"all-reduce/window", build(b, plantest.TwoShotApart(ranks))},
 			{"all-reduce/pull", build(b, plantest.OneShotApart(ranks))},
 		} {
-			for _, bytes := range []int{64 << 10, 1 << 20, 16 << 20} {
+			for _, bytes := range []int{4 << 10, 64 << 10, 1 << 20, 16 << 20} {
 				b.Run(fmt.Sprintf("%s/%d ranks/%d KiB", pair.native, ranks, bytes>>10), func(b *testing.B) {
 					native, planned := interleaved(b, ranks, pair.native, pair.file, bytes)
 					b.ReportMetric(float64(native.Nanoseconds())/1000, "native-us")
@@ -68,7 +68,7 @@ func interleaved(b *testing.B, ranks int, native string, f *plan.File, bytes int
 		if f.Collective == spec.AllGather {
 			call.Collective = collective.AllGather
 		}
-		times := max(3, 32<<20/bytes)
+		times := max(3, min(2000, 32<<20/bytes))
 		for turn := range turns + 1 {
 			for i, name := range names {
 				call.Algorithm = name

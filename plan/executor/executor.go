@@ -47,6 +47,7 @@ type Plan struct {
 	executor *Executor
 	plan     *launch.Plan
 	loaded   launch.Loaded
+	launch   launch.Launch // the last one
 }
 
 // Load makes a plan ready to run: it verifies it, compares it among the ranks, and makes what does not depend on a
@@ -140,11 +141,12 @@ func (p *Plan) Execute(ctx context.Context, s *weft.Stream, out, in weft.Tensor)
 	if err := x.engine.Begin(p.plan.Name); err != nil {
 		return err
 	}
-	l, err := p.plan.Check(x.comm.Rank(), out, in)
+	var err error
+	p.launch, err = p.plan.Check(x.comm.Rank(), out, in)
 	if err == nil {
 		err = masked(x.comm, p.plan)
 	}
-	return p.loaded.Run(ctx, s, &l, err)
+	return p.loaded.Run(ctx, s, &p.launch, err)
 }
 
 // Reset gives up all plans that were loaded, and their memory. No rank is in one of them any more.

@@ -64,6 +64,9 @@ func Programs() []Program {
 		{"sums by reading", SumsByReading},
 		{"sums as packets for two", SumsForTwo},
 		{"input written behind packets", Overwritten},
+		{"gather by pulling", func() *plan.Plan { return Pulled(3) }},
+		{"one-shot by reading", func() *plan.Plan { return OneShotApart(3) }},
+		{"two-shot in windows", func() *plan.Plan { return TwoShotApart(3) }},
 	}
 }
 
@@ -592,8 +595,8 @@ func Pulled(n int) *plan.Plan {
 	for r := range n {
 		b, out := p.Rank(r).Block(0), p.Rank(r).Output()
 		b.Signal(Others(c[r], r)...)
-		b.Copy(out.Chunk(r, 1), p.Rank(r).Input().Chunk(0, 1))
 		b.Wait(Others(c[r], r)...)
+		b.Copy(out.Chunk(r, 1), p.Rank(r).Input().Chunk(0, 1))
 		for i := 1; i < n; i++ {
 			peer := (r + i) % n
 			b.Get(c[r][peer], out.Chunk(peer, 1), p.Rank(peer).Input().Chunk(0, 1))
@@ -620,27 +623,33 @@ func OneShotApart(n int) *plan.Plan {
 	return p
 }
 
-// TwoShotApart is an all-reduce whose ranks fold their chunk of all inputs, and read the others' chunks of the outputs,
-// window by window.
+// TwoShotApart is an all-reduce whose ranks fold their chunk of all inputs, window by window, and read the others'
+// chunks of the outputs a window behind.
 func TwoShotApart(n int) *plan.Plan {
 	p := plan.New("two-shot", plan.AllReduce(n, 1), plan.Options{})
-	c := Ends(p, n, p.Memory)
+	begun, folded, read := Ends(p, n, p.Memory), Ends(p, n, p.Memory), Ends(p, n, p.Memory)
 	s := p.Switch(plan.Input, All(n)...)
 	for r := range n {
-		b, out := p.Rank(r).Block(0), p.Rank(r).Output()
-		b.Signal(Others(c[r], r)...)
-		b.Wait(Others(c[r], r)...)
-		b.Loop(64<<10, 1, func() {
-			b.SwitchReduce(s, out.Chunk(r, 1), r)
-			b.Signal(Others(c[r], r)...)
-			b.Wait(Others(c[r], r)...)
+		rank := p.Rank(r)
+		out, ahead := rank.Output(), rank.Semaphore(2)
+		folds, reads := rank.Block(0), rank.Block(1)
+		folds.Signal(Others(begun[r], r)...)
+		folds.Wait(Others(begun[r], r)...)
+		folds.Loop(64<<10, 1, func() {
+			folds.Acquire(ahead)
+			folds.SwitchReduce(s, out.Chunk(r, 1), r)
+			folds.Signal(Others(folded[r], r)...)
+		})
+		reads.Loop(64<<10, 1, func() {
+			reads.Wait(Others(folded[r], r)...)
 			for i := 1; i < n; i++ {
 				peer := (r + i) % n
-				b.Get(c[r][peer], out.Chunk(peer, 1), p.Rank(peer).Output().Chunk(peer, 1))
+				reads.Get(read[r][peer], out.Chunk(peer, 1), p.Rank(peer).Output().Chunk(peer, 1))
 			}
+			reads.Release(ahead)
 		})
-		b.Signal(Others(c[r], r)...)
-		b.Wait(Others(c[r], r)...)
+		reads.Signal(Others(read[r], r)...)
+		reads.Wait(Others(read[r], r)...)
 	}
 	return p
 }
