@@ -84,6 +84,9 @@ func (b *block) advance() (moved bool) {
 	}
 	for b.pc < len(b.steps) {
 		b.stop = running
+		if b.rank.Step != nil && b.at == 0 {
+			b.rank.Step()
+		}
 		was := b.at
 		if !b.do(&b.steps[b.pc]) {
 			return moved || b.at != was

@@ -13,6 +13,9 @@ import (
 
 // Loaded is a plan with its memory.
 type Loaded struct {
+	// Step, if a test sets it, is called before each operation of a block.
+	Step func()
+
 	engine *Engine
 	plan   *launch.Plan
 	number int

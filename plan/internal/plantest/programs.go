@@ -70,6 +70,24 @@ func Programs() []Program {
 	}
 }
 
+// Larger has more ranks, blocks and parts than the other programs: for executors, whose time does not grow with what a
+// verifier looks at.
+func Larger() []Program {
+	return []Program{
+		{"ring of 3", func() *plan.Plan { return Ring(3) }},
+		{"ring of 8", func() *plan.Plan { return Ring(8) }},
+		{"two-shot of 8", func() *plan.Plan { return TwoShot(8) }},
+		{"two-shot in windows of 4", func() *plan.Plan { return TwoShotApart(4) }},
+		{"one-shot packets of 8", func() *plan.Plan { return OneShotPackets(8, plan.Sum) }},
+		{"one-shot packets, min", func() *plan.Plan { return OneShotPackets(4, plan.Min) }},
+		{"two-phase packets of 4", func() *plan.Plan { return TwoPhasePackets(4) }},
+		{"hierarchical packets of 8", func() *plan.Plan { return Hierarchical(2, 4, 2, 3) }},
+		{"pipelined all-to-all of 4", func() *plan.Plan { return Pipelined(4) }},
+		{"switch of 4", func() *plan.Plan { return Switched(4, true) }},
+		{"ring of sums of 5", func() *plan.Plan { return RingOfSums(5) }},
+	}
+}
+
 // OneShotPackets gives all inputs to all ranks as packets, and each folds them.
 func OneShotPackets(n int, reduction spec.Reduction) *plan.Plan {
 	p := plan.New("one-shot", plan.AllReduce(n, 1), plan.Options{
