@@ -47,6 +47,7 @@ type collectiveFlags struct {
 	ranks           counts
 	sizes           sizes
 	operand, device string
+	plan            string
 
 	gpus, sms, staging       int
 	replays, ops             int
@@ -58,7 +59,7 @@ type collectiveFlags struct {
 
 // Flags that mean nothing on the other device.
 var (
-	collectiveHostOnly = []string{"iters", "time", "warmup"}
+	collectiveHostOnly = []string{"iters", "time", "warmup", "plan"}
 	collectiveGPUOnly  = []string{
 		"gpus", "sms", "staging", "graph", "loopback", "replays", "operations", "deadline", "norm", "hidden",
 	}
@@ -100,6 +101,7 @@ func newBenchCollective(k *benchcollective.Kind) *cobra.Command {
 	}
 	oneOf(cmd, &s.Algorithm, "algorithm", algorithms,
 		"use this one wherever it supports the operands")
+	f.StringVar(&c.plan, "plan", "", "use the plan of this `file`, on as many ranks as it has (host)")
 	oneOf(cmd, &c.operand, "operand", []string{heap, window},
 		"where operands are, in any memory or in registered memory (GPU: at the same place on all ranks)")
 	f.BoolVar(&s.InPlace, "in-place", false, "the input is the output, or a part of it, or the other way round")
@@ -189,6 +191,11 @@ func (c *collectiveFlags) check(cmd *cobra.Command) error {
 		return err
 	}
 	c.sweep.Heap, c.sweep.Bytes = c.operand == heap, c.sizes
+	if c.plan != "" {
+		if err := c.planned(cmd); err != nil {
+			return err
+		}
+	}
 	if size := launched(); size > 0 {
 		switch given := cmd.Flags().Changed("ranks"); {
 		case c.device == onGPU:
@@ -224,6 +231,21 @@ func (c *collectiveFlags) check(cmd *cobra.Command) error {
 	}
 	return errors.Join(timing.Within("operations", c.ops, 1, timing.MostOperations),
 		timing.Within("replays", c.replays, 1, timing.MostReplays), c.sweep.Validate(true))
+}
+
+// planned makes the sweep one by a plan.
+func (c *collectiveFlags) planned(cmd *cobra.Command) error {
+	for _, other := range []string{"algorithm", "op", "in-place", "ranks"} {
+		if cmd.Flags().Changed(other) {
+			return fmt.Errorf("--plan says what --%s is; leave that out", other)
+		}
+	}
+	sweep, ranks, err := c.sweep.Planned(c.plan)
+	c.sweep, c.ranks = sweep, counts{ranks}
+	if err == nil && launched() > 0 && launched() != ranks {
+		err = fmt.Errorf("%s: it is for %d ranks, and the launcher has started %d", c.plan, ranks, launched())
+	}
+	return err
 }
 
 func (c *collectiveFlags) jobs() []job {

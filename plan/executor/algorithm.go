@@ -76,7 +76,7 @@ func (p program) Text() string { return fmt.Sprintf("plan %s, hash %v", p.plan.F
 
 // Open implements [spec.Program].
 func (p program) Open(ctx context.Context, comm *weft.Comm, rounds *enginehost.Rounds) (spec.Runner, error) {
-	r := &runner{plan: p.plan, rank: comm.Rank(), rounds: rounds, comm: comm}
+	r := &runner{plan: p.plan, rank: comm.Rank(), rounds: rounds}
 	if rounds == nil {
 		engine, err := newEngine(ctx, comm)
 		if err != nil {
@@ -98,7 +98,6 @@ func (p program) Open(ctx context.Context, comm *weft.Comm, rounds *enginehost.R
 
 // runner implements [spec.Runner].
 type runner struct {
-	comm   *weft.Comm
 	plan   *launch.Plan
 	rank   int
 	rounds *enginehost.Rounds
@@ -110,13 +109,9 @@ type runner struct {
 
 // Run implements [spec.Runner].
 func (r *runner) Run(ctx context.Context, s *weft.Stream, c *spec.Call) error {
-	var err error
-	r.launch, err = r.plan.Check(r.rank, c.Out, c.In)
-	switch {
-	case r.opened == nil:
-		return r.loaded.Run(ctx, s, &r.launch, err)
-	case err != nil: // what fits a call was checked before
-		return r.comm.Operations().Fail(err)
+	r.launch = r.plan.Checked(r.rank, c.DType, c.Out, c.In)
+	if r.opened == nil {
+		return r.loaded.Run(ctx, s, &r.launch, nil)
 	}
 	return r.opened(ctx, &r.launch, r.rounds.Last())
 }

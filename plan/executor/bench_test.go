@@ -68,7 +68,7 @@ func interleaved(b *testing.B, ranks int, native string, f *plan.File, bytes int
 		if f.Collective == spec.AllGather {
 			call.Collective = collective.AllGather
 		}
-		times := max(3, min(2000, 32<<20/bytes))
+		times := max(3, min(20000, 32<<20/bytes))
 		for turn := range turns + 1 {
 			for i, name := range names {
 				call.Algorithm = name

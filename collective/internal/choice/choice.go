@@ -69,12 +69,33 @@ func (c *Chooser) AtOnce(q *spec.Request) int {
 	c.last = *q
 	q.Windows = spec.Inputs | spec.Outputs
 	i := c.choose(q, true)
+	if c.forcedInPlace(q) {
+		i = -1
+	}
 	q.Windows = c.last.Windows
 	if i >= 0 && !c.all[i].Eager {
 		i = -1
 	}
 	c.lastAtOnce = i
 	return i
+}
+
+// forcedInPlace says whether an algorithm that is forced, and not eager, fits where ranks are in place, which is not
+// known yet, and comes before one that fits at once.
+func (c *Chooser) forcedInPlace(q *spec.Request) bool {
+	defer func(w spec.Windows) { q.Windows = w }(q.Windows)
+	for _, i := range c.forced {
+		a := c.all[i]
+		if a.Fits(*q) {
+			return false
+		}
+		q.Windows |= spec.InPlace
+		if a.InPlace == spec.OnlyInPlace && a.Fits(*q) {
+			return true
+		}
+		q.Windows &^= spec.InPlace
+	}
+	return false
 }
 
 // AfterExchange chooses among the others once ranks know where operands lie.

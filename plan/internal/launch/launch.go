@@ -40,6 +40,17 @@ func (p *Plan) Check(rank int, out, in weft.Tensor) (l Launch, err error) {
 	return l, p.placed(rank, &l)
 }
 
+// Checked makes a launch of operands that were checked, and that fit: see [Plan.Fits].
+func (p *Plan) Checked(rank int, t weft.DType, out, in weft.Tensor) Launch {
+	l := Launch{Out: out, In: in, DType: t}
+	if r := &p.File.Ranks[rank]; r.Input > 0 {
+		l.Chunk = in.Bytes() / r.Input
+	} else if r.Output > 0 {
+		l.Chunk = out.Bytes() / r.Output
+	}
+	return l
+}
+
 // Fits says why the plan cannot run on operands of so many bytes on a rank.
 func (p *Plan) Fits(rank int, t weft.DType, in, out int) error {
 	if err := p.types(t); err != nil {

@@ -107,8 +107,10 @@ func serve(ctx context.Context, task Task, progress func(done, total int) error,
 		return task.Join.measure(ctx, comm, progress)
 	}
 	var opts collective.Options
-	if task.Collective != nil && task.Collective.Algorithm != "" {
-		opts.Force = []string{task.Collective.Algorithm}
+	if task.Collective != nil {
+		if opts, err = task.Collective.Options(); err != nil {
+			return nil, err
+		}
 	}
 	host, err := timing.NewHost(ctx, comm, opts)
 	if err != nil {

@@ -17,6 +17,8 @@ type Sweep struct {
 	Bytes     []int64 // as nccl-tests counts them; rounded down to whole elements of each rank
 	DType, Op string
 	Algorithm string // empty: the library's choice
+	Plan      string // the file of a plan, which runs in its place
+	Multiple  int    // of so many bytes are parts; 0: of one element
 	InPlace   bool
 	Hidden    int  // all-reduces go on to normalise rows of so many numbers; 0: they do not
 	Apart     bool // with a kernel of its own
@@ -62,6 +64,10 @@ func (s *Sweep) newExchange(bytes int64, me, ranks int, alone bool) (*exchange, 
 	x.call.Count = k.count(bytes, dtype.Size(), ranks)
 	if s.Hidden > 0 {
 		x.call.Count = max(1, x.call.Count/s.Hidden) * s.Hidden
+	}
+	if s.Multiple > 0 {
+		unit := max(1, s.Multiple/dtype.Size())
+		x.call.Count = max(1, x.call.Count/unit) * unit
 	}
 	part := x.call.Count * dtype.Size()
 	x.size = part
