@@ -16,6 +16,7 @@
 // call of a rank whose kernel did not count it would take old data for new.
 #pragma once
 #include "channel.cuh"
+#include "ops.cuh"
 
 namespace weft {
 
@@ -44,12 +45,11 @@ struct AlgorithmArgs {
 	Group group;
 };
 
-// The numbers of dtype and op.
+// The numbers of dtype; those of op are in ops.cuh.
 enum {
 	BFLOAT16 = 1, FLOAT16, FLOAT32, FLOAT64, FLOAT8_E4M3, FLOAT8_E5M2, UE8M0, INT8, INT16, INT32, INT64, UINT8, UINT16,
 	UINT32, UINT64, BOOL
 };
-enum { SUM, PROD, MIN, MAX, AVG, PRE_MUL_SUM };
 
 constexpr u32 PHASES = 8; // of an operation, in each of which a block may signal each peer once
 

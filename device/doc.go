@@ -18,6 +18,9 @@
 //	walk.cuh     how blocks, warps and threads divide work
 //	bulk.cuh     bulk copies through shared memory (Hopper and later)
 //	sum.cuh      sums of rows in fp32, rounded once
+//	ops.cuh      the numbers of weft.Op
+//	fold.cuh     reductions of any type and op, in the order of the calls, rounded once
+//	unaligned.cuh  vectors of 16 bytes at any address
 //	scale.cuh    scales of numbers that become e4m3
 //	algorithm.cuh  the call under way in a kernel of a user's algorithm of a group of collectives
 //	weft.cuh     all that such a kernel needs

@@ -166,7 +166,7 @@ struct Norm {
 			return;
 		}
 		u32 n = min(ELEMENTS, a.hidden - i * ELEMENTS);
-		store_slowly(at, n, min(a.out.unit, Part::greatest_unit(n)), make_uint4(w[0], w[1], 0, 0));
+		store_slowly(at, n, min(a.out.unit, greatest_unit(n)), make_uint4(w[0], w[1], 0, 0));
 	}
 };
 

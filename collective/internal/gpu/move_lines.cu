@@ -37,12 +37,12 @@ struct Piece {
 		bytes = (u32)min(rest, (u64)(flags ? 8 : 16));
 	}
 	__device__ __forceinline__ uint4 load(const char *part, u32 unit, u64 flag) const {
-		uint4 v = load_slowly(part + from, bytes, min(unit, Part::greatest_unit(bytes | 8)));
+		uint4 v = load_slowly(part + from, bytes, min(unit, greatest_unit(bytes | 8)));
 		if (flags) v.z = (u32)flag, v.w = (u32)(flag >> 32);
 		return v;
 	}
 	__device__ __forceinline__ void store(char *part, u32 unit, uint4 v) const {
-		store_slowly(part + from, bytes, min(unit, Part::greatest_unit(bytes | 8)), v);
+		store_slowly(part + from, bytes, min(unit, greatest_unit(bytes | 8)), v);
 	}
 	// A slot that is empty has a flag of ones.
 	__device__ __forceinline__ bool there(uint4 v) const { return !flags || (v.z & v.w) != EMPTY; }

@@ -20,6 +20,7 @@
 // e+2: Heard.
 #pragma once
 #include "flags.cuh"
+#include "unaligned.cuh"
 
 #ifndef WEFT_ENCODING
 #define WEFT_ENCODING 1 // 1 words, 2 doubles, 3 pairs
@@ -213,56 +214,6 @@ struct Span {
 // device.MaxRanks.
 constexpr u32 MOST_RANKS = 72;
 
-template <class T> __device__ __forceinline__ void load_units(const char *p, u32 bytes, u32 *w) {
-#pragma unroll
-	for (u32 i = 0; i < 16 / sizeof(T); i++) {
-		u32 at = i * (u32)sizeof(T);
-		if (at >= bytes) continue;
-		u64 v = *(const T *)(p + at);
-		w[at / 4] |= (u32)v << at % 4 * 8;
-		if (sizeof(T) == 8) w[at / 4 + 1] = (u32)(v >> 32);
-	}
-}
-
-template <class T> __device__ __forceinline__ void store_units(char *p, u32 bytes, const u32 *w) {
-#pragma unroll
-	for (u32 i = 0; i < 16 / sizeof(T); i++) {
-		u32 at = i * (u32)sizeof(T);
-		if (at >= bytes) continue;
-		u64 v = w[at / 4] >> at % 4 * 8;
-		if (sizeof(T) == 8) v |= (u64)w[at / 4 + 1] << 32;
-		*(T *)(p + at) = (T)v;
-	}
-}
-
-// load_slowly and store_slowly move up to 16 bytes, by units that divide address and length.
-__device__ __noinline__ uint4 load_slowly(const char *p, u32 bytes, u32 unit) {
-	u32 w[4] = {0, 0, 0, 0};
-	if (unit >= 8) {
-		load_units<u64>(p, bytes, w);
-	} else if (unit == 4) {
-		load_units<u32>(p, bytes, w);
-	} else if (unit == 2) {
-		load_units<u16>(p, bytes, w);
-	} else {
-		load_units<u8>(p, bytes, w);
-	}
-	return make_uint4(w[0], w[1], w[2], w[3]);
-}
-
-__device__ __noinline__ void store_slowly(char *p, u32 bytes, u32 unit, uint4 v) {
-	u32 w[4] = {v.x, v.y, v.z, v.w};
-	if (unit >= 8) {
-		store_units<u64>(p, bytes, w);
-	} else if (unit == 4) {
-		store_units<u32>(p, bytes, w);
-	} else if (unit == 2) {
-		store_units<u16>(p, bytes, w);
-	} else {
-		store_units<u8>(p, bytes, w);
-	}
-}
-
 // Part is a part of an operand, as vectors of 16 bytes of which the last may be shorter.
 struct Part {
 	char *at;
@@ -276,7 +227,6 @@ struct Part {
 	__device__ __forceinline__ Part(char *at, u64 bytes) : at(at), bytes(bytes), unit(greatest_unit((u32)(u64)at | 16)) {}
 
 	__device__ __forceinline__ u32 vectors() const { return (u32)((bytes + 15) / 16); }
-	__device__ __forceinline__ static u32 greatest_unit(u32 n) { return n & (0u - n); }
 	__device__ __forceinline__ uint4 load(u64 i) const {
 		u64 rest = bytes - i * 16;
 		if (__builtin_expect(unit == 16 && rest >= 16, 1)) return load_once(at + i * 16);

@@ -8,6 +8,7 @@
 //
 // WEFT_TYPE is the elements' type: the number of the weft.DType.
 #pragma once
+#include "ops.cuh"
 #include "ptx.cuh"
 
 #ifndef WEFT_TYPE
@@ -31,9 +32,6 @@
 
 namespace weft {
 
-// The reductions: the numbers of weft.Op.
-enum { SUM, PROD, MIN, MAX, AVG, PREMUL };
-
 __device__ constexpr u32 element_bytes(u32 type) {
 	if (type == TYPE_BF16 || type == TYPE_F16 || type == TYPE_I16 || type == TYPE_U16) return 2;
 	if (type == TYPE_F32 || type == TYPE_I32 || type == TYPE_U32) return 4;
@@ -42,7 +40,7 @@ __device__ constexpr u32 element_bytes(u32 type) {
 constexpr u32 ELEMENT_BYTES = element_bytes(WEFT_TYPE);
 constexpr u32 ELEMENTS = 16 / ELEMENT_BYTES; // of a vector
 
-// Scalar has the bits of what PREMUL multiplies by: fp32 where elements are narrower floats, else an element.
+// Scalar has the bits of what PRE_MUL_SUM multiplies by: fp32 where elements are narrower floats, else an element.
 #if WEFT_TYPE == TYPE_F64 || WEFT_TYPE == TYPE_I64 || WEFT_TYPE == TYPE_U64
 typedef u64 Scalar;
 #elif WEFT_TYPE == TYPE_I16 || WEFT_TYPE == TYPE_U16
@@ -56,7 +54,7 @@ typedef u32 Scalar;
 // How is what a reduction needs beside the rows. Go: reduction.
 struct How {
 	u32 op, zero;
-	// What PREMUL multiplies by, or, if at is not null, where in this GPU's memory it stands.
+	// What PRE_MUL_SUM multiplies by, or, if at is not null, where in this GPU's memory it stands.
 	u64 scalar;
 	const Scalar *at;
 };
@@ -271,7 +269,7 @@ struct Fold {
 
 	__device__ __forceinline__ void start(uint4 v) {
 		unpack(x, v);
-		if (op == PREMUL) {
+		if (op == PRE_MUL_SUM) {
 #pragma unroll
 			for (u32 i = 0; i < ELEMENTS; i++) x[i] = times_plus(scalar, x[i], (Accumulator)0);
 		}
