@@ -51,6 +51,7 @@ gzip -9 -n "$bundle/weft"
 go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}} {{.Dir}}{{end}}' ./... |
 	while read -r package dir; do
 		case $package in
+		"$module"/plan/internal/gpu) ;; # of all that plans are made of, this alone runs on GPUs
 		'' | "$module"/cmd/* | "$module"/scripts) continue ;;
 		"$module"/clib | "$module"/clib/*) continue ;; # they build a library, which needs Go
 		"$module"/bootstrap | "$module"/cuda/cudatest | "$module"/cuda/cudatest/* | "$module"/cuda/internal/*) continue ;;

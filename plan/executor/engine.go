@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/plan/internal/gpu"
 	"github.com/weftgo/weft/plan/internal/host"
 	"github.com/weftgo/weft/plan/internal/launch"
 )
@@ -11,7 +12,7 @@ import (
 // newEngine makes the engine of the ranks' kind of memory. It is collective.
 func newEngine(ctx context.Context, comm *weft.Comm) (launch.Engine, error) {
 	if comm.Device() != nil {
-		return nil, weft.Unsupportedf("the ranks are on GPUs, which have no executor of plans yet")
+		return gpu.New(ctx, comm)
 	}
 	return host.New(ctx, comm)
 }

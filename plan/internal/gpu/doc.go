@@ -1,0 +1,87 @@
+// Package gpu runs communication plans on ranks that have GPUs: a launch of a plan is one kernel, whose blocks are
+// those of the plan.
+//
+// # Data flow
+//
+// The kernel is the same for all plans: it reads what its blocks do. There is one for each type of elements, and those
+// that reduce nothing share one. [Engine.Load] encodes a rank's part of a plan (program.go) and uploads it. Nothing
+// in it depends on a launch: chunks stand there by number, pipelines as loops. The size of a chunk and the
+// addresses of operands are arguments of the kernel, which makes addresses of the numbers before its first
+// operation, one a thread. So a plan runs at any size, in graphs as outside, without another upload.
+//
+//	spec.File -> program (bytes, the same for all sizes) -> GPU
+//	chunk, operands -> arguments ---------------------------^
+//
+// A block copies its program into shared memory, if it has at most 32 KiB, and then decodes an operation in some tens
+// of cycles. Threads do not wait for each other between operations, except where the plan says so.
+//
+// # The program of a block
+//
+//	entries   8 bytes each: buffer, rank and chunk of an operand. First come two for each end of a channel that
+//	          the block uses: where its signals go, and where the peer's arrive
+//	peers     8 bytes for each end: its peer, whether several blocks use it, and its number
+//	operations  16 bytes each, and what their kind adds, in multiples of 16 bytes
+//
+// An operation of the file becomes one of few kinds: copies of pairs, a fold of sources into sinks, signals, waits,
+// barriers, semaphores and loops. Sources of a fold are packets or plain, and so are its sinks, so that kind serves
+// every fused operation. Signals and waits have a bit for each end that the block uses, and the thread of an end's
+// number serves it: it alone touches the counts of that end.
+//
+// A block runs what ports do itself: all threads copy, and what is pushed behind a transfer goes when all have done so.
+// That is one of the orders in which a port may work. Operations of switches are loops over the members in rank
+// order.
+//
+// # Memory
+//
+// A plan has a lane of its own: its window and local memory, and a number of the launch that each block counts in this
+// GPU's memory. So a captured launch may be replayed, among others, in graphs of any size.
+//
+//	window  a word for each end: the signals that came there. A word for each rank: its last meeting.
+//	        Scratch: plain data and packets, twice if the plan has two halves. Staged operands.
+//	local   for each block the size of the last launch's chunks and, for each end, the signals sent and awaited;
+//	        barriers, semaphores
+//
+// Scratch is made for the largest chunk so far. A launch that needs more gets a lane of its own, half as large
+// again at least, which serves all that follow; the one before stays for graphs that know it. Where a plan lets
+// packets and plain data lie in the same bytes, they do so here; else each has memory of its own, for a plan that
+// runs at two sizes could find flags in old data.
+//
+// Packets are those of protocol LL: each 4 bytes of data with a flag of 4, the launch's number modulo 2^32 - 1, and 1.
+// A thread moves four together. The packet types LL8 and LL16 have the same bytes, so both run here in one form.
+//
+// # Operands of peers
+//
+// A plan may read and write inputs and outputs of other ranks. These lie in windows, at the same place on every
+// rank, and are reached there; or in no window on any rank, and the engine copies them to the lane's window before the
+// launch and from it after. Ranks compare where operands lie the first time that they lie there.
+//
+// # Order
+//
+//   - A signal is a release at system scope by the thread that counts it, and a wait acquires. What other threads of
+//     the block did before a nop is before it, for nops are barriers of the block. An end's word has one
+//     writer: a count that only grows, or, where several blocks signal, an atomic add.
+//   - A packet is whole in each 8 bytes that are stored together, so its flag says that its data is there.
+//   - Barriers of blocks and semaphores fence at the scope of the GPU on both sides, and a signal behind
+//     one is cumulative.
+//   - What the verifier knows of launches that follow each other holds for launches of one size. Where the size
+//     changes, all ranks tell each other that they have begun, before any of them touches scratch: then
+//     all have ended the launch before.
+//   - With two halves, those of even launches are the second: they lie where the capacity says, and not
+//     the message, so halves of launches of two sizes do not overlap.
+//   - A launch has at most 512 threads a block, and fewer for small messages, whatever the plan says: vector u of an
+//     operation belongs to thread u modulo their number, as the verifier assumes of any number.
+//
+// # Failure
+//
+// Every wait ends as those of package device do. It names the plan, the rank, the block and the operation by a number
+// that the program has for each, and the peer: of packets the rank that sends them. Waits for blocks of the own
+// rank last a quarter longer than waits for peers, so that the error names who is late. Blocks of a plan wait
+// for each other, so all are resident: room is taken for a block on each multiprocessor, which plans of an
+// engine share, for they take turns. A launch that a rank refuses was not made there, and its peers wait for
+// it until the deadline.
+//
+// # Floor
+//
+// A launch, the program's way into shared memory while the launch before ends, the addresses, and then what the
+// operations are: of a packet plan of 1 KiB a load, a store, the hop, a poll and a store for each step.
+package gpu

@@ -1,0 +1,125 @@
+package gpu
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/occupancy"
+	enginegpu "github.com/weftgo/weft/engine/gpu"
+	"github.com/weftgo/weft/plan/internal/launch"
+)
+
+// Engine runs plans on ranks that have GPUs.
+type Engine struct {
+	comm      *weft.Comm
+	dependent bool // launches may begin while the one before ends
+
+	kernels [weft.Bool + 1]*cuda.Function
+	// programs are the modules of kernels. They and rooms are given up when nothing of any plan runs.
+	programs []*enginegpu.Program
+	rooms    []*enginegpu.Room
+	plans    []*loaded
+}
+
+// New makes an engine. It is collective.
+func New(ctx context.Context, comm *weft.Comm) (*Engine, error) {
+	major, _, err := comm.Device().Context().Device().ComputeCapability()
+	if err := comm.Operations().VerifySame(ctx, "new executor", "", err); err != nil {
+		return nil, err
+	}
+	return &Engine{comm: comm, dependent: major >= 9}, nil
+}
+
+// Begin is the first thing that a launch does.
+func (e *Engine) Begin(op string) error { return e.comm.Operations().Begin(op) }
+
+// Load uploads a plan's program, and takes room for its blocks.
+func (e *Engine) Load(ctx context.Context, p *launch.Plan) (launch.Loaded, error) {
+	l, err := newLoaded(e, p)
+	if err := e.comm.Operations().VerifySame(ctx, p.Name, "", err); err != nil {
+		return nil, errors.Join(err, l.close())
+	}
+	err = e.reserve(ctx, l)
+	if err == nil && len(p.Reductions) == 0 {
+		_, err = e.kernel(ctx, p.Name, nil, moving)
+	}
+	if err != nil {
+		return nil, errors.Join(err, l.close())
+	}
+	e.plans = append(e.plans, l)
+	return l, nil
+}
+
+// reserve takes room for a plan's blocks, on all ranks or on none. A block counts as if it filled an SM, as blocks of
+// collectives do. Plans of an engine take turns, so they share room.
+func (e *Engine) reserve(ctx context.Context, l *loaded) error {
+	most := 1
+	for r := range l.plan.File.Ranks {
+		most = max(most, len(l.plan.File.Ranks[r].Blocks))
+	}
+	want := enginegpu.Want{Op: l.plan.Name, Cost: occupancy.SMThreads, SMs: e.comm.Device().SMs(), Least: most}
+	if len(e.rooms) > 0 {
+		want.Beside = e.rooms[0]
+	}
+	room, err := enginegpu.Fit(ctx, e.comm, want)
+	if err != nil {
+		return err
+	}
+	e.rooms = append(e.rooms, room)
+	if room.Blocks < most {
+		err = weft.Unsupportedf("%s: it has %d blocks that wait for each other, and the GPUs have room for %d a rank; "+
+			"write it with fewer blocks or instances, or close what else runs there", l.plan.Name, most, room.Blocks)
+	}
+	return room.Take(ctx, most, room.String(), err)
+}
+
+// kernel is that of a type. It is loaded, on all ranks, when the first plan needs it: a driver loads code only when no
+// kernel runs that waits for a peer, and a capture cannot wait for that.
+func (e *Engine) kernel(ctx context.Context, op string, s *weft.Stream, t weft.DType) (*cuda.Function, error) {
+	if f := e.kernels[t]; f != nil {
+		return f, nil
+	}
+	if capturing, err := enginegpu.Capturing(e.stream(s)); err != nil || capturing {
+		return nil, cmp.Or(err, weft.Unsupportedf("%s: the kernel for %v is not loaded, and a capture cannot wait for that; "+
+			"run the plan once before", op, t))
+	}
+	p, err := enginegpu.Load(ctx, e.comm, op, source(t, e.comm.Device().Arch()))
+	if err != nil {
+		return nil, err
+	}
+	e.programs = append(e.programs, p)
+	e.kernels[t] = p.Functions(0)[0]
+	return e.kernels[t], nil
+}
+
+// stream is the stream to enqueue on: the caller's, or the communicator's own.
+func (e *Engine) stream(s *weft.Stream) *cuda.Stream {
+	if stream := s.CUDA(); stream != nil {
+		return stream
+	}
+	return e.comm.Device().Stream()
+}
+
+// Close gives up what the engine has once nothing of it runs: see [enginegpu.Lane.Close].
+func (e *Engine) Close() (released bool, err error) {
+	var errs []error
+	for _, l := range slices.Clone(e.plans) {
+		released, err := l.release()
+		if !released {
+			return false, err
+		}
+		errs = append(errs, err)
+	}
+	for _, r := range slices.Backward(e.rooms) {
+		r.Release()
+	}
+	for _, p := range e.programs {
+		errs = append(errs, p.Close())
+	}
+	e.rooms, e.programs = nil, nil
+	return true, errors.Join(errs...)
+}

@@ -1,0 +1,538 @@
+package gpu
+
+import (
+	"encoding/binary"
+	"math"
+	"slices"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/plan/internal/launch"
+	plans "github.com/weftgo/weft/plan/internal/program"
+	"github.com/weftgo/weft/plan/spec"
+)
+
+// The kinds of operations that the kernel knows, and their flags: execute.cu.
+const (
+	kindEnd = iota
+	kindNop
+	kindMeet
+	kindAcquire
+	kindRelease
+	kindSignal
+	kindWait
+	kindPairs
+	kindFold
+	kindLoop
+)
+
+const (
+	flagRelaxed = 1 << iota // a signal or wait that orders no data
+	flagBehind              // a signal behind what all threads of the block did before
+	flagSend                // pairs whose sinks are packets
+	flagUncut               // an operation that a pipeline repeats whole
+)
+
+// Where an address is: the constants of execute.cu.
+const (
+	atInput = iota
+	atOutput
+	atData
+	atPackets
+	atInbound
+	nowhere
+)
+
+// Of the peer of an end: several blocks use that side of it.
+const (
+	sharedSignals = 1 << 30
+	sharedWaits   = 1 << 31
+)
+
+const (
+	vectorBytes = 16
+	vectorWords = 4 // of 32 bits
+	entryBytes  = 8
+)
+
+// program is what a rank's blocks do, in the form in which the kernel reads it: the same for every size of message.
+// Each block has as many bytes as the longest.
+type program struct {
+	code []byte
+	// of a block
+	stride, operands, vectors, uses int
+
+	blocks     int
+	barriers   int         // of the rank
+	semaphores int         // of the rank
+	ends       int         // of channels, of the rank that has most
+	sites      []spec.Site // of the numbers of operations in records, which begin at 1
+	parts      []part      // of the operations on data: the largest decide how many threads a block has
+
+	data, packets int  // chunks of scratch for plain data, and of what packets carry, of the rank that has most
+	mixed         bool // some bytes hold plain data at one time and packets at another
+}
+
+// part is how many chunks an operation moves, and in how many blocks.
+type part struct{ chunks, blocks int }
+
+// mostOperands is how many sources or sinks an operation may have: their counts have 16 bits.
+const mostOperands = math.MaxUint16
+
+// encoder makes the program of a rank.
+type encoder struct {
+	plan    *launch.Plan
+	file    *spec.File
+	rank    int
+	ends    []plans.End // of all ranks
+	first   []int       // each rank's first end
+	own     [3][]int    // this rank's ends by type, in order
+	signals map[int]int // by end, the block that signals there; or several
+	waits   map[int]int
+	writers []writer
+	numbers map[int]int // of barriers, by their number in the file
+	out     *program
+	blocks  []*block
+	err     error
+}
+
+// writer is a range of this rank's packets that a rank writes.
+type writer struct{ from, to, rank int }
+
+// several is in the place of a block's number.
+const several = -1
+
+// block is the program of a block in the making.
+type block struct {
+	e       *encoder
+	id      int
+	uses    map[int]int // the position of each end
+	order   []int       // ends by position
+	entries []uint64    // of operations
+	words   []uint32
+}
+
+// encode makes the program of a rank.
+func encode(p *launch.Plan, rank int) (*program, error) {
+	e := &encoder{plan: p, file: p.File, rank: rank, numbers: make(map[int]int), out: &program{}}
+	// Ends do not depend on the size of a message.
+	shape := plans.Shape{Chunk: 1, Align: 1, Window: func(uint64) int { return math.MaxInt32 }}
+	e.ends = plans.OfRank(p.File, shape, rank).Ends
+	e.first = make([]int, len(p.File.Ranks))
+	for i, x := range e.ends {
+		if i == 0 || e.ends[i-1].Rank != x.Rank {
+			e.first[x.Rank] = i
+		}
+		e.out.ends = max(e.out.ends, i-e.first[x.Rank]+1)
+		if x.Rank == rank {
+			e.own[x.Type] = append(e.own[x.Type], i)
+		}
+	}
+	e.scratch()
+	e.sides()
+	e.out.semaphores = len(e.file.Ranks[rank].Semaphores)
+	for id := range e.file.Ranks[rank].Blocks {
+		e.block(id)
+	}
+	e.out.barriers = len(e.numbers)
+	e.out.blocks = max(1, len(e.blocks)) // a rank without blocks launches one, so that it counts launches as others do
+	e.lay()
+	return e.out, e.err
+}
+
+// each calls f for every operation of a rank's block, those in pipelines too.
+func each(b *spec.Block, f func(op *spec.Op)) {
+	for i := range b.Ops {
+		f(&b.Ops[i])
+		for k := range b.Ops[i].Ops {
+			f(&b.Ops[i].Ops[k])
+		}
+	}
+}
+
+// end is the number of an end that an operation names, among those of all ranks.
+func (e *encoder) end(b *spec.Block, op *spec.Op, id int) int {
+	return e.own[op.Via][b.Channel(op.Via, id)]
+}
+
+// sides notes which blocks of the rank use each side of an end.
+func (e *encoder) sides() {
+	e.signals, e.waits = make(map[int]int), make(map[int]int)
+	for id := range e.file.Ranks[e.rank].Blocks {
+		b := &e.file.Ranks[e.rank].Blocks[id]
+		each(b, func(op *spec.Op) {
+			side := e.signals
+			switch op.Kind {
+			case spec.Signal, spec.RelaxedSignal, spec.PutWithSignal, spec.PutWithSignalAndFlush:
+			case spec.Wait, spec.RelaxedWait:
+				side = e.waits
+			default:
+				return
+			}
+			for _, c := range op.Channels {
+				x := e.end(b, op, c)
+				if by, ok := side[x]; ok && by != id {
+					side[x] = several
+				} else {
+					side[x] = id
+				}
+			}
+		})
+	}
+}
+
+// scratch finds what all ranks use scratch for, and who writes this rank's packets.
+func (e *encoder) scratch() {
+	data, packets := make([][]span, len(e.file.Ranks)), make([][]span, len(e.file.Ranks))
+	for r := range e.file.Ranks {
+		rank := &e.file.Ranks[r]
+		for b := range rank.Blocks {
+			each(&rank.Blocks[b], func(op *spec.Op) {
+				for _, source := range []bool{true, false} {
+					places := op.Dst
+					if source {
+						places = op.Src
+					}
+					for i, p := range places {
+						slot := op.Slot(source, i)
+						for _, o := range owners(rank, &rank.Blocks[b], op, p, r) {
+							switch {
+							case o.buffer != spec.Scratch:
+							case !slot:
+								data[o.rank] = append(data[o.rank], span{p.Index, p.Index + p.Size})
+								e.out.data = max(e.out.data, p.Index+p.Size)
+							default:
+								packets[o.rank] = append(packets[o.rank], span{p.Index, p.Index + p.Size})
+								e.out.packets = max(e.out.packets, p.Index+p.Size)
+								if o.rank == e.rank && !source {
+									e.writers = append(e.writers, writer{p.Index, p.Index + p.Size, r})
+								}
+							}
+						}
+					}
+				}
+			})
+		}
+	}
+	for r := range data {
+		e.out.mixed = e.out.mixed || overlap(data[r], packets[r])
+	}
+}
+
+// span is a range of chunks.
+type span struct{ from, to int }
+
+// overlap says whether any data lies where packets lie, which take twice the room.
+func overlap(data, packets []span) bool {
+	last := 0
+	for _, s := range data {
+		last = max(last, s.to)
+	}
+	here := make([]bool, last)
+	for _, s := range data {
+		for c := s.from; c < s.to; c++ {
+			here[c] = true
+		}
+	}
+	for _, s := range packets {
+		for c := 2 * s.from; c < min(2*s.to, last); c++ {
+			if here[c] {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// owner is whose buffer a place is in.
+type owner struct {
+	rank   int
+	buffer spec.Buffer
+}
+
+// owners are those of a place: of a switch, all members in order.
+func owners(rank *spec.Rank, b *spec.Block, op *spec.Op, p spec.Place, self int) []owner {
+	switch p.At {
+	case spec.RemoteBuffer:
+		r := rank.Remotes[b.Remote(op.Via, p.ID)]
+		return []owner{{r.Rank, r.Buffer}}
+	case spec.Members:
+		s := rank.Switches[b.Channel(spec.Switched, p.ID)]
+		all := make([]owner, len(s.Ranks))
+		for i, r := range s.Ranks {
+			all[i] = owner{r, s.Buffer}
+		}
+		return all
+	}
+	return []owner{{self, p.Buffer}}
+}
+
+// block encodes a block.
+func (e *encoder) block(id int) {
+	b := &block{e: e, id: id, uses: make(map[int]int)}
+	e.blocks = append(e.blocks, b)
+	file := &e.file.Ranks[e.rank].Blocks[id]
+	each(file, func(op *spec.Op) {
+		if op.Via == spec.Switched {
+			return
+		}
+		for _, c := range op.Channels {
+			x := e.end(file, op, c)
+			if _, ok := b.uses[x]; !ok {
+				b.uses[x] = len(b.order)
+				b.order = append(b.order, x)
+			}
+		}
+	})
+	e.out.uses = max(e.out.uses, len(b.order))
+	for i := range file.Ops {
+		op, site := &file.Ops[i], spec.Site{Rank: e.rank, Block: id, Op: i, Inner: -1}
+		if op.Kind != spec.Pipeline {
+			b.op(file, op, site)
+			continue
+		}
+		at := len(b.words)
+		b.head(kindLoop, 0, 0, site, 0, 2)
+		b.words = append(b.words, uint32(op.Unit), uint32(op.Unit>>32), uint32(op.Chunks), 0)
+		for k := range op.Ops {
+			site.Inner = k
+			b.op(file, &op.Ops[k], site)
+		}
+		b.words[at+3] = uint32((len(b.words)-at)/vectorWords - 2)
+	}
+}
+
+// head begins an operation, of so many vectors.
+func (b *block) head(kind, flags, reduction int, site spec.Site, count, vectors int) {
+	b.e.out.sites = append(b.e.out.sites, site)
+	b.words = append(b.words, uint32(kind|flags<<8|reduction<<16), uint32(len(b.e.out.sites)), uint32(vectors), uint32(count))
+}
+
+// list appends an operation's head, and words behind it.
+func (b *block) list(kind, flags int, site spec.Site, count int, words []uint32) {
+	n := (len(words) + vectorWords - 1) / vectorWords
+	b.head(kind, flags, 0, site, count, 1+n)
+	b.words = append(b.words, words...)
+	b.fill()
+}
+
+// fill makes whole vectors.
+func (b *block) fill() {
+	for len(b.words)%vectorWords != 0 {
+		b.words = append(b.words, 0)
+	}
+}
+
+// op encodes an operation that is no pipeline.
+func (b *block) op(file *spec.Block, op *spec.Op, site spec.Site) {
+	switch op.Kind {
+	case spec.Nop, spec.Flush: // transfers have read their sources when all threads have come here
+		b.list(kindNop, 0, site, 0, nil)
+	case spec.Barrier:
+		n, ok := b.e.numbers[op.Barrier]
+		if !ok {
+			n = len(b.e.numbers)
+			b.e.numbers[op.Barrier] = n
+		}
+		b.list(kindMeet, 0, site, op.Blocks, []uint32{uint32(n)})
+	case spec.SemAcquire:
+		b.semaphores(kindAcquire, op, site)
+	case spec.SemRelease:
+		b.semaphores(kindRelease, op, site)
+	case spec.Signal, spec.RelaxedSignal, spec.Wait, spec.RelaxedWait:
+		b.channels(file, op, site)
+	case spec.Copy, spec.Put, spec.Get:
+		b.pairs(file, op, site, 0)
+	case spec.PutWithSignal, spec.PutWithSignalAndFlush:
+		b.pairs(file, op, site, 0)
+		b.channels(file, op, site)
+	case spec.CopyPackets:
+		b.pairs(file, op, site, flagSend)
+	case spec.PutPackets:
+		if op.Via == spec.Memory {
+			b.pairs(file, op, site, flagSend)
+			return
+		}
+		for i := range op.Src { // packets that are there go on as they are
+			one := *op
+			one.Src, one.Dst = op.Src[i:i+1], op.Dst[i:i+1]
+			b.fold(file, &one, site)
+		}
+	default:
+		b.fold(file, op, site)
+	}
+}
+
+func (b *block) semaphores(kind int, op *spec.Op, site spec.Site) {
+	var words []uint32
+	for _, id := range op.Semaphores {
+		words = append(words, uint32(id), uint32(b.e.file.Ranks[b.e.rank].Semaphores[id]))
+	}
+	b.list(kind, 0, site, len(op.Semaphores), words)
+}
+
+// channels encodes a signal or wait, whose ends are a set of positions. One that has an end twice has two sets.
+func (b *block) channels(file *spec.Block, op *spec.Op, site spec.Site) {
+	kind, flags := kindSignal, 0
+	switch op.Kind {
+	case spec.Wait:
+		kind = kindWait
+	case spec.RelaxedWait:
+		kind, flags = kindWait, flagRelaxed
+	case spec.RelaxedSignal:
+		flags = flagRelaxed
+	}
+	if kind == kindSignal && op.Via == spec.Port {
+		flags = flagBehind // what was pushed before
+	}
+	var sets [][]uint32
+	for _, c := range op.Channels {
+		at := b.uses[b.e.end(file, op, c)]
+		bit := uint32(1) << (at % 32)
+		i := slices.IndexFunc(sets, func(s []uint32) bool { return s[at/32]&bit == 0 })
+		if i < 0 {
+			i = len(sets)
+			sets = append(sets, make([]uint32, (len(b.order)+31)/32))
+		}
+		sets[i][at/32] |= bit
+	}
+	for _, set := range sets {
+		b.list(kind, flags, site, 0, set)
+	}
+}
+
+// entry is an address of the program: a chunk of a buffer.
+func entry(where, rank, index int) uint64 {
+	return uint64(rank)<<40 | uint64(where)<<32 | uint64(uint32(index))
+}
+
+// places are the entries of places, of which some are packets.
+func (b *block) places(file *spec.Block, op *spec.Op, source bool) (plain, packets []uint64, slots []spec.Place) {
+	all := op.Dst
+	if source {
+		all = op.Src
+	}
+	for i, p := range all {
+		slot := op.Slot(source, i)
+		for _, o := range owners(&b.e.file.Ranks[b.e.rank], file, op, p, b.e.rank) {
+			switch {
+			case slot:
+				packets = append(packets, entry(atPackets, o.rank, p.Index))
+				slots = append(slots, p)
+			case o.buffer == spec.Scratch:
+				plain = append(plain, entry(atData, o.rank, p.Index))
+			case o.buffer == spec.Output:
+				plain = append(plain, entry(atOutput, o.rank, p.Index))
+			default:
+				plain = append(plain, entry(atInput, o.rank, p.Index))
+			}
+		}
+	}
+	return plain, packets, slots
+}
+
+// data appends the head of an operation on data, its two vectors, and the words behind them.
+func (b *block) data(kind, flags int, op *spec.Op, site spec.Site, from, to []uint64, packets, plain int, words []uint32) {
+	if len(from) > mostOperands || len(to) > mostOperands || op.Group.Size > mostOperands {
+		b.e.err = weft.Unsupportedf("%s: %d sources, %d destinations, a group of %d; there may be %d of each",
+			b.e.plan.At(site), len(from), len(to), op.Group.Size, mostOperands)
+		return
+	}
+	if op.Kind.Packets() {
+		flags |= flagUncut
+	}
+	chunks, group := 0, uint32(0)
+	if len(op.Dst) > 0 {
+		chunks = op.Dst[0].Size
+	}
+	if op.Group.Size > 0 {
+		group = uint32(op.Group.ID) | uint32(op.Group.Size)<<16
+	}
+	if p := (part{chunks, max(1, op.Group.Size)}); !slices.Contains(b.e.out.parts, p) {
+		b.e.out.parts = append(b.e.out.parts, p)
+	}
+	b.head(kind, flags, int(launch.Operator(op.Reduce)), site, 0, 3+(len(words)+vectorWords-1)/vectorWords)
+	b.words = append(b.words, uint32(chunks), group, uint32(len(b.entries)), uint32(len(from)),
+		uint32(len(to)), uint32(packets)|uint32(plain)<<16, 0, 0)
+	b.words = append(b.words, words...)
+	b.fill()
+	b.entries = append(append(b.entries, from...), to...)
+}
+
+// pairs encodes copies of one place to one.
+func (b *block) pairs(file *spec.Block, op *spec.Op, site spec.Site, flags int) {
+	from, _, _ := b.places(file, op, true)
+	to, packets, _ := b.places(file, op, false)
+	b.data(kindPairs, flags, op, site, from, append(to, packets...), 0, 0, nil)
+}
+
+// fold encodes an operation that folds all its sources, or has one, and stores the result everywhere.
+func (b *block) fold(file *spec.Block, op *spec.Op, site spec.Site) {
+	from, packets, slots := b.places(file, op, true)
+	to, sent, _ := b.places(file, op, false)
+	var writers []uint32
+	for _, p := range slots {
+		writers = append(writers, uint32(b.e.writer(p)))
+	}
+	// Packets are folded first: program.Step.Folds.
+	b.data(kindFold, 0, op, site, append(packets, from...), append(to, sent...), len(packets), len(to), writers)
+}
+
+// writer is a rank that writes the packets of a place.
+func (e *encoder) writer(p spec.Place) int {
+	for _, w := range e.writers {
+		if w.from < p.Index+p.Size && p.Index < w.to {
+			return w.rank
+		}
+	}
+	return e.rank
+}
+
+// lay puts the blocks' programs behind each other.
+func (e *encoder) lay() {
+	p := e.out
+	peers := (p.uses + 1) / 2 // vectors
+	for _, b := range e.blocks {
+		p.operands = max(p.operands, 2*p.uses+len(b.entries))
+		p.vectors = max(p.vectors, peers+len(b.words)/vectorWords+1)
+	}
+	p.operands, p.vectors = (p.operands+1)&^1, max(p.vectors, peers+1)
+	p.stride = p.operands*entryBytes + p.vectors*vectorBytes
+	p.code = make([]byte, p.blocks*p.stride)
+	for i, b := range e.blocks {
+		b.lay(p.code[i*p.stride : (i+1)*p.stride])
+	}
+}
+
+// lay writes the program of a block: entries, the peers of its ends, operations.
+func (b *block) lay(to []byte) {
+	p := b.e.out
+	entries := make([]uint64, p.operands)
+	for i := range entries {
+		entries[i] = entry(nowhere, 0, 0)
+	}
+	words := make([]uint32, 4*((p.uses+1)/2), 4*p.vectors)
+	for at, x := range b.order {
+		end := b.e.ends[x]
+		if end.Peer >= 0 {
+			entries[2*at] = entry(atInbound, end.To, end.Peer-b.e.first[end.To])
+		}
+		mine := x - b.e.first[b.e.rank]
+		entries[2*at+1] = entry(atInbound, b.e.rank, mine)
+		peer := uint32(end.To)
+		if b.e.signals[x] == several {
+			peer |= sharedSignals
+		}
+		if b.e.waits[x] == several {
+			peer |= sharedWaits
+		}
+		words[2*at], words[2*at+1] = peer, uint32(mine)
+	}
+	// Operations count their operands from the first; ends come before those.
+	copy(entries[2*p.uses:], b.entries)
+	for i, w := range append(words, b.words...) {
+		binary.LittleEndian.PutUint32(to[p.operands*entryBytes+4*i:], w)
+	}
+	for i, x := range entries {
+		binary.LittleEndian.PutUint64(to[i*entryBytes:], x)
+	}
+}
