@@ -59,7 +59,8 @@
 //
 //   - A signal is a release at system scope by the thread that counts it, and a wait acquires. What other threads of
 //     the block did before a nop is before it, for nops are barriers of the block. An end's word has one
-//     writer: a count that only grows, or, where several blocks signal, an atomic add.
+//     writer: a count that only grows, or, where several blocks signal, an atomic add. A relaxed signal is relaxed only
+//     if the block has stored nothing at other ranks since the last other one.
 //   - A packet is whole in each 8 bytes that are stored together, so its flag says that its data is there.
 //   - Barriers of blocks and semaphores fence at the scope of the GPU on both sides, and a signal behind
 //     one is cumulative.

@@ -187,7 +187,7 @@ struct Block {
 		});
 	}
 
-	__device__ __forceinline__ void await(u32 at, u32 site, bool relaxed) {
+	__device__ __forceinline__ void await(u32 at, u32 site) {
 		each(at, [&](u32 i) {
 			const char *word = this->at(2 * i + 1);
 			u32 peer = peers()[2 * i];
@@ -196,10 +196,9 @@ struct Block {
 			if (over) return;
 			Wait w = wait(site);
 			peer &= ~(SHARED_SIGNALS | SHARED_WAITS);
-			u64 seen = relaxed ? load_relaxed_sys_u64(word) : load_acquire_sys_u64(word);
+			u64 seen = load_acquire_sys_u64(word);
 			// The lower half of a count wraps, and no launch waits for 2^31 signals.
-			while ((int)((u32)seen - want) < 0 && w.more(peer, want, seen))
-				seen = relaxed ? load_relaxed_sys_u64(word) : load_acquire_sys_u64(word);
+			while ((int)((u32)seen - want) < 0 && w.more(peer, want, seen)) seen = load_acquire_sys_u64(word);
 			over = w.over;
 		});
 	}
@@ -447,7 +446,7 @@ struct Block {
 				if ((flags & BEHIND) != 0 && !meet()) return;
 				if (!over) signal(at, (flags & RELAXED) != 0);
 				break;
-			case WAIT: await(at, h.site, (flags & RELAXED) != 0); break;
+			case WAIT: await(at, h.site); break;
 			case LOOP: {
 				const uint4 w = code[at + 1];
 				window = (u64)w.y << 32 | w.x;

@@ -90,7 +90,7 @@ func BenchmarkOnGPUs(b *testing.B) {
 		{"direct/1MiB", "all-reduce/direct", 1 << 20, 50,
 			func(n int) *plan.Plan { return directTwoShot(n, 16) }, true},
 		{"direct/16MiB", "all-reduce/direct", 16 << 20, 10,
-			func(n int) *plan.Plan { return directTwoShot(n, 32) }, true},
+			func(n int) *plan.Plan { return directTwoShot(n, 64/n) }, true},
 	} {
 		for _, ranks := range []int{2, 4} {
 			b.Run(fmt.Sprintf("%s/%d", x.name, ranks), func(b *testing.B) {

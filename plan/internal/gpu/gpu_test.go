@@ -33,7 +33,7 @@ type rank struct {
 }
 
 // memoryBytes is allocated once: to allocate would wait for kernels of ranks on the same GPU.
-const memoryBytes = 4 << 20
+const memoryBytes = 8 << 20
 
 // run runs a body on ranks that have GPUs.
 func run(t testing.TB, g *ranktest.GPUs, ranks, bytes int, o executor.Options, deadline time.Duration,

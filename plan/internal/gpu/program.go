@@ -26,7 +26,7 @@ const (
 )
 
 const (
-	flagRelaxed = 1 << iota // a signal or wait that orders no data
+	flagRelaxed = 1 << iota // a signal that orders no data
 	flagBehind              // a signal behind what all threads of the block did before
 	flagSend                // pairs whose sinks are packets
 	flagUncut               // an operation that a pipeline repeats whole
@@ -109,6 +109,7 @@ type block struct {
 	order   []int       // ends by position
 	entries []uint64    // of operations
 	words   []uint32
+	wrote   bool // data into memory of other ranks, or another block may have, since the last signal that orders data
 }
 
 // encode makes the program of a rank.
@@ -290,6 +291,9 @@ func (e *encoder) block(id int) {
 			b.op(file, op, site)
 			continue
 		}
+		for k := range op.Ops {
+			b.wrote = b.wrote || writes(&op.Ops[k])
+		}
 		at := len(b.words)
 		b.head(kindLoop, 0, 0, site, 0, 2)
 		b.words = append(b.words, uint32(op.Unit), uint32(op.Unit>>32), uint32(op.Chunks), 0)
@@ -322,8 +326,21 @@ func (b *block) fill() {
 	}
 }
 
+// writes says whether an operation may leave data in memory of other ranks that no signal has ordered. Blocks that
+// met have what each of them left.
+func writes(op *spec.Op) bool {
+	switch op.Kind {
+	case spec.Barrier, spec.SemAcquire:
+		return true
+	}
+	return !op.Kind.Packets() && slices.ContainsFunc(op.Dst, func(p spec.Place) bool {
+		return p.At == spec.RemoteBuffer || p.At == spec.Members
+	})
+}
+
 // op encodes an operation that is no pipeline.
 func (b *block) op(file *spec.Block, op *spec.Op, site spec.Site) {
+	b.wrote = b.wrote || writes(op)
 	switch op.Kind {
 	case spec.Nop, spec.Flush: // transfers have read their sources when all threads have come here
 		b.list(kindNop, 0, site, 0, nil)
@@ -374,15 +391,19 @@ func (b *block) semaphores(kind int, op *spec.Op, site spec.Site) {
 func (b *block) channels(file *spec.Block, op *spec.Op, site spec.Site) {
 	kind, flags := kindSignal, 0
 	switch op.Kind {
-	case spec.Wait:
+	case spec.Wait, spec.RelaxedWait:
 		kind = kindWait
-	case spec.RelaxedWait:
-		kind, flags = kindWait, flagRelaxed
 	case spec.RelaxedSignal:
-		flags = flagRelaxed
-	}
-	if kind == kindSignal && op.Via == spec.Port {
-		flags = flagBehind // what was pushed before
+		// Behind stores to other ranks it orders them all the same. Their ranks may end, or read them, once it has come,
+		// and a GPU need not let it come last.
+		if !b.wrote {
+			flags = flagRelaxed
+		}
+	default:
+		b.wrote = false
+		if op.Via == spec.Port {
+			flags = flagBehind // what was pushed before
+		}
 	}
 	var sets [][]uint32
 	for _, c := range op.Channels {

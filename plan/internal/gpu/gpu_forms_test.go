@@ -1,0 +1,118 @@
+package gpu_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/internal/ranktest"
+	"github.com/weftgo/weft/plan"
+	"github.com/weftgo/weft/plan/executor"
+	"github.com/weftgo/weft/plan/internal/plantest"
+)
+
+// sharedSides is an all-gather of two ranks in which two blocks signal through one channel, and two wait on it.
+func sharedSides() *plan.Plan {
+	p := plan.New("shared sides", plan.AllGather(2, 2), plan.Options{})
+	var ready, done [2][]*plan.Channel
+	for r := range 2 {
+		for range 2 {
+			ready[r] = append(ready[r], p.Memory(r, 1-r))
+		}
+		done[r] = append(done[r], p.Memory(r, 1-r))
+	}
+	for r := range 2 {
+		rank := p.Rank(r)
+		in, out, theirs := rank.Input(), rank.Output(), p.Rank(1-r).Output()
+		for k := range 2 {
+			b := rank.Block(k)
+			b.Signal(ready[r][k])
+			b.Wait(ready[r][k])
+			b.Put(done[r][0], theirs.Chunk(2*r+k, 1), in.Chunk(k, 1))
+			b.Signal(done[r][0])
+		}
+		for k := range 2 {
+			b := rank.Block(2 + k)
+			b.Copy(out.Chunk(2*r+k, 1), in.Chunk(k, 1))
+			b.Wait(done[r][0])
+		}
+	}
+	return p
+}
+
+// long is an all-gather of two ranks with more operations in a block than shared memory holds.
+func long() *plan.Plan {
+	const chunks, turns = 8, 32
+	p := plan.New("long", plan.AllGather(2, chunks), plan.Options{})
+	c := plantest.Ends(p, 2, p.Memory)
+	for r := range 2 {
+		rank := p.Rank(r)
+		b, in, out, theirs := rank.Block(0), rank.Input(), rank.Output(), p.Rank(1-r).Output()
+		for range turns {
+			b.Signal(c[r][1-r])
+			b.Wait(c[r][1-r])
+			for k := range chunks {
+				b.Put(c[r][1-r], theirs.Chunk(chunks*r+k, 1), in.Chunk(k, 1))
+				b.Copy(out.Chunk(chunks*r+k, 1), in.Chunk(k, 1))
+			}
+			b.Signal(c[r][1-r])
+			b.Wait(c[r][1-r])
+		}
+	}
+	return p
+}
+
+// uneven is an all-gather in which one rank has no block, and reads nothing: the other does all.
+func uneven() *plan.Plan {
+	p := plan.New("uneven", plan.Custom("reading", 2, 2, 2), plan.Options{})
+	from, to := p.Memory(0, 1), p.Memory(1, 0)
+	b := p.Rank(0).Block(0)
+	b.Wait(from)
+	b.Get(from, p.Rank(0).Output().Chunk(0, 1), p.Rank(1).Input().Chunk(1, 1))
+	b.Copy(p.Rank(0).Output().Chunk(1, 1), p.Rank(0).Input().Chunk(0, 1))
+	b.Signal(from)
+	q := p.Rank(1).Block(2) // two empty blocks come before it
+	q.Copy(p.Rank(1).Output().Chunk(0, 2), p.Rank(1).Input().Chunk(0, 2))
+	q.Signal(to)
+	q.Wait(to)
+	return p
+}
+
+// forms are plans whose programs have a form of their own.
+var forms = []plantest.Program{
+	{Name: "shared sides", Build: sharedSides},
+	{Name: "long", Build: long},
+	{Name: "uneven", Build: uneven},
+	{Name: "many blocks", Build: func() *plan.Plan { return manyBlocks(2, 12) }},
+	{Name: "direct two-shot", Build: func() *plan.Plan { return directTwoShot(3, 4) }},
+	{Name: "packet one-shot", Build: func() *plan.Plan { return onePacketShot(4, 3) }},
+	{Name: "two-phase packets of six", Build: func() *plan.Plan { return plantest.TwoPhasePackets(6) }},
+}
+
+func testForms(t *testing.T, g *ranktest.GPUs) {
+	for _, p := range forms {
+		t.Run(p.Name, func(t *testing.T) {
+			f := build(t, p.Build())
+			// The verifier proves nothing of sides that several blocks use.
+			o := executor.Options{Unverified: p.Name == "shared sides"}
+			run(t, g, len(f.Ranks), memoryBytes, o, patience, func(ctx context.Context, r *rank) error {
+				x, err := r.Load(ctx, f)
+				if err != nil {
+					return err
+				}
+				for n, chunk := range []int{16, 16, 2048, 32, 32, 48} {
+					l := launchOf{dtype: weft.Float32, chunk: chunk, window: n%2 == 0}
+					if err := r.launch(ctx, x, l, uint64(n)); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		})
+	}
+}
+
+func TestFormsOnEmulatedGPUs(t *testing.T) { testForms(t, emulated(t, 6, 3)) }
+
+// TestFormsOnGPUs is the same on real ones.
+func TestFormsOnGPUs(t *testing.T) { testForms(t, ranktest.Real(t)) }
