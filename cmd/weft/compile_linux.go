@@ -25,6 +25,7 @@ import (
 	"github.com/weftgo/weft/cuda/kernel"
 	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/matmul"
+	"github.com/weftgo/weft/plan/executor"
 )
 
 func newCompile() *cobra.Command {
@@ -62,9 +63,9 @@ func newCompile() *cobra.Command {
 	describe(cmd, "compile")
 	cmd.Flags().Var(&archs, "arch", "which GPUs to compile for")
 	cmd.Flags().StringVar(&out, "out", "", "the `directory` to fill; it is made if it does not exist")
-	cmd.Flags().IntSliceVar(&of.ranks, "ranks", nil, "also for collectives among so many ranks, a list as 2,4,8")
+	cmd.Flags().IntSliceVar(&of.ranks, "ranks", nil, "also for collectives and plans among so many ranks, a list as 2,4,8")
 	cmd.Flags().StringSliceVar(&of.dtypes, "dtypes", nil,
-		"the types that those collectives reduce, a list as bf16,fp32 (default: all)")
+		"the types that those collectives and plans reduce, a list as bf16,fp32 (default: all)")
 	return cmd
 }
 
@@ -102,6 +103,9 @@ func (g *groups) kernels(arch string) (specs []kernel.Spec, err error) {
 			return nil, fmt.Errorf("--ranks: %d; want at least 2", n)
 		}
 		specs = append(specs, collective.Kernels(arch, n, types...)...)
+	}
+	if len(g.ranks) > 0 {
+		specs = append(specs, executor.Kernels(arch, types...)...)
 	}
 	return specs, nil
 }

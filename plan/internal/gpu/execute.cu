@@ -49,8 +49,8 @@ struct Own {
 };
 
 // The kinds of operations, and their flags. Go: the constants of program.go.
-enum { END, NOP, MEET, ACQUIRE, RELEASE, SIGNAL, WAIT, PAIRS, FOLD, LOOP };
-enum { RELAXED = 1, BEHIND = 2, SEND = 4, UNCUT = 8 };
+enum { END, NOP, MEET, ACQUIRE, RELEASE, SIGNAL, WAIT, PAIRS, RECEIVE, FOLD, LOOP };
+enum { RELAXED = 1, BEHIND = 2, SEND = 4, UNCUT = 8, EARLY = 16 };
 
 // Where an address is, in an entry of a program.
 enum { INPUT, OUTPUT, DATA, PACKETS, INBOUND, NOWHERE };
@@ -124,14 +124,17 @@ __device__ __noinline__ void send_slowly(char *p, u32 words, u32 flag, uint4 v) 
 	}
 }
 
-// poll looks until a vector of packets is there, or the wait is over. It is a function of its own, so that waits
+// poll looks until a vector of packets is there. False: the wait is over. It is a function of its own, so that waits
 // that end at once take few instructions and registers.
-__device__ __noinline__ Packet poll(const Group &g, State *state, u32 site, u64 epoch, u32 peer, const char *p,
-									u32 words, u32 flag, bool whole) {
+__device__ __noinline__ bool poll(const Group &g, State *state, u32 site, u64 epoch, u32 peer, const char *p,
+								  u32 words, u32 flag) {
 	Wait w(g, state, site, epoch);
-	Packet v = whole ? look(p) : look_slowly(p, words, flag);
-	while (!v.there(flag) && w.more(peer, flag, v.low.x >> 32)) v = whole ? look(p) : look_slowly(p, words, flag);
-	return v;
+	for (u32 i = 0; i < words; i++) {
+		u64 v = load_relaxed_sys_u64(p + 8 * i);
+		while ((u32)(v >> 32) != flag && w.more(peer, flag, v >> 32)) v = load_relaxed_sys_u64(p + 8 * i);
+		if (w.over) return false;
+	}
+	return true;
 }
 
 constexpr u32 FLIGHT = 4; // vectors of a thread that are on their way together
@@ -346,16 +349,48 @@ struct Block {
 		}
 	}
 
+	// await waits for a vector of packets that was looked at. False: in vain.
+	template <bool WHOLE> __device__ __forceinline__ bool await(Packet &v, const char *p, u64 rest, u32 site, u32 peer) {
+		if (__builtin_expect(v.there(flag), 1)) return true;
+		over = !poll(a.group, a.state, site, epoch, peer, p, words(rest), flag);
+		v = see<WHOLE>(p, rest);
+		return !over;
+	}
+
+	// receive copies the packets of each source to its own sink. writers are the ranks that send them.
+	template <bool WHOLE> __device__ __forceinline__ void receive(const Data &d, u64 from, u64 to, u32 site,
+																  const u32 *writers) {
+		u64 step = (u64)blockDim.x * 16;
+		for (u64 i = from + threadIdx.x * 16; i < to; i += step) {
+			u64 rest = to - i;
+			for (u32 k = 0; k < d.sources; k += FLIGHT) {
+				Packet v[FLIGHT];
+#pragma unroll
+				for (u32 j = 0; j < FLIGHT; j++) {
+					if (k + j < d.sources) v[j] = see<WHOLE>(at(d.first + k + j) + 2 * i, rest);
+				}
+#pragma unroll
+				for (u32 j = 0; j < FLIGHT; j++) {
+					if (k + j >= d.sources) continue;
+					if (!await<WHOLE>(v[j], at(d.first + k + j) + 2 * i, rest, site + k + j, writers[k + j])) return;
+					put<WHOLE>(at(d.first + d.sources + k + j) + i, rest, v[j].value());
+				}
+			}
+		}
+	}
+
 	// fold reduces all sources, in their order, and stores the result in every sink. writers are the ranks that send
 	// the packets among the sources.
-	template <bool WHOLE> __device__ __forceinline__ void fold(const Data &d, u64 from, u64 to, u32 op, u32 site,
-															   const u32 *writers) {
+	template <bool WHOLE> __device__ __forceinline__ void fold(const Data &d, u64 from, u64 to, u32 op, bool early,
+															   u32 site, const u32 *writers) {
 		u64 step = (u64)blockDim.x * 16;
 		u32 packets = d.packets & 0xFFFF, plain = d.packets >> 16, sinks = d.first + d.sources;
 		Fold f(How{op, 0, 0, nullptr}, 0);
 		for (u64 i = from + threadIdx.x * 16; i < to; i += step) {
 			u64 rest = to - i;
 			uint4 result = make_uint4(0, 0, 0, 0); // of a single source
+			uint4 mine = result;				   // the first plain source, which is on its way while packets are
+			if (early) mine = take<WHOLE>(at(d.first + packets) + i, rest);
 			auto add = [&](u32 k, uint4 v) {
 				if (k == 0) {
 					result = v;
@@ -373,16 +408,13 @@ struct Block {
 #pragma unroll
 				for (u32 j = 0; j < FLIGHT; j++) {
 					if (k + j >= packets) continue;
-					if (!v[j].there(flag)) {
-						v[j] = poll(a.group, a.state, site, epoch, writers[k + j], at(d.first + k + j) + 2 * i, words(rest),
-									flag, WHOLE);
-						over = !v[j].there(flag);
-						if (over) return;
-					}
+					if (!await<WHOLE>(v[j], at(d.first + k + j) + 2 * i, rest, site, writers[k + j])) return;
 					add(k + j, v[j].value());
 				}
 			}
-			for (u32 k = packets; k < d.sources; k += FLIGHT) {
+			u32 k = packets;
+			if (early) add(k++, mine);
+			for (; k < d.sources; k += FLIGHT) {
 				uint4 v[FLIGHT];
 #pragma unroll
 				for (u32 j = 0; j < FLIGHT; j++) {
@@ -394,25 +426,36 @@ struct Block {
 				}
 			}
 			if (d.sources > 1) result = f.result();
-			for (u32 k = 0; k < plain; k++) put<WHOLE>(at(sinks + k) + i, rest, result);
-			for (u32 k = plain; k < d.sinks; k++) put_packet<WHOLE>(at(sinks + k) + 2 * i, rest, result);
+			for (k = 0; k < plain; k++) put<WHOLE>(at(sinks + k) + i, rest, result);
+			for (k = plain; k < d.sinks; k++) put_packet<WHOLE>(at(sinks + k) + 2 * i, rest, result);
+		}
+	}
+
+	// data runs an operation on data.
+	template <bool WHOLE> __device__ __forceinline__ void data(u32 at, const Head &h, const Data &d, u64 from, u64 to) {
+		u32 kind = h.what & 0xFF, flags = h.what >> 8 & 0xFF;
+		const u32 *writers = (const u32 *)(code + at + 3);
+		if (kind == FOLD) {
+			fold<WHOLE>(d, from, to, h.what >> 16, (flags & EARLY) != 0, h.site, writers);
+		} else if (kind == RECEIVE) {
+			receive<WHOLE>(d, from, to, h.site, writers);
+		} else if ((flags & SEND) != 0) {
+			pairs<WHOLE, true>(d, from, to);
+		} else {
+			pairs<WHOLE, false>(d, from, to);
 		}
 	}
 
 	__device__ __forceinline__ void move(u32 at, const Head &h) {
 		Data d = *(const Data *)(code + at + 1);
 		d.first += 2 * a.uses;
-		u32 kind = h.what & 0xFF, flags = h.what >> 8 & 0xFF, op = h.what >> 16;
 		u64 from, to;
-		part(d, (flags & UNCUT) != 0, from, to);
-		const u32 *writers = (const u32 *)(code + at + 3);
-		if (a.whole == 0) {
+		part(d, (h.what >> 8 & UNCUT) != 0, from, to);
+		if (a.whole != 0) {
+			data<true>(at, h, d, from, to);
+		} else {
 			over = move_slowly(a, code, operands, epoch, flag, at, from, to);
-			return;
 		}
-		if (kind == FOLD) return fold<true>(d, from, to, op, h.site, writers);
-		if ((flags & SEND) != 0) return pairs<true, true>(d, from, to);
-		pairs<true, false>(d, from, to);
 	}
 
 	// ---- The program.
@@ -469,16 +512,9 @@ struct Block {
 __device__ __noinline__ bool move_slowly(const Plan &a, const uint4 *code, const u64 *operands, u64 epoch, u32 flag,
 										 u32 at, u64 from, u64 to) {
 	Block b = {a, code, operands, nullptr, epoch, flag, false, 0, 0, 0, 0, 0};
-	Head h = *(const Head *)(code + at);
 	Data d = *(const Data *)(code + at + 1);
 	d.first += 2 * a.uses;
-	if ((h.what & 0xFF) == FOLD) {
-		b.fold<false>(d, from, to, h.what >> 16, h.site, (const u32 *)(code + at + 3));
-	} else if ((h.what >> 8 & SEND) != 0) {
-		b.pairs<false, true>(d, from, to);
-	} else {
-		b.pairs<false, false>(d, from, to);
-	}
+	b.data<false>(at, *(const Head *)(code + at), d, from, to);
 	return b.over;
 }
 

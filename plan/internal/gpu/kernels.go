@@ -2,6 +2,7 @@ package gpu
 
 import (
 	_ "embed"
+	"slices"
 	"strconv"
 	"unsafe"
 
@@ -17,10 +18,11 @@ var execute string
 // moving is the type of the kernel of plans that reduce nothing.
 const moving = weft.Uint8
 
-// Kernels are those that executors load on GPUs of an architecture, one for each type.
-func Kernels(arch string) (specs []kernel.Spec) {
+// Kernels are those that executors load on GPUs of an architecture: that of plans that reduce nothing, and one for each
+// of the types; without types, for all.
+func Kernels(arch string, types ...weft.DType) (specs []kernel.Spec) {
 	for t := weft.DType(1); t <= weft.Bool; t++ {
-		if t != weft.UE8M0 {
+		if t != weft.UE8M0 && (len(types) == 0 || t == moving || slices.Contains(types, t)) {
 			specs = append(specs, source(t, arch).Spec)
 		}
 	}

@@ -21,6 +21,7 @@ const (
 	kindSignal
 	kindWait
 	kindPairs
+	kindReceive
 	kindFold
 	kindLoop
 )
@@ -30,6 +31,7 @@ const (
 	flagBehind              // a signal behind what all threads of the block did before
 	flagSend                // pairs whose sinks are packets
 	flagUncut               // an operation that a pipeline repeats whole
+	flagEarly               // plain sources may be read before the packets are there
 )
 
 // Where an address is: the constants of execute.cu.
@@ -89,14 +91,15 @@ type encoder struct {
 	signals map[int]int // by end, the block that signals there; or several
 	waits   map[int]int
 	writers []writer
-	numbers map[int]int // of barriers, by their number in the file
+	plain   [plans.Buffers][]writer // those of plain data
+	numbers map[int]int             // of barriers, by their number in the file
 	out     *program
 	blocks  []*block
 	err     error
 }
 
-// writer is a range of this rank's packets that a rank writes.
-type writer struct{ from, to, rank int }
+// writer is a range of this rank's packets, or of one of its buffers, that a block writes.
+type writer struct{ from, to, rank, block int }
 
 // several is in the place of a block's number.
 const several = -1
@@ -196,6 +199,9 @@ func (e *encoder) scratch() {
 					for i, p := range places {
 						slot := op.Slot(source, i)
 						for _, o := range owners(rank, &rank.Blocks[b], op, p, r) {
+							if o.rank == e.rank && !source && !slot {
+								e.plain[o.buffer] = append(e.plain[o.buffer], writer{p.Index, p.Index + p.Size, r, b})
+							}
 							switch {
 							case o.buffer != spec.Scratch:
 							case !slot:
@@ -205,7 +211,7 @@ func (e *encoder) scratch() {
 								packets[o.rank] = append(packets[o.rank], span{p.Index, p.Index + p.Size})
 								e.out.packets = max(e.out.packets, p.Index+p.Size)
 								if o.rank == e.rank && !source {
-									e.writers = append(e.writers, writer{p.Index, p.Index + p.Size, r})
+									e.writers = append(e.writers, writer{p.Index, p.Index + p.Size, r, b})
 								}
 							}
 						}
@@ -285,23 +291,63 @@ func (e *encoder) block(id int) {
 		}
 	})
 	e.out.uses = max(e.out.uses, len(b.order))
-	for i := range file.Ops {
-		op, site := &file.Ops[i], spec.Site{Rank: e.rank, Block: id, Op: i, Inner: -1}
-		if op.Kind != spec.Pipeline {
-			b.op(file, op, site)
-			continue
+	b.ops(file, file.Ops, func(i int) spec.Site { return spec.Site{Rank: e.rank, Block: id, Op: i, Inner: -1} })
+}
+
+// ops encodes operations that follow each other. Neighbours that unpack packets become one operation: nothing is
+// published between them, and their packets are looked at together.
+func (b *block) ops(file *spec.Block, ops []spec.Op, at func(i int) spec.Site) {
+	for i := 0; i < len(ops); i++ {
+		op := &ops[i]
+		switch op.Kind {
+		case spec.Pipeline:
+			b.pipeline(file, op, at(i))
+		case spec.UnpackPackets:
+			n := 1
+			for i+n < len(ops) && n < mostOperands && alike(op, &ops[i+n]) {
+				n++
+			}
+			b.receive(file, ops[i:i+n], func(k int) spec.Site { return at(i + k) })
+			i += n - 1
+		default:
+			b.op(file, op, at(i))
 		}
-		for k := range op.Ops {
-			b.wrote = b.wrote || writes(&op.Ops[k])
-		}
-		at := len(b.words)
-		b.head(kindLoop, 0, 0, site, 0, 2)
-		b.words = append(b.words, uint32(op.Unit), uint32(op.Unit>>32), uint32(op.Chunks), 0)
-		for k := range op.Ops {
-			site.Inner = k
-			b.op(file, &op.Ops[k], site)
-		}
-		b.words[at+3] = uint32((len(b.words)-at)/vectorWords - 2)
+	}
+}
+
+// alike says whether operations of one kind move as much, in the same groups.
+func alike(a, b *spec.Op) bool {
+	return a.Kind == b.Kind && a.Group == b.Group && a.Dst[0].Size == b.Dst[0].Size
+}
+
+func (b *block) pipeline(file *spec.Block, op *spec.Op, site spec.Site) {
+	for k := range op.Ops {
+		b.wrote = b.wrote || writes(&op.Ops[k])
+	}
+	at := len(b.words)
+	b.head(kindLoop, 0, 0, site, 0, 2)
+	b.words = append(b.words, uint32(op.Unit), uint32(op.Unit>>32), uint32(op.Chunks), 0)
+	b.ops(file, op.Ops, func(i int) spec.Site {
+		inner := site
+		inner.Inner = i
+		return inner
+	})
+	b.words[at+3] = uint32((len(b.words)-at)/vectorWords - 2)
+}
+
+// receive encodes operations that unpack packets. The sites of all but the first follow its own.
+func (b *block) receive(file *spec.Block, ops []spec.Op, at func(i int) spec.Site) {
+	var from, to []uint64
+	var writers []uint32
+	for i := range ops {
+		_, packets, slots := b.places(file, &ops[i], true)
+		plain, _, _ := b.places(file, &ops[i], false)
+		from, to = append(from, packets...), append(to, plain...)
+		writers = append(writers, uint32(b.e.writer(slots[0])))
+	}
+	b.data(kindReceive, 0, &ops[0], at(0), from, to, 0, 0, writers)
+	for i := 1; i < len(ops); i++ {
+		b.e.out.sites = append(b.e.out.sites, at(i))
 	}
 }
 
@@ -483,6 +529,10 @@ func (b *block) data(kind, flags int, op *spec.Op, site spec.Site, from, to []ui
 func (b *block) pairs(file *spec.Block, op *spec.Op, site spec.Site, flags int) {
 	from, _, _ := b.places(file, op, true)
 	to, packets, _ := b.places(file, op, false)
+	if first := from[:1]; len(slices.Compact(slices.Clone(from))) == 1 && len(from) > 1 {
+		b.data(kindFold, 0, op, site, first, append(to, packets...), 0, len(to), nil) // which reads it once
+		return
+	}
 	b.data(kindPairs, flags, op, site, from, append(to, packets...), 0, 0, nil)
 }
 
@@ -494,8 +544,12 @@ func (b *block) fold(file *spec.Block, op *spec.Op, site spec.Site) {
 	for _, p := range slots {
 		writers = append(writers, uint32(b.e.writer(p)))
 	}
+	flags := 0
+	if len(packets) > 0 && len(from) > 0 && b.alone(op.Src[0]) {
+		flags = flagEarly
+	}
 	// Packets are folded first: program.Step.Folds.
-	b.data(kindFold, 0, op, site, append(packets, from...), append(to, sent...), len(packets), len(to), writers)
+	b.data(kindFold, flags, op, site, append(packets, from...), append(to, sent...), len(packets), len(to), writers)
 }
 
 // writer is a rank that writes the packets of a place.
@@ -506,6 +560,47 @@ func (e *encoder) writer(p spec.Place) int {
 		}
 	}
 	return e.rank
+}
+
+// alone says whether no other block writes a local place of plain data, so that packets order nothing that is there.
+func (b *block) alone(p spec.Place) bool {
+	for _, alias := range b.e.aliases(p) {
+		for _, w := range b.e.plain[alias.Buffer] {
+			if w.from < alias.Index+alias.Size && alias.Index < w.to && (w.rank != b.e.rank || w.block != b.id) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// aliases are the places that a local place may be: of a plan in place its input is its output.
+func (e *encoder) aliases(p spec.Place) []spec.Place {
+	if p.Buffer == spec.Scratch {
+		return []spec.Place{p}
+	}
+	rank := &e.file.Ranks[e.rank]
+	other := p
+	other.Buffer = spec.Input + spec.Output - p.Buffer
+	shift := 0 // of an input's chunk in the output
+	switch e.file.Collective {
+	case spec.AllReduce, spec.AllToAll:
+	case spec.AllGather:
+		shift = e.rank * rank.Input
+	case spec.ReduceScatter:
+		shift = -e.rank * rank.Output
+	default: // wherever the caller puts them
+		other.Index, other.Size = 0, rank.Size(other.Buffer)
+		return []spec.Place{p, other}
+	}
+	if !e.file.InPlace {
+		return []spec.Place{p}
+	}
+	if p.Buffer == spec.Output {
+		shift = -shift
+	}
+	other.Index += shift
+	return []spec.Place{p, other}
 }
 
 // lay puts the blocks' programs behind each other.
