@@ -139,17 +139,17 @@ __device__ __noinline__ bool poll(const Group &g, State *state, u32 site, u64 ep
 
 constexpr u32 FLIGHT = 4; // vectors of a thread that are on their way together
 
-__device__ bool move_slowly(const Plan &a, const uint4 *code, const u64 *operands, u64 epoch, u32 flag, u32 at, u64 from,
-							u64 to);
+__device__ bool move_slowly(const Plan &a, const uint4 *code, const u64 *operands, u64 epoch, u32 flag, u32 at,
+							u64 from, u64 to);
 
 // Block is a block as one of its threads knows it.
 struct Block {
 	const Plan &a;
 	const uint4 *code;
-	const u64 *operands; // addresses: of each end that the block uses its peer's word and its own, then those of operations
-	u64 *counts;		 // of each such end: signals sent, signals awaited
+	const u64 *operands; // addresses: for each end that the block uses its peer's word and its own, then operations'
+	u64 *counts;		 // for each such end: signals sent, signals awaited
 	u64 epoch;
-	u32 flag; // of this launch's packets
+	u32 flag;  // of this launch's packets
 	bool over; // a wait has ended in vain
 
 	// the windows of a pipeline

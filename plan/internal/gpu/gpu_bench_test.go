@@ -81,16 +81,26 @@ func BenchmarkOnGPUs(b *testing.B) {
 		build  func(ranks int) *plan.Plan
 		window bool
 	}{
-		{"packets/1KiB", "all-reduce/one-shot", 1 << 10, 200,
-			func(n int) *plan.Plan { return onePacketShot(n, 1) }, false},
-		{"packets/two phases/1KiB", "all-reduce/two-shot", 1 << 10, 200,
-			func(n int) *plan.Plan { return plantest.TwoPhasePackets(n) }, false},
-		{"packets/64KiB", "all-reduce/one-shot", 64 << 10, 100,
-			func(n int) *plan.Plan { return onePacketShot(n, 8) }, false},
-		{"direct/1MiB", "all-reduce/direct", 1 << 20, 50,
-			func(n int) *plan.Plan { return directTwoShot(n, 16) }, true},
-		{"direct/16MiB", "all-reduce/direct", 16 << 20, 10,
-			func(n int) *plan.Plan { return directTwoShot(n, 64/n) }, true},
+		{
+			"packets/1KiB", "all-reduce/one-shot", 1 << 10, 200,
+			func(n int) *plan.Plan { return onePacketShot(n, 1) }, false,
+		},
+		{
+			"packets/two phases/1KiB", "all-reduce/two-shot", 1 << 10, 200,
+			func(n int) *plan.Plan { return plantest.TwoPhasePackets(n) }, false,
+		},
+		{
+			"packets/64KiB", "all-reduce/one-shot", 64 << 10, 100,
+			func(n int) *plan.Plan { return onePacketShot(n, 8) }, false,
+		},
+		{
+			"direct/1MiB", "all-reduce/direct", 1 << 20, 50,
+			func(n int) *plan.Plan { return directTwoShot(n, 16) }, true,
+		},
+		{
+			"direct/16MiB", "all-reduce/direct", 16 << 20, 10,
+			func(n int) *plan.Plan { return directTwoShot(n, 64/n) }, true,
+		},
 	} {
 		for _, ranks := range []int{2, 4} {
 			b.Run(fmt.Sprintf("%s/%d", x.name, ranks), func(b *testing.B) {

@@ -94,7 +94,8 @@ func TestMaskedOnEmulatedGPUs(t *testing.T) {
 	f, l := build(t, plantest.TwoPhasePackets(ranks)), launchOf{dtype: weft.BFloat16, chunk: 48}
 	var survivors sync.WaitGroup
 	survivors.Add(ranks - 1)
-	run(t, emulated(t, ranks, 1), ranks, memoryBytes, executor.Options{}, patience, func(ctx context.Context, r *rank) error {
+	g := emulated(t, ranks, 1)
+	run(t, g, ranks, memoryBytes, executor.Options{}, patience, func(ctx context.Context, r *rank) error {
 		p, err := r.Load(ctx, f)
 		if err != nil {
 			return err
@@ -123,7 +124,8 @@ func TestMaskedOnEmulatedGPUs(t *testing.T) {
 func TestRoomOnEmulatedGPUs(t *testing.T) {
 	const ranks, sms = 2, 16
 	wide, narrow := build(t, manyBlocks(ranks, sms+1)), build(t, manyBlocks(ranks, sms))
-	run(t, emulated(t, ranks, 1), ranks, memoryBytes, executor.Options{}, patience, func(ctx context.Context, r *rank) error {
+	g := emulated(t, ranks, 1)
+	run(t, g, ranks, memoryBytes, executor.Options{}, patience, func(ctx context.Context, r *rank) error {
 		if _, err := r.Load(ctx, wide); !errors.Is(err, weft.ErrUnsupported) {
 			return fmt.Errorf("%d blocks on %d multiprocessors: %w", sms+1, sms, err)
 		} else if r.comm.Rank() == 0 {

@@ -197,7 +197,10 @@ func TestProgramsOnGPUs(t *testing.T) {
 		}
 	}
 	for _, chunk := range []int{16, 32, 1 << 10, 64 << 10, 200_000, 16} {
-		all = append(all, launchOf{dtype: weft.Float16, chunk: chunk}, launchOf{dtype: weft.Float16, chunk: chunk, window: true})
+		l := launchOf{dtype: weft.Float16, chunk: chunk}
+		all = append(all, l)
+		l.window = true
+		all = append(all, l)
 	}
 	programs(t, g, all)
 }

@@ -130,8 +130,8 @@ func (l *loaded) unitAt(a *planArgs) uint32 {
 	return uint32(all & -all)
 }
 
-// leastThreads is how many threads a block has at least, where the plan has so many: what a launch does before its first
-// operation takes them.
+// leastThreads is how many threads a block has at least, where the plan has so many: what a launch does before its
+// first operation takes them.
 const leastThreads, mostThreads, warp = 64, 512, 32
 
 // blockThreads is how many threads blocks have: no more than their largest operation has vectors.

@@ -12,8 +12,8 @@ import (
 	"github.com/weftgo/weft/plan/spec"
 )
 
-// Operands that peers reach lie in windows, at the same place on every rank, or they are staged: copied to the context's
-// window before the launch and from it after. Input and output that share memory are one region.
+// Operands that peers reach lie in windows, at the same place on every rank, or they are staged: copied to the
+// context's window before the launch and from it after. Input and output that share memory are one region.
 
 // region is memory that peers reach: in a window of the caller's, or staged.
 type region struct {

@@ -354,7 +354,8 @@ func (b *block) receive(file *spec.Block, ops []spec.Op, at func(i int) spec.Sit
 // head begins an operation, of so many vectors.
 func (b *block) head(kind, flags, reduction int, site spec.Site, count, vectors int) {
 	b.e.out.sites = append(b.e.out.sites, site)
-	b.words = append(b.words, uint32(kind|flags<<8|reduction<<16), uint32(len(b.e.out.sites)), uint32(vectors), uint32(count))
+	what, number := uint32(kind|flags<<8|reduction<<16), uint32(len(b.e.out.sites))
+	b.words = append(b.words, what, number, uint32(vectors), uint32(count))
 }
 
 // list appends an operation's head, and words behind it.
@@ -498,7 +499,9 @@ func (b *block) places(file *spec.Block, op *spec.Op, source bool) (plain, packe
 }
 
 // data appends the head of an operation on data, its two vectors, and the words behind them.
-func (b *block) data(kind, flags int, op *spec.Op, site spec.Site, from, to []uint64, packets, plain int, words []uint32) {
+func (b *block) data(kind, flags int, op *spec.Op, site spec.Site, from, to []uint64, packets, plain int,
+	words []uint32,
+) {
 	if len(from) > mostOperands || len(to) > mostOperands || op.Group.Size > mostOperands {
 		b.e.err = weft.Unsupportedf("%s: %d sources, %d destinations, a group of %d; there may be %d of each",
 			b.e.plan.At(site), len(from), len(to), op.Group.Size, mostOperands)
