@@ -40,9 +40,6 @@ func checkOwn(comm *weft.Comm, op string, own []Algorithm, loopback int) error {
 		case comm.Device() == nil && own[i].Program == nil:
 			return weft.Unsupportedf("%s: algorithm %s is a kernel, and the ranks are on the host; give it to a group on GPUs",
 				op, own[i].Name)
-		case comm.Device() != nil && own[i].Program != nil:
-			return weft.Unsupportedf("%s: algorithm %s is no kernel, and the ranks are on GPUs; give it to a group on the host",
-				op, own[i].Name)
 		}
 	}
 	if loopback != 0 {

@@ -11,6 +11,7 @@ import (
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/kernel"
 	"github.com/weftgo/weft/device"
+	enginegpu "github.com/weftgo/weft/engine/gpu"
 	enginehost "github.com/weftgo/weft/engine/host"
 )
 
@@ -62,8 +63,8 @@ type Program interface {
 	// Text is what the ranks of a group compare of it.
 	Text() string
 	// Open makes it ready on this rank. It is collective, and fails on all ranks or on none. The host gives the rounds
-	// of the group; GPUs have none.
-	Open(ctx context.Context, comm *weft.Comm, rounds *enginehost.Rounds) (Runner, error)
+	// of the group, and GPUs the room that its kernels have, which may be shared.
+	Open(ctx context.Context, comm *weft.Comm, rounds *enginehost.Rounds, room *enginegpu.Room) (Runner, error)
 }
 
 // Runner is a Program on one rank.

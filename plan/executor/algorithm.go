@@ -2,13 +2,16 @@ package executor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"regexp"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/collective/spec"
+	enginegpu "github.com/weftgo/weft/engine/gpu"
 	enginehost "github.com/weftgo/weft/engine/host"
 	"github.com/weftgo/weft/plan"
+	"github.com/weftgo/weft/plan/internal/gpu"
 	"github.com/weftgo/weft/plan/internal/host"
 	"github.com/weftgo/weft/plan/internal/launch"
 	planspec "github.com/weftgo/weft/plan/spec"
@@ -75,16 +78,20 @@ type program struct{ plan *launch.Plan }
 func (p program) Text() string { return fmt.Sprintf("plan %s, hash %v", p.plan.File.Name, p.plan.Key) }
 
 // Open implements [spec.Program].
-func (p program) Open(ctx context.Context, comm *weft.Comm, rounds *enginehost.Rounds) (spec.Runner, error) {
+func (p program) Open(ctx context.Context, comm *weft.Comm, rounds *enginehost.Rounds, room *enginegpu.Room,
+) (spec.Runner, error) {
 	r := &runner{plan: p.plan, rank: comm.Rank(), rounds: rounds}
 	if rounds == nil {
-		engine, err := newEngine(ctx, comm)
+		engine, err := gpu.New(ctx, comm, room)
 		if err != nil {
 			return nil, err
 		}
 		r.engine = engine
-		r.loaded, err = engine.Load(ctx, p.plan)
-		return r, err
+		if r.loaded, err = engine.Load(ctx, p.plan); err != nil {
+			_, again := engine.Close()
+			return nil, errors.Join(err, again)
+		}
+		return r, nil
 	}
 	engine := host.On(comm, rounds)
 	r.engine = engine

@@ -12,7 +12,7 @@ import (
 // newEngine makes the engine of the ranks' kind of memory. It is collective.
 func newEngine(ctx context.Context, comm *weft.Comm) (launch.Engine, error) {
 	if comm.Device() != nil {
-		return gpu.New(ctx, comm)
+		return gpu.New(ctx, comm, nil)
 	}
 	return host.New(ctx, comm)
 }

@@ -47,6 +47,7 @@ type Engine struct {
 	algorithms []*algorithm
 	choice     *choice.Chooser
 	owns       []*own
+	runners    map[*algorithm]spec.Runner // of users' algorithms that have no kernel
 	sms        int
 	placed     bool // a user's algorithm asks whether operands are in place
 	most       int  // blocks that the call's launches have, at most
@@ -319,6 +320,13 @@ func (e *Engine) Close() (released bool, err error) {
 	errs := []error{err}
 	for _, o := range e.owns {
 		released, err := o.close()
+		if !released {
+			return false, err
+		}
+		errs = append(errs, err)
+	}
+	for _, r := range e.runners {
+		released, err := r.Close()
 		if !released {
 			return false, err
 		}

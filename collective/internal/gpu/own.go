@@ -44,6 +44,9 @@ const ownThreads = 512
 
 // openOwn makes a user's algorithm ready, on all ranks or on none.
 func (e *Engine) openOwn(ctx context.Context, a *spec.Algorithm) error {
+	if a.Program != nil {
+		return e.openProgram(ctx, a)
+	}
 	o := &own{algorithm: &algorithm{Algorithm: *a}, e: e, threads: a.Kernel.Threads, contexts: map[string]*ownContext{}}
 	e.owns = append(e.owns, o)
 	e.algorithms = append(e.algorithms, o.algorithm)

@@ -35,6 +35,9 @@ func (e *Engine) Run(ctx context.Context, s *weft.Stream, c *spec.Call, refused 
 	if o := e.ownOf(a); o != nil {
 		return a.Name, o.run(ctx, s, c)
 	}
+	if r := e.runners[a]; r != nil {
+		return a.Name, r.Run(ctx, s, c)
+	}
 	if e.most = e.blocks; c.Blocks > 0 {
 		e.most = min(e.most, c.Blocks)
 	}
@@ -76,6 +79,9 @@ func (e *Engine) accept(s *weft.Stream, c *spec.Call) (*algorithm, error) {
 func (e *Engine) refuses(s *weft.Stream, c *spec.Call, a *algorithm) error {
 	if o := e.ownOf(a); o != nil {
 		return o.refuses(s, c)
+	}
+	if e.runners[a] != nil && c.Blocks != 0 {
+		return weft.Unsupportedf("%v: %s has as many blocks as it was written with; leave Blocks out", c.Collective, a.Name)
 	}
 	if c.Threads != 0 || len(c.Extras) > 0 {
 		return weft.Unsupportedf("%v: %s takes neither threads nor extras, as users' algorithms do; name one of those",

@@ -54,7 +54,7 @@ func New(ctx context.Context, comm *weft.Comm, o Options) (*Engine, error) {
 	e.call = newCall(rounds)
 	e.exchange = newExchange(&e.call, boxes)
 	for i := range o.Own {
-		own, err := o.Own[i].Program.Open(ctx, comm, rounds)
+		own, err := o.Own[i].Program.Open(ctx, comm, rounds, nil)
 		if err != nil {
 			_, more := e.Close()
 			return nil, errors.Join(fmt.Errorf("algorithm %s: %w", o.Own[i].Name, err), more)

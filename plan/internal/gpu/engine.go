@@ -17,6 +17,7 @@ import (
 type Engine struct {
 	comm      *weft.Comm
 	dependent bool // launches may begin while the one before ends
+	beside    *enginegpu.Room
 
 	kernels [weft.Bool + 1]*cuda.Function
 	// programs are the modules of kernels. They and rooms are given up when nothing of any plan runs.
@@ -25,13 +26,14 @@ type Engine struct {
 	plans    []*loaded
 }
 
-// New makes an engine. It is collective.
-func New(ctx context.Context, comm *weft.Comm) (*Engine, error) {
+// New makes an engine, whose plans share room with kernels that never run at the same time; nil is none. It is
+// collective.
+func New(ctx context.Context, comm *weft.Comm, beside *enginegpu.Room) (*Engine, error) {
 	major, _, err := comm.Device().Context().Device().ComputeCapability()
 	if err := comm.Operations().VerifySame(ctx, "new executor", "", err); err != nil {
 		return nil, err
 	}
-	return &Engine{comm: comm, dependent: major >= 9}, nil
+	return &Engine{comm: comm, dependent: major >= 9, beside: beside}, nil
 }
 
 // Begin is the first thing that a launch does.
@@ -62,7 +64,7 @@ func (e *Engine) reserve(ctx context.Context, l *loaded) error {
 		most = max(most, len(l.plan.File.Ranks[r].Blocks))
 	}
 	want := enginegpu.Want{Op: l.plan.Name, Cost: occupancy.SMThreads, SMs: e.comm.Device().SMs(), Least: most}
-	if len(e.rooms) > 0 {
+	if want.Beside = e.beside; want.Beside == nil && len(e.rooms) > 0 {
 		want.Beside = e.rooms[0]
 	}
 	room, err := enginegpu.Fit(ctx, e.comm, want)
