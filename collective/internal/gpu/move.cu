@@ -37,6 +37,7 @@ __device__ __forceinline__ bool move_plain(const Move &a, Collective &c, Vectors
 	if (p.has) {
 		p.send_each(c.turn, parts);
 		seen.look();
+		p.send_sides(c.turn, parts);
 	}
 	c.clear(a.lane);
 	c.note(a.lane, RANKS * p.slot_bytes, true);

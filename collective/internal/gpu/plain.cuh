@@ -35,7 +35,7 @@ struct Plain {
 		u64 at = slot(slots, g.rank);
 #pragma unroll
 		for (u32 r = 0; r < RANKS; r++) {
-			if (r != g.rank) deliver(l, g.window[r], at, v);
+			if (r != g.rank) weft::send(g.window[r] + at, v);
 		}
 	}
 
@@ -44,9 +44,26 @@ struct Plain {
 		u64 at = slot(slots, g.rank);
 #pragma unroll
 		for (u32 r = 0; r < RANKS; r++) {
-			if (r != g.rank) deliver(l, g.window[r], at, all.v[r]);
+			if (r != g.rank) weft::send(g.window[r] + at, all.v[r]);
 		}
 	}
+
+#if WEFT_EXACT && WEFT_ENCODING != 3
+	// send_sides sends the side words of those vectors that need one. It comes while all are on the way.
+	__device__ __forceinline__ void send_sides(u64 slots, const Vectors &all) const {
+		Most largest = most(as_sent(all.v[0]));
+#pragma unroll
+		for (u32 r = 1; r < RANKS; r++) largest = max(largest, most(as_sent(all.v[r])));
+		if (__builtin_expect(largest != MOST, 1)) return;
+		u64 side = side_of(l, slot(slots, g.rank));
+#pragma unroll
+		for (u32 r = 0; r < RANKS; r++) {
+			if (r != g.rank && most(as_sent(all.v[r])) == MOST) send_side(g.window[r] + side, all.v[r]);
+		}
+	}
+#else
+	__device__ __forceinline__ void send_sides(u64, const Vectors &) const {}
+#endif
 };
 
 // TRIES is how often a thread looks at all its slots before it waits for one after the other, by the clock.
@@ -91,16 +108,30 @@ struct Seen {
 #pragma unroll
 		for (u32 r = 0; r < RANKS; r++) {
 			all.v[r] = own;
-			if (r == p.g.rank) continue;
-			all.v[r] = value(looks.s[r]);
-			if (!restore(p.g, p.l, p.c.o.epoch, r, slot(r), all.v[r])) return false;
+			if (r != p.g.rank) all.v[r] = value(looks.s[r]);
 		}
+		if (!restore_all(all)) return false;
 		if (p.l.clear != 0) {
 #pragma unroll
 			for (u32 r = 0; r < RANKS; r++) {
 				if (r != p.g.rank) empty(p.l, (char *)slot(r));
 			}
 		}
+		return true;
+	}
+
+	// restore_all gives the peers' vectors the bits that they had.
+	__device__ __forceinline__ bool restore_all(Vectors &all) const {
+#if WEFT_EXACT && WEFT_ENCODING != 3
+		Most largest = most(all.v[0]);
+#pragma unroll
+		for (u32 r = 1; r < RANKS; r++) largest = max(largest, most(all.v[r]));
+		if (__builtin_expect(largest != MOST, 1)) return true;
+#pragma unroll
+		for (u32 r = 0; r < RANKS; r++) {
+			if (r != p.g.rank && !restore(p.g, p.l, p.c.o.epoch, r, slot(r), all.v[r])) return false;
+		}
+#endif
 		return true;
 	}
 };

@@ -46,8 +46,6 @@ constexpr u32 THREADS = RANKS == 1 || RANKS == 2 ? 768 : 512;
 #endif
 constexpr u32 AHEAD = WEFT_AHEAD;
 
-constexpr u32 SIGN = 0x80000000u; // a word of ones travels without it
-
 // Lane is what kernels of all collectives have. Go: lane.
 struct Lane {
 	State *state;
@@ -74,10 +72,12 @@ __device__ __forceinline__ Slot look(const char *slot) { return load_relaxed_sys
 // A maximum of words is EMPTY if one of them is.
 __device__ __forceinline__ bool there(const Slot &s) { return max(max(s.x, s.y), max(s.z, s.w)) != EMPTY; }
 __device__ __forceinline__ uint4 value(const Slot &s) { return s; }
-// altered says that some words of a vector are ones, or look as ones do when they have travelled.
-__device__ __forceinline__ bool altered(uint4 v) {
-	return (v.x | SIGN) == EMPTY || (v.y | SIGN) == EMPTY || (v.z | SIGN) == EMPTY || (v.w | SIGN) == EMPTY;
-}
+// most is the largest word of a vector as it travels, as a signed number. It is MOST if some word was ones, or looks as
+// if it had been.
+typedef int Most;
+constexpr Most MOST = 0x7FFFFFFF;
+__device__ __forceinline__ Most most(uint4 v) { return max(max((int)v.x, (int)v.y), max((int)v.z, (int)v.w)); }
+__device__ __forceinline__ uint4 as_sent(uint4 v) { return clean(v); }
 // ones_of are the words that are ones, a bit each, and with_ones makes them ones again.
 __device__ __forceinline__ u32 ones_of(uint4 v) {
 	return (u32)(v.x == EMPTY) | (u32)(v.y == EMPTY) << 1 | (u32)(v.z == EMPTY) << 2 | (u32)(v.w == EMPTY) << 3;
@@ -100,8 +100,14 @@ __device__ __forceinline__ bool there(const Slot &s) { return s.x != ~0ull && s.
 __device__ __forceinline__ uint4 value(const Slot &s) {
 	return make_uint4((u32)s.x, (u32)(s.x >> 32), (u32)s.y, (u32)(s.y >> 32));
 }
-__device__ __forceinline__ bool altered(uint4 v) {
-	return (v.x & (v.y | SIGN)) == EMPTY || (v.z & (v.w | SIGN)) == EMPTY;
+typedef long long Most;
+constexpr Most MOST = 0x7FFFFFFFFFFFFFFF;
+__device__ __forceinline__ Most most(uint4 v) {
+	return max((long long)((u64)v.y << 32 | v.x), (long long)((u64)v.w << 32 | v.z));
+}
+__device__ __forceinline__ uint4 as_sent(uint4 v) {
+	u64 low = clean64((u64)v.y << 32 | v.x), high = clean64((u64)v.w << 32 | v.z);
+	return make_uint4((u32)low, (u32)(low >> 32), (u32)high, (u32)(high >> 32));
 }
 __device__ __forceinline__ u32 ones_of(uint4 v) {
 	return (u32)((v.x & v.y) == EMPTY) | (u32)((v.z & v.w) == EMPTY) << 1;
@@ -170,12 +176,12 @@ __device__ __noinline__ u32 await_side(const Group &g, State *state, u32 op, u64
 // deliver sends a vector to a slot in a window.
 __device__ __forceinline__ void deliver(const Lane &l, char *window, u64 slot, uint4 v) {
 	send(window + slot, v);
-	if (__builtin_expect(altered(v), 0)) send_side(window + side_of(l, slot), v);
+	if (__builtin_expect(most(as_sent(v)) == MOST, 0)) send_side(window + side_of(l, slot), v);
 }
 
 // restore gives a vector of peer's, which was in a slot of this rank's, the bits that it had. False: the wait is over.
 __device__ __forceinline__ bool restore(const Group &g, const Lane &l, u64 epoch, u32 peer, const char *slot, uint4 &v) {
-	if (__builtin_expect(!altered(v), 1)) return true;
+	if (__builtin_expect(most(v) != MOST, 1)) return true;
 	u32 ones = await_side(g, l.state, l.op, epoch, peer, l.own + side_of(l, (u64)(slot - l.own)));
 	if (ones == EMPTY) return false;
 	v = with_ones(v, ones);
