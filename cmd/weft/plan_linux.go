@@ -18,12 +18,13 @@ import (
 func newPlan() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plan",
-		Short: "Check, simulate, draw and fix communication plans",
+		Short: "Check, run, draw, fix and measure communication plans",
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	describe(cmd, "plan_root")
-	cmd.AddCommand(newPlanCheck(), newPlanRun(), newPlanShow(), newPlanFix())
+	cmd.AddCommand(newPlanCheck(), newPlanRun(), newPlanShow(), newPlanFix(), newPlanFormat(), newPlanDiff(),
+		newPlanBench())
 	return cmd
 }
 
@@ -176,15 +177,23 @@ func newPlanRun() *cobra.Command {
 	var simulated, trace bool
 	var schedules uint64
 	o := plan.Simulation{Launches: 3}
+	h := hostRun{}
 	cmd := &cobra.Command{
-		Use:   "run FILE --simulate",
-		Short: "Run a plan in this process, under an order of events that a seed chooses",
+		Use:   "run FILE",
+		Short: "Run a plan on ranks of this host, or in a simulation",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if err := onePlan(cmd, args); err != nil {
 				return err
 			}
-			if !simulated {
-				return usageError{errors.New("plans run in a simulation alone so far: give --simulate")}
+			for _, name := range []string{"seed", "schedules", "weak", "trace"} {
+				if !simulated && cmd.Flags().Changed(name) {
+					return usageError{fmt.Errorf("--%s is of simulations: add --simulate", name)}
+				}
+			}
+			for _, name := range []string{"bytes", "unverified"} {
+				if simulated && cmd.Flags().Changed(name) {
+					return usageError{fmt.Errorf("--%s is of real ranks: leave out --simulate", name)}
+				}
 			}
 			if o.Launches < 1 || schedules < 1 {
 				return usageError{errors.New("--launches, --schedules: want at least 1")}
@@ -195,6 +204,10 @@ func newPlanRun() *cobra.Command {
 			f, err := loadPlan(args[0])
 			if err != nil {
 				return err
+			}
+			if !simulated {
+				h.file, h.launches = f, o.Launches
+				return h.run(cmd.Context(), cmd.OutOrStdout(), args[0])
 			}
 			if trace {
 				o.Trace = func(line string) { fmt.Fprintln(cmd.OutOrStdout(), line) }
@@ -216,7 +229,9 @@ func newPlanRun() *cobra.Command {
 	f.BoolVar(&simulated, "simulate", false, "run all ranks as a simulation in this process")
 	f.Uint64Var(&o.Seed, "seed", 0, "which order of events; the same one runs again under the same seed")
 	f.Uint64Var(&schedules, "schedules", 1, "try so many seeds, from --seed on, and end at the first that fails")
-	f.IntVar(&o.Launches, "launches", o.Launches, "launches of each rank, which do not wait for other ranks between")
+	f.IntVar(&o.Launches, "launches", o.Launches, "launches of each rank; simulated ones do not wait for other ranks between")
+	f.Int64Var(&h.bytes, "bytes", 0, "bytes of a message: of the output of an all-gather, else of the input")
+	f.BoolVar(&h.unverified, "unverified", false, "run it though the verifier finds errors")
 	f.BoolVar(&o.Weak, "weak", false, "let relaxed signals overtake stores, as no GPU of today does")
 	f.BoolVar(&trace, "trace", false, "say when ranks and blocks begin and end")
 	return cmd

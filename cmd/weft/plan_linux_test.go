@@ -126,15 +126,70 @@ func TestPlanRun(t *testing.T) {
 		t.Errorf("%q, and before %q; %q", again, errs, out)
 	}
 	for line, want := range map[string]string{
-		"plan check": "plan check: want the name of one file; see weft plan check --help",
-		"plan run x": "plan run: plans run in a simulation alone so far: give --simulate; " +
-			"see weft plan run --help",
+		"plan check":                         "plan check: want the name of one file; see weft plan check --help",
+		"plan run x --seed 3":                "plan run: --seed is of simulations: add --simulate; see weft plan run --help",
+		"plan run x --simulate --bytes 3":    "plan run: --bytes is of real ranks: leave out --simulate; see weft plan run --help",
+		"plan diff x":                        "plan diff: want the names of two files; see weft plan diff --help",
 		"plan run x --simulate --launches 0": "plan run: --launches, --schedules: want at least 1; see weft plan run --help",
 		"plan show x y":                      "plan show: want the name of one file; see weft plan show --help",
 	} {
 		if _, errs := command(t, 2, strings.Fields(line)...); errs != "weft: "+want+"\n" {
 			t.Errorf("%s: %q, want %q", line, errs, want)
 		}
+	}
+}
+
+// A plan runs on real ranks; what the verifier refuses does not.
+func TestPlanRun_host(t *testing.T) {
+	right := planFile(t, func(*plan.File) {})
+	out, _ := command(t, 0, "plan", "run", right, "--bytes", "65536", "--launches", "1")
+	if want := right + ": right in 1 launch of 64 KiB on 2 ranks, 32 KiB in chunks, the first in "; !strings.HasPrefix(out,
+		want) {
+		t.Errorf("%q, want %q", out, want)
+	}
+	if _, errs := command(t, 2, "plan", "run", right, "--bytes", "100"); !strings.Contains(errs, "no multiple of 32") {
+		t.Errorf("%q", errs)
+	}
+	_, errs := command(t, 1, "plan", "run", planFile(t, cut(5, 6)))
+	if !strings.Contains(errs, "the verifier finds: deadlock") {
+		t.Errorf("%q", errs)
+	}
+}
+
+// A plan is measured beside the library's choice.
+func TestPlanBench(t *testing.T) {
+	right := planFile(t, func(*plan.File) {})
+	out, _ := command(t, 0, "plan", "bench", right, "--sizes", "64k", "--iters", "3", "--json")
+	for _, want := range []string{`"algorithm":"plan/gather"`, `"algorithm":"all-gather/pull"`} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%s: without %s", out, want)
+		}
+	}
+	out, _ = command(t, 0, "bench", "allgather", "--plan", right, "--sizes", "100000", "--iters", "3", "--json")
+	if !strings.Contains(out, `"algorithm":"plan/gather"`) || !strings.Contains(out, `"verified":true`) {
+		t.Errorf("%s", out)
+	}
+	for _, line := range []string{"bench allreduce --plan " + right, "bench allgather --plan " + right + " --ranks 2"} {
+		if _, errs := command(t, 2, strings.Fields(line)...); !strings.Contains(errs, "plan") {
+			t.Errorf("%s: %q", line, errs)
+		}
+	}
+}
+
+func TestPlanText(t *testing.T) {
+	right, other := planFile(t, func(*plan.File) {}), planFile(t, cut(3, 4))
+	out, _ := command(t, 0, "plan", "fmt", right, "--compact")
+	line := filepath.Join(t.TempDir(), "line.json")
+	if err := os.WriteFile(line, []byte(out), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, _ := command(t, 0, "plan", "diff", right, line); out != "" {
+		t.Errorf("%q", out)
+	}
+	out, _ = command(t, 1, "plan", "diff", right, other)
+	if want := "rank 0, block 0:\n  - 3 put output[0:1] -> output of 1[0:1]\nthey leave other contents: the output of rank 1\n"; out !=
+		want {
+		t.Errorf("%q, want %q", out, want)
 	}
 }
 

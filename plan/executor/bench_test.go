@@ -11,6 +11,7 @@ import (
 	"github.com/weftgo/weft/collective"
 	"github.com/weftgo/weft/internal/ranktest"
 	"github.com/weftgo/weft/plan"
+	"github.com/weftgo/weft/plan/executor"
 	"github.com/weftgo/weft/plan/internal/plantest"
 	"github.com/weftgo/weft/plan/spec"
 )
@@ -98,4 +99,47 @@ func interleaved(b *testing.B, ranks int, native string, f *plan.File, bytes int
 		slices.Sort(took[i])
 	}
 	return took[0][turns/2], took[1][turns/2]
+}
+
+// BenchmarkFirst is the time in which ranks load, verify and launch a plan for the first time.
+func BenchmarkFirst(b *testing.B) {
+	for name, p := range map[string]func() *plan.Plan{
+		"two-shot of 8": func() *plan.Plan { return plantest.TwoShot(8) },
+		"packets of 8":  func() *plan.Plan { return plantest.TwoPhasePackets(8) },
+		"ring of 8":     func() *plan.Plan { return plantest.Ring(8) },
+	} {
+		b.Run(name, func(b *testing.B) {
+			f := build(b, p())
+			err := ranktest.Run(8, ranktest.OnHost, func(ctx context.Context, c *weft.Comm) error {
+				x, err := executor.New(ctx, c, executor.Options{})
+				if err != nil {
+					return err
+				}
+				in, out, size := plantest.Place(f, c.Rank(), 1024)
+				region := make([]byte, size)
+				rank := &f.Ranks[c.Rank()]
+				for i := range 10 {
+					another := *f
+					another.Name = fmt.Sprint(b.N, i) // nothing is known of it
+					begun := time.Now()
+					p, err := x.Load(ctx, &another)
+					if err != nil {
+						return err
+					}
+					err = p.Execute(ctx, nil, tensor(region[out:][:1024*rank.Output], weft.Float32),
+						tensor(region[in:][:1024*rank.Input], weft.Float32))
+					if err != nil {
+						return err
+					}
+					if c.Rank() == 0 {
+						b.ReportMetric(float64(time.Since(begun).Microseconds())/1000, "ms")
+					}
+				}
+				return x.Close()
+			})
+			if err != nil {
+				b.Fatal(err)
+			}
+		})
+	}
 }
