@@ -294,6 +294,11 @@ func (c *comm) children() []child {
 			all = append(all, child{&g.ops, handle.Group, g.group.Close, func() { g.forget(id) }})
 		}
 	}
+	for id, x := range planRunners.All() {
+		if x.comm == c {
+			all = append(all, child{&x.ops, handle.Executor, x.executor.Close, func() { planRunners.Remove(id) }})
+		}
+	}
 	for _, w := range works.All() {
 		if w.group != nil && w.group.comm == c {
 			none := func() {} // they are the group's

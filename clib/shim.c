@@ -268,6 +268,28 @@ weft_status weft_plan_check(const char *plan, char **findings) {
 	return CALL(goweft_plan_check((char *)plan, findings));
 }
 
+weft_status weft_executor_create(weft_comm comm, int unverified, weft_executor *executor) {
+	return CALL(goweft_executor_create(ID(comm), unverified, executor, libweft_timeout));
+}
+
+weft_status weft_executor_load(weft_executor executor, const char *plan, int64_t *number) {
+	return CALL(goweft_executor_load(ID(executor), (char *)plan, number, libweft_timeout));
+}
+
+weft_status weft_executor_run(weft_executor executor, weft_stream stream, int64_t plan,
+		const weft_tensor *out, const weft_tensor *in) {
+	return CALL(goweft_executor_run(ID(executor), stream, plan, (weft_tensor *)out,
+		(weft_tensor *)in, libweft_timeout));
+}
+
+weft_status weft_executor_reset(weft_executor executor) {
+	return CALL(goweft_executor_reset(ID(executor)));
+}
+
+weft_status weft_executor_destroy(weft_executor executor) {
+	return CALL(goweft_executor_destroy(ID(executor)));
+}
+
 const char *weft_status_name(int status) {
 	switch (status) {
 	case WEFT_OK:

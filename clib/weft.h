@@ -150,6 +150,7 @@ typedef struct weft_received_s *weft_received;                 /* a received bat
 typedef struct weft_work_s *weft_work;                         /* an operation that was begun */
 typedef struct weft_group_s *weft_group;                       /* collectives */
 typedef struct weft_ep_token_counter_s *weft_ep_token_counter; /* counts tokens on a GPU */
+typedef struct weft_executor_s *weft_executor;                 /* runs plans */
 
 /*
  * A stream of the caller's: a CUstream or cudaStream_t of the GPU's primary context. The call enqueues on it and
@@ -1071,6 +1072,27 @@ weft_status weft_plan_lower(const char *recording, int compact, char **text);
  * whether the plan may run, and "text", a line. A text that is no plan is WEFT_ERROR_INVALID. weft_text_free gives the
  * findings back. Local. */
 weft_status weft_plan_check(const char *plan, char **findings);
+
+/* Makes the handle of what runs plans. With unverified not 0, the same on all ranks, plans run in which
+ * weft_plan_check finds errors, but for broken rules and deadlocks. Collective. */
+weft_status weft_executor_create(weft_comm comm, int unverified, weft_executor *executor);
+
+/* Makes a plan ready to run: verifies it, compares it among the ranks, and writes its number, which a plan of the same
+ * content has had before. A plan that is wrong, or differs, is refused on every rank. Collective. */
+weft_status weft_executor_load(weft_executor executor, const char *plan, int64_t *number);
+
+/* Runs a plan on this rank's operands, of one element type, of which a plan may lack either: NULL. They have the
+ * plan's chunks, all of as many bytes, a multiple of its alignment, and are in place if the plan was written for that.
+ * On the host it returns when this rank's result is complete; on GPUs it enqueues on the stream. Collective. */
+weft_status weft_executor_run(weft_executor executor, weft_stream stream, int64_t plan, const weft_tensor *out,
+							  const weft_tensor *in);
+
+/* Gives up all plans that were loaded, whose numbers then begin anew. No rank runs any of them. Local. */
+weft_status weft_executor_reset(weft_executor executor);
+
+/* Gives up the executor's memory on this rank. On a GPU it first waits until none of its work runs, at most until the
+ * deadline: after WEFT_ERROR_TIMEOUT the handle is still there. Local. */
+weft_status weft_executor_destroy(weft_executor executor);
 
 /* Gives a text back that the library wrote; NULL is none. */
 void weft_text_free(void *text);

@@ -701,6 +701,11 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
     ),
     "weft_plan_lower": (c_char_p, c_int, c_void_p),
     "weft_plan_check": (c_char_p, c_void_p),
+    "weft_executor_create": (c_void_p, c_int, c_void_p),
+    "weft_executor_load": (c_void_p, c_char_p, c_void_p),
+    "weft_executor_run": (c_void_p, c_void_p, c_int64, c_void_p, c_void_p),
+    "weft_executor_reset": (c_void_p,),
+    "weft_executor_destroy": (c_void_p,),
     "weft_text_free": (c_void_p,),
 }
 

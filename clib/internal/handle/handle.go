@@ -42,12 +42,13 @@ const (
 	Work
 	Group
 	TokenCounter
+	Executor
 	kinds
 )
 
 var kindNames = [kinds]string{
 	"weft_comm", "weft_window", "weft_ep", "weft_routing", "weft_received",
-	"weft_work", "weft_group", "weft_ep_token_counter",
+	"weft_work", "weft_group", "weft_ep_token_counter", "weft_executor",
 }
 
 // String is the C type's name.
