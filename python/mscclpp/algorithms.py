@@ -11,7 +11,7 @@ import weft
 
 from ._mscclpp import Error
 from .executor import ExecutionPlan, Executor
-from .types import CollectiveBufferMode, DataType, ErrorCode, ReduceOp
+from .types import CollectiveBufferMode, CommResult, DataType, ErrorCode, ReduceOp
 
 __all__ = ["Algorithm", "AlgorithmCollection", "AlgorithmCollectionBuilder"]
 
@@ -100,9 +100,21 @@ class Algorithm:
         extras: Mapping[str, int] | None = None,
         accum_dtype: DataType | None = None,
     ) -> int:
-        """What the executor gives."""
+        """Runs the plan, and gives 0. ``op`` is NOP, or the plan's reduction."""
         if executor is None:
             raise Error(ErrorCode.InvalidUsage, "Executor is null in DslAlgorithm::execute")
+        plan = self.execution_plan
+        wanted = {ReduceOp.SUM: "sum", ReduceOp.MIN: "min"}.get(ReduceOp(int(op)))
+        if wanted and plan.reductions and plan.reductions != {wanted}:
+            raise weft.InvalidError(
+                f"plan {plan.name}: op is {wanted}, and the plan has {', '.join(sorted(plan.reductions))}; pass NOP"
+            )
+        if nblocks or nthreads_per_block or extras:
+            raise weft.UnsupportedError(
+                f"plan {plan.name}: a plan has its own blocks and threads, and takes no extras; leave them out"
+            )
+        if accum_dtype is not None and accum_dtype not in (dtype, DataType.float32):
+            raise weft.UnsupportedError(f"plan {plan.name}: sums are in float32; leave accum_dtype out")
         executor.execute(
             self.execution_plan.rank,
             int(input_buffer),
@@ -113,6 +125,7 @@ class Algorithm:
             self.execution_plan,
             int(stream),
         )
+        return int(CommResult.SUCCESS)
 
 
 class AlgorithmCollection:
