@@ -52,7 +52,7 @@ type Plan struct {
 
 // Load makes a plan ready to run: it verifies it, compares it among the ranks, and makes what does not depend on a
 // message. A plan of the same content is loaded once. What is wrong with the plan, or differs, is an error on every
-// rank.
+// rank. If a failure of the communicator has interrupted it, [Executor.Reset] comes before the next Load.
 func (x *Executor) Load(ctx context.Context, f *plan.File) (*Plan, error) {
 	const op = "load plan"
 	if x.closed {
@@ -61,7 +61,7 @@ func (x *Executor) Load(ctx context.Context, f *plan.File) (*Plan, error) {
 	p, err := launch.Of(f)
 	text := "plan: none"
 	if err == nil {
-		text = fmt.Sprintf("plan: %s, hash: %v", f.Name, p.Key)
+		text = fmt.Sprintf("plan: %s, hash: %v, loaded before: %t", f.Name, p.Key, x.plans[p.Key] != nil)
 		err = x.fits(p)
 	}
 	if err := x.comm.Operations().VerifySame(ctx, op, text, err); err != nil {

@@ -380,3 +380,38 @@ func TestFailureNames(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestSharedScratch has plans take turns in one scratch, with data where the other has packets, and be loaded again
+// after a reset.
+func TestSharedScratch(t *testing.T) {
+	var files []*plan.File
+	for _, p := range []*plan.Plan{
+		plantest.OneShotPackets(2, plan.Sum), plantest.SumsSentOn(), plantest.TwoPhasePackets(2),
+	} {
+		f := build(t, p)
+		f.ReuseResources = true
+		files = append(files, f)
+	}
+	err := ranktest.Run(2, ranktest.OnHost, func(ctx context.Context, c *weft.Comm) error {
+		x, err := executor.New(ctx, c, executor.Options{})
+		if err != nil {
+			return err
+		}
+		for range 2 {
+			for _, chunk := range []int{64, 4096, 16, 64} {
+				for _, f := range files {
+					if err := launches(ctx, c, x, f, weft.Int32, inNone, chunk, chunk); err != nil {
+						return err
+					}
+				}
+			}
+			if err := x.Reset(); err != nil {
+				return err
+			}
+		}
+		return x.Close()
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}

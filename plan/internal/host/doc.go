@@ -29,7 +29,7 @@
 // needed.
 //
 // The flag of a launch is the number of its round. Where the number's upper half changes, which the next generation
-// of the communicator and four thousand million rounds do, scratch becomes zeros.
+// of the communicator and four thousand million rounds do, scratch is allocated anew, and is zeros.
 //
 // # Floor
 //

@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 
@@ -14,9 +15,9 @@ import (
 type Engine struct {
 	comm   *weft.Comm
 	rounds *enginehost.Rounds
-	owned  bool      // the rounds are
-	loaded []*Loaded // in the order of loading; nil where one was closed
-	shared scratch   // of plans that share it
+	owned  bool               // the rounds are
+	loaded map[uint64]*Loaded // by number
+	shared scratch            // of plans that share it
 	stage  stage
 	moves  moves
 }
@@ -35,26 +36,28 @@ func New(ctx context.Context, comm *weft.Comm) (*Engine, error) {
 
 // On makes an engine that talks in rounds of another owner's, who opens its launches: see [Loaded.RunOpened].
 func On(comm *weft.Comm, rounds *enginehost.Rounds) *Engine {
-	return &Engine{comm: comm, rounds: rounds, moves: newMoves()}
+	return &Engine{comm: comm, rounds: rounds, loaded: make(map[uint64]*Loaded), moves: newMoves()}
 }
 
-// A call is what ranks compare of a launch: bytes of a chunk, the element type, and the plan by its number.
+// A call is what ranks compare of a launch: bytes of a chunk, the element type, and the plan by a part of its key.
 const (
 	chunkBits = 40
 	typeBits  = 6
 	planBits  = 63 - chunkBits - typeBits
 )
 
-func callOf(l *launch.Launch, number int) uint64 {
-	return uint64(l.Chunk) | uint64(l.DType)<<chunkBits | uint64(number)<<(chunkBits+typeBits)
+func callOf(l *launch.Launch, number uint64) uint64 {
+	return uint64(l.Chunk) | uint64(l.DType)<<chunkBits | number<<(chunkBits+typeBits)
 }
+
+func numberOf(k launch.Key) uint64 { return binary.LittleEndian.Uint64(k[:]) & (1<<planBits - 1) }
 
 // differs says how two calls differ.
 func (e *Engine) differs(own, peer uint64) string {
 	words := func(call uint64) string {
 		name := "a plan that this rank does not know"
-		if i := int(call >> (chunkBits + typeBits)); i < len(e.loaded) && e.loaded[i] != nil {
-			name = e.loaded[i].plan.Name
+		if l := e.loaded[call>>(chunkBits+typeBits)]; l != nil {
+			name = l.plan.Name
 		}
 		return fmt.Sprintf("%s on chunks of %d bytes of %v", name, call&(1<<chunkBits-1),
 			weft.DType(call>>chunkBits&(1<<typeBits-1)))
@@ -72,14 +75,15 @@ func (e *Engine) Load(ctx context.Context, p *launch.Plan) (launch.Loaded, error
 
 // LoadPlan is Load.
 func (e *Engine) LoadPlan(ctx context.Context, p *launch.Plan) (*Loaded, error) {
-	if len(e.loaded) == 1<<planBits {
-		return nil, weft.Unsupportedf("%s: this executor has loaded %d plans; make another one", p.Name, len(e.loaded))
+	if other := e.loaded[numberOf(p.Key)]; other != nil {
+		return nil, weft.Unsupportedf("%s: this executor cannot tell it from %s, by %d bits of a hash; make another one",
+			p.Name, other.plan.Name, planBits)
 	}
 	l, err := newLoaded(ctx, e, p)
 	if err != nil {
 		return nil, err
 	}
-	e.loaded = append(e.loaded, l)
+	e.loaded[l.number] = l
 	return l, nil
 }
 
@@ -91,9 +95,7 @@ func (e *Engine) Close() (released bool, err error) {
 		errs = append(errs, e.rounds.Window.Close())
 	}
 	for _, l := range e.loaded {
-		if l != nil {
-			errs = append(errs, l.Close())
-		}
+		errs = append(errs, l.Close())
 	}
 	return true, errors.Join(errs...)
 }

@@ -18,7 +18,7 @@ type Loaded struct {
 
 	engine *Engine
 	plan   *launch.Plan
-	number int
+	number uint64
 	window *weft.Window // counters; nil if the plan has no channels
 
 	ends       []end
@@ -47,7 +47,7 @@ const mostSizes = 16
 
 func newLoaded(ctx context.Context, e *Engine, p *launch.Plan) (*Loaded, error) {
 	self := e.comm.Rank()
-	l := &Loaded{engine: e, plan: p, number: len(e.loaded), sizes: make(map[int]*rank)}
+	l := &Loaded{engine: e, plan: p, number: numberOf(p.Key), sizes: make(map[int]*rank)}
 	l.scratch = &l.own
 	if p.File.ReuseResources {
 		l.scratch = &e.shared
@@ -219,7 +219,7 @@ func (l *Loaded) Close() error {
 	if e.loaded[l.number] != l {
 		return nil
 	}
-	e.loaded[l.number] = nil
+	delete(e.loaded, l.number)
 	err := l.own.close()
 	if l.window != nil {
 		err = errors.Join(err, l.window.Close())

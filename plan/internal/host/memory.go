@@ -8,32 +8,51 @@ import (
 	"github.com/weftgo/weft/plan/internal/launch"
 )
 
-// grown makes a window of at least n bytes in place of one that has fewer. It is collective, and no rank uses the
-// window before.
-func grown(ctx context.Context, comm *weft.Comm, w *weft.Window, n int) (_ *weft.Window, fresh bool, err error) {
-	if w != nil && w.Size() >= n {
-		return w, false, nil
+// memory is a window that grows. All ranks claim it at the same time, for as many bytes.
+//
+// An allocation that a failure has interrupted may have succeeded on some ranks alone. So all begin anew in the next era.
+type memory struct {
+	window *weft.Window
+	era    uint64 // of its last use
+}
+
+// eraOf is the upper half of a round's number: another one in each generation of the communicator, and whenever the
+// lower half begins anew.
+func eraOf(round uint64) uint64 { return round >> 32 }
+
+// claim makes it at least n bytes, and says whether the window is new, which is zeros.
+func (m *memory) claim(ctx context.Context, comm *weft.Comm, n int, round uint64) (fresh bool, err error) {
+	era := eraOf(round)
+	if m.window != nil && m.era == era && m.window.Size() >= n {
+		return false, nil
+	}
+	if err := m.close(); err != nil {
+		return false, err
 	}
 	n = max(n, 1<<12)
 	if room := 1 << bits.Len(uint(n-1)); n < 1<<30 {
 		n = room
 	}
-	if w != nil {
-		if err := w.Close(); err != nil {
-			return nil, false, err
-		}
+	m.era = era
+	m.window, err = comm.Alloc(ctx, n)
+	return true, err
+}
+
+func (m *memory) close() error {
+	if m.window == nil {
+		return nil
 	}
-	w, err = comm.Alloc(ctx, n)
-	return w, true, err
+	w := m.window
+	m.window = nil
+	return w.Close()
 }
 
 // scratch is that of a plan, or of several that share it.
 type scratch struct {
-	window *weft.Window
-	used   int // bytes that may not be zeros
-	plan   *launch.Plan
-	chunk  int
-	era    uint64 // the upper half of the number of the round that last used it
+	memory
+	used  int // bytes that may not be zeros
+	plan  *launch.Plan
+	chunk int
 }
 
 // claim makes scratch ready for a launch, and says whether this rank has changed its own: then the ranks meet before
@@ -43,14 +62,12 @@ func (s *scratch) claim(ctx context.Context, comm *weft.Comm, p *launch.Plan, ch
 	if n == 0 {
 		return false, nil
 	}
-	var fresh bool
-	var err error
-	if s.window, fresh, err = grown(ctx, comm, s.window, n); err != nil {
+	fresh, err := s.memory.claim(ctx, comm, n, round)
+	if err != nil {
 		return false, err
 	}
-	another := s.plan != p || s.chunk != chunk
-	stale := round>>32 != s.era || another && (p.Mixed || s.plan != p)
-	s.plan, s.chunk, s.era = p, chunk, round>>32
+	stale := s.plan != p || s.chunk != chunk && p.Mixed
+	s.plan, s.chunk = p, chunk
 	if fresh {
 		s.used = n
 		return false, nil
@@ -63,34 +80,10 @@ func (s *scratch) claim(ctx context.Context, comm *weft.Comm, p *launch.Plan, ch
 	return stale, nil
 }
 
-func (s *scratch) close() error {
-	if s.window == nil {
-		return nil
-	}
-	w := s.window
-	s.window = nil
-	return w.Close()
-}
-
-// stage is memory for operands that lie in no window: the input, and behind it the output.
-type stage struct{ window *weft.Window }
-
-// claim makes room for operands of up to n bytes.
-func (s *stage) claim(ctx context.Context, comm *weft.Comm, n int) (err error) {
-	s.window, _, err = grown(ctx, comm, s.window, 2*n)
-	return err
-}
+// stage is memory for operands that lie in no window: the input, and in its second half the output.
+type stage struct{ memory }
 
 // of is a rank's memory for an operand of so many bytes.
 func (s *stage) of(rank, kind, n int) []byte {
 	return s.window.Peer(rank)[kind*s.window.Size()/2:][:n:n]
-}
-
-func (s *stage) close() error {
-	if s.window == nil {
-		return nil
-	}
-	w := s.window
-	s.window = nil
-	return w.Close()
 }

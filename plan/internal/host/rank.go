@@ -141,7 +141,7 @@ func (r *rank) prepare(ctx context.Context, round uint64) error {
 		}
 	}
 	if most > 0 {
-		if err := e.stage.claim(ctx, e.comm, (most+63)&^63); err != nil {
+		if _, err := e.stage.claim(ctx, e.comm, 2*((most+63)&^63), round); err != nil {
 			return err
 		}
 		r.copyIn(round)
