@@ -3,6 +3,7 @@ package choice
 import (
 	"fmt"
 	"math"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -139,5 +140,29 @@ func TestVariants(t *testing.T) {
 	}
 	if order := c.ranked(&normed); fmt.Sprint(order) != "[1 0]" {
 		t.Errorf("calls with a norm: %v", order)
+	}
+}
+
+// TestForcedInPlace: an algorithm that is forced, and takes operands in place alone, keeps an eager one from running
+// before ranks know whether they are.
+func TestForcedInPlace(t *testing.T) {
+	cheap := func(spec.Request, *spec.Model) float64 { return 1 }
+	all := []*spec.Algorithm{
+		{Name: "eager", Collective: spec.AllReduce, Eager: true, Cost: cheap},
+		{Name: "placed", Collective: spec.AllReduce, InPlace: spec.OnlyInPlace},
+		{Name: "large", Collective: spec.AllReduce, InPlace: spec.OnlyInPlace, MinBytes: 128},
+	}
+	q := spec.Request{Collective: spec.AllReduce, DType: weft.Float32, Ranks: 2}
+	q.SetSent(64)
+	for forced, want := range map[string]int{"": 0, "placed": -1, "large": 0, "eager": 0} {
+		c := New(all, strings.Fields(forced), &spec.Model{})
+		if i := c.AtOnce(&q); i != want || q.Windows != 0 {
+			t.Errorf("forced %q: algorithm %d, want %d; windows %v", forced, i, want, q.Windows)
+		}
+	}
+	placed := q
+	placed.Windows = spec.InPlace
+	if i := New(all, []string{"placed"}, &spec.Model{}).AfterExchange(&placed); i != 1 {
+		t.Errorf("algorithm %d in place, want 1", i)
 	}
 }
