@@ -60,10 +60,10 @@ type Options struct {
 	// instead of those that are faster. Results do not depend on it.
 	Force []string
 
-	// Algorithms are users' own, beside the library's: plans on the host (package plan/executor), kernels on GPUs, which
-	// the group compiles when it is made. Calls find them as they find the library's: by name, by Force, by Select. All ranks give the
-	// same ones: a difference is [weft.ErrMismatch] and names the algorithm. The algorithms are the group's,
-	// and their memory and their code go with it.
+	// Algorithms are users' own, beside the library's: plans (package plan/executor), and on GPUs kernels, which the
+	// group compiles when it is made. Calls find them as they find the library's: by name, by Force, by Select. All
+	// ranks give the same ones: a difference is [weft.ErrMismatch] and names the algorithm. The algorithms are the
+	// group's, and their memory and their code go with it.
 	Algorithms []Algorithm
 
 	// Select, if there is one, chooses the algorithm of a call that names none, of those that fit it. It depends on

@@ -229,7 +229,7 @@ func newPlanRun() *cobra.Command {
 	f.BoolVar(&simulated, "simulate", false, "run all ranks as a simulation in this process")
 	f.Uint64Var(&o.Seed, "seed", 0, "which order of events; the same one runs again under the same seed")
 	f.Uint64Var(&schedules, "schedules", 1, "try so many seeds, from --seed on, and end at the first that fails")
-	f.IntVar(&o.Launches, "launches", o.Launches, "launches of each rank; simulated ones do not wait for other ranks between")
+	f.IntVar(&o.Launches, "launches", o.Launches, "launches of each rank; in a simulation no rank waits between")
 	f.Int64Var(&h.bytes, "bytes", 0, "bytes of a message: of the output of an all-gather, else of the input")
 	f.BoolVar(&h.unverified, "unverified", false, "run it though the verifier finds errors")
 	f.BoolVar(&o.Weak, "weak", false, "let relaxed signals overtake stores, as no GPU of today does")

@@ -126,9 +126,10 @@ func TestPlanRun(t *testing.T) {
 		t.Errorf("%q, and before %q; %q", again, errs, out)
 	}
 	for line, want := range map[string]string{
-		"plan check":                         "plan check: want the name of one file; see weft plan check --help",
-		"plan run x --seed 3":                "plan run: --seed is of simulations: add --simulate; see weft plan run --help",
-		"plan run x --simulate --bytes 3":    "plan run: --bytes is of real ranks: leave out --simulate; see weft plan run --help",
+		"plan check":          "plan check: want the name of one file; see weft plan check --help",
+		"plan run x --seed 3": "plan run: --seed is of simulations: add --simulate; see weft plan run --help",
+		"plan run x --simulate --bytes 3": "plan run: --bytes is of real ranks: leave out --simulate; " +
+			"see weft plan run --help",
 		"plan diff x":                        "plan diff: want the names of two files; see weft plan diff --help",
 		"plan run x --simulate --launches 0": "plan run: --launches, --schedules: want at least 1; see weft plan run --help",
 		"plan show x y":                      "plan show: want the name of one file; see weft plan show --help",
@@ -160,19 +161,33 @@ func TestPlanRun_host(t *testing.T) {
 func TestPlanBench(t *testing.T) {
 	right := planFile(t, func(*plan.File) {})
 	out, _ := command(t, 0, "plan", "bench", right, "--sizes", "64k", "--iters", "3", "--json")
-	for _, want := range []string{`"algorithm":"plan/gather"`, `"algorithm":"all-gather/pull"`} {
+	for _, want := range []string{`"algorithm":"all-gather/plan/gather"`, `"algorithm":"all-gather/pull"`} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%s: without %s", out, want)
 		}
 	}
 	out, _ = command(t, 0, "bench", "allgather", "--plan", right, "--sizes", "100000", "--iters", "3", "--json")
-	if !strings.Contains(out, `"algorithm":"plan/gather"`) || !strings.Contains(out, `"verified":true`) {
+	if !strings.Contains(out, `"algorithm":"all-gather/plan/gather"`) || !strings.Contains(out, `"verified":true`) {
 		t.Errorf("%s", out)
 	}
 	for _, line := range []string{"bench allreduce --plan " + right, "bench allgather --plan " + right + " --ranks 2"} {
 		if _, errs := command(t, 2, strings.Fields(line)...); !strings.Contains(errs, "plan") {
 			t.Errorf("%s: %q", line, errs)
 		}
+	}
+}
+
+// Groups that are made with a plan choose it where a table says that it is faster.
+func TestPlanTune(t *testing.T) {
+	right, table := planFile(t, func(*plan.File) {}), filepath.Join(t.TempDir(), "tuning.json")
+	command(t, 0, "tune", "collectives", "--kinds", "allgather", "--ranks", "2", "--sizes", "64k", "--repeats", "1",
+		"--iters", "3", "--plan", right, "--out", table)
+	if text, err := os.ReadFile(table); err != nil || !strings.Contains(string(text), `"all-gather/plan/gather"`) {
+		t.Errorf("%s: %v", text, err)
+	}
+	_, errs := command(t, 2, "tune", "collectives", "--kinds", "allgather", "--ranks", "4", "--plan", right)
+	if !strings.Contains(errs, "it is for allgather on 2 ranks") {
+		t.Errorf("%q", errs)
 	}
 }
 
@@ -187,8 +202,9 @@ func TestPlanText(t *testing.T) {
 		t.Errorf("%q", out)
 	}
 	out, _ = command(t, 1, "plan", "diff", right, other)
-	if want := "rank 0, block 0:\n  - 3 put output[0:1] -> output of 1[0:1]\nthey leave other contents: the output of rank 1\n"; out !=
-		want {
+	want := "rank 0, block 0:\n  - 3 put output[0:1] -> output of 1[0:1]\n" +
+		"they leave other contents: the output of rank 1\n"
+	if out != want {
 		t.Errorf("%q, want %q", out, want)
 	}
 }

@@ -32,6 +32,8 @@ type tuneCollectives struct {
 	kinds              []string
 	ranks              counts
 	sizes              sizes
+	plans              []string
+	planned            []*benchcollective.Trial
 	device, out        string
 	profile            string
 	repeats            int
@@ -43,7 +45,7 @@ type tuneCollectives struct {
 
 // Flags that mean nothing on the other device.
 var (
-	tuneHostOnly = []string{"iters", "time", "warmup"}
+	tuneHostOnly = []string{"iters", "time", "warmup", "plan"}
 	tuneGPUOnly  = []string{"gpus", "sms", "staging", "replays", "operations", "deadline", "loopback"}
 )
 
@@ -61,6 +63,7 @@ func newTuneCollectives() *cobra.Command {
 	f.StringSliceVar(&t.kinds, "kinds", nil, "collectives, as bench names them (default: all that have a choice)")
 	f.Var(&t.ranks, "ranks", "how many ranks; GPU: if none is given, one for each GPU, or 4 with --loopback")
 	f.Var(&t.sizes, "sizes", "bytes of the operations")
+	f.StringArrayVar(&t.plans, "plan", nil, "measure the plan of this `file`, too, on its ranks (repeatable)")
 	oneOf(cmd, &t.sweep.DType, "dtype", benchcollective.DTypes(), "element type")
 	oneOf(cmd, &t.device, "device", []string{onHost, onGPU}, "where ranks are")
 	f.IntVar(&t.repeats, "repeats", t.repeats, "how often each algorithm is measured; the least median counts")
@@ -128,6 +131,17 @@ func (t *tuneCollectives) check(cmd *cobra.Command) error {
 		return errors.New("--ranks: the machine of a --profile has any number")
 	case t.loopback && slices.Min(t.ranks) < 2:
 		return errors.New("--loopback: want --ranks of at least 2")
+	}
+	for _, file := range t.plans {
+		p, err := benchcollective.PlanTrial(file)
+		if err != nil {
+			return err
+		}
+		if !slices.Contains(t.kinds, p.Kind.Name) || !slices.Contains(t.ranks, p.Ranks) {
+			return fmt.Errorf("--plan %s: it is for %s on %d ranks, which --kinds or --ranks leave out", file, p.Kind.Name,
+				p.Ranks)
+		}
+		t.planned = append(t.planned, p)
 	}
 	t.sweep.Bytes, t.sweep.Kind = t.sizes, t.kinds[0]
 	for _, n := range t.ranks {
@@ -224,7 +238,13 @@ func (t *tuneCollectives) tune(progress *terminal.Progress, profile func(ranks i
 		table.Weft, table.Date = version(), time.Now().UTC().Format(time.DateOnly)
 		tables[name] = table
 		for _, kind := range t.kinds {
-			found, err := benchcollective.Search(benchcollective.Trials(gpu, kind, n, t.loopback), t.repeats, try, table)
+			trials := benchcollective.Trials(gpu, kind, n, t.loopback)
+			for _, p := range t.planned {
+				if p.Kind.Name == kind && p.Ranks == n {
+					trials = append(trials, p)
+				}
+			}
+			found, err := benchcollective.Search(trials, t.repeats, try, table)
 			if err != nil {
 				return err
 			}

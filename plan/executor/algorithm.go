@@ -26,8 +26,8 @@ var collectives = map[string]spec.Collective{
 // noName is what names of algorithms do not have.
 var noName = regexp.MustCompile(`[^A-Za-z0-9_.+-]+`)
 
-// Algorithm makes a plan an algorithm of groups of package collective, for their Options: "plan/two-shot". It takes
-// calls of the plan's collective, number of ranks, sizes, reduction and placement of operands; the caller may narrow
+// Algorithm makes a plan an algorithm of groups of package collective, for their Options, whose name is like
+// "all-reduce/plan/two-shot". It takes calls of the plan's collective, number of ranks, sizes, reduction and placement of operands; the caller may narrow
 // that down. Calls find it as they find the library's: by name, by Options.Force and Options.Select, and without these
 // where a table of tuning has measured it. A plan whose sums are in an order of its own has other bits than the
 // library's algorithms, and is chosen by the first three alone.
@@ -46,7 +46,7 @@ func Algorithm(f *plan.File) (spec.Algorithm, error) {
 		return spec.Algorithm{}, err
 	}
 	a := spec.Algorithm{
-		Name: "plan/" + noName.ReplaceAllString(f.Name, "-"), Collective: kind, WorldSize: len(f.Ranks),
+		Name: kind.String() + "/plan/" + noName.ReplaceAllString(f.Name, "-"), Collective: kind, WorldSize: len(f.Ranks),
 		InPlace: spec.OnlyApart, Ops: p.Reductions, Program: program{p}, Tags: map[string]string{"plan": p.Key.String()},
 		Supports: func(q spec.Request) bool { return fits(p, kind, &q) },
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -61,7 +62,7 @@ func interleaved(b *testing.B, ranks int, native string, f *plan.File, bytes int
 		if err != nil {
 			return err
 		}
-		names := []string{native, "plan/" + f.Name}
+		names := []string{native, native[:strings.Index(native, "/")] + "/plan/" + f.Name}
 		call := collective.Call{
 			Collective: collective.AllReduce, In: tensor(w.Bytes()[in:][:rank.Input*chunk], weft.Float32),
 			Out: tensor(w.Bytes()[out:][:rank.Output*chunk], weft.Float32),

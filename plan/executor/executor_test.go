@@ -41,7 +41,8 @@ const (
 )
 
 // launches runs a plan on this rank at each size of chunk, and compares what it leaves with the oracle's.
-func launches(ctx context.Context, c *weft.Comm, x *executor.Executor, f *plan.File, t weft.DType, at where, chunks ...int,
+func launches(ctx context.Context, c *weft.Comm, x *executor.Executor, f *plan.File, t weft.DType, at where,
+	chunks ...int,
 ) error {
 	p, err := x.Load(ctx, f)
 	if err != nil {

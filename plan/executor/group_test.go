@@ -79,8 +79,8 @@ func TestAlgorithms(t *testing.T) {
 }
 
 // compare runs a call by a plan and by the library, and compares outputs.
-func compare(ctx context.Context, c *weft.Comm, g *collective.Group, kind collective.Collective, f *plan.File, chunk int,
-	w *weft.Window, windows bool,
+func compare(ctx context.Context, c *weft.Comm, g *collective.Group, kind collective.Collective, f *plan.File,
+	chunk int, w *weft.Window, windows bool,
 ) error {
 	call := collective.Call{Collective: kind}
 	if kind == collective.ReduceScatter {
@@ -88,7 +88,7 @@ func compare(ctx context.Context, c *weft.Comm, g *collective.Group, kind collec
 	}
 	in, out, size := plantest.Place(f, c.Rank(), chunk)
 	var results [2][]byte
-	for i, name := range []string{"plan/" + strings.ReplaceAll(f.Name, " ", "-"), ""} {
+	for i, name := range []string{kind.String() + "/plan/" + strings.ReplaceAll(f.Name, " ", "-"), ""} {
 		region := make([]byte, size)
 		if windows {
 			region = w.Bytes()[:size]
@@ -133,7 +133,7 @@ func TestAlgorithms_refusals(t *testing.T) {
 				in = out[c.Rank()*x.bytes:][:x.bytes]
 			}
 			err := g.Do(ctx, nil, collective.Call{
-				Collective: collective.AllGather, Algorithm: "plan/gather", In: tensor(in, weft.Uint8),
+				Collective: collective.AllGather, Algorithm: "all-gather/plan/gather", In: tensor(in, weft.Uint8),
 				Out: tensor(out[:2*x.bytes], weft.Uint8),
 			})
 			if !errors.Is(err, weft.ErrUnsupported) {
@@ -156,7 +156,8 @@ func TestAlgorithms_refusals(t *testing.T) {
 	for name, p := range map[string]*plan.Plan{
 		"collective": plantest.Sends(2, 0), "errors": unready(),
 	} {
-		if _, err := executor.Algorithm(build(t, p)); !errors.Is(err, weft.ErrUnsupported) && !errors.Is(err, weft.ErrInvalid) {
+		_, err := executor.Algorithm(build(t, p))
+		if !errors.Is(err, weft.ErrUnsupported) && !errors.Is(err, weft.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -140,7 +140,9 @@ func (m *member) othersWait(ctx context.Context) error {
 }
 
 // startCrew starts ranks that run a plan, has one halt before an operation, and returns the others.
-func startCrew(t *testing.T, name string, deadline time.Duration, victim, step int) (crew *processes.Crew, others []int) {
+func startCrew(t *testing.T, name string, deadline time.Duration, victim, step int) (crew *processes.Crew,
+	others []int,
+) {
 	t.Helper()
 	crew = processes.Start(t, "member", 3)
 	crew.Must([]int{0, 1, 2}, "join", memberArgs{ID: crew.ID(), Deadline: deadline, Plan: name})

@@ -10,7 +10,8 @@ import (
 
 // memory is a window that grows. All ranks claim it at the same time, for as many bytes.
 //
-// An allocation that a failure has interrupted may have succeeded on some ranks alone. So all begin anew in the next era.
+// An allocation that a failure has interrupted may have succeeded on some ranks alone. So all begin anew in the next
+// era.
 type memory struct {
 	window *weft.Window
 	era    uint64 // of its last use

@@ -5,8 +5,8 @@ import "github.com/weftgo/weft/plan/spec"
 // openings is how many operations at the beginning of each block of a plan need not run: those by which blocks tell
 // each other that they have begun, and nothing else. The round that opens a launch says the same of all ranks.
 //
-// Of each channel, in each direction, as many signals as waits are left out, so those that remain meet as they are meant
-// to. All ranks come to the same numbers.
+// Of each channel, in each direction, as many signals as waits are left out, so those that remain meet as they are
+// meant to. All ranks come to the same numbers.
 func openings(f *spec.File) [][]int {
 	all := make([][]int, len(f.Ranks))
 	for r := range f.Ranks {

@@ -21,6 +21,9 @@ type Trial struct {
 	Ranks     int
 	InPlace   bool
 
+	plan     string // the file of the plan that it is, if it is one
+	multiple int    // of so many bytes are its parts
+
 	best  map[int64]float64 // by the bytes of rows: the least median
 	Wrong []string          // outputs that were wrong, which is a defect of Weft's
 }
@@ -67,6 +70,26 @@ func Trials(gpu bool, kind string, ranks int, loopback bool) (all []*Trial) {
 	return all
 }
 
+// PlanTrial is the plan of a file, on as many ranks as it has. Groups that are made with the plan choose it by its
+// times.
+func PlanTrial(file string) (*Trial, error) {
+	s, ranks, err := Sweep{DType: weft.Float32.String()}.Planned(file)
+	if err != nil {
+		return nil, err
+	}
+	_, a, err := s.plan()
+	if err != nil {
+		return nil, err
+	}
+	if a.OptIn() {
+		return nil, fmt.Errorf("%s: %s, so groups choose it by its name alone, whatever it takes", file, a.Tags["opt-in"])
+	}
+	return &Trial{
+		Kind: Named(s.Kind), Algorithm: a, Ranks: ranks, InPlace: s.InPlace, plan: s.Plan, multiple: s.Multiple,
+		best: map[int64]float64{},
+	}, nil
+}
+
 // Name is what the trial tries, in words.
 func (t *Trial) Name() string {
 	name := fmt.Sprintf("%s, %s", t.Algorithm.Name, measure.Count(t.Ranks, "rank"))
@@ -80,6 +103,7 @@ func (t *Trial) Name() string {
 // written before each operation, or else peers would find them in caches of their own.
 func (t *Trial) Sweep(of Sweep) Sweep {
 	of.Kind, of.Algorithm, of.InPlace, of.Heap, of.Fresh = t.Kind.Name, t.Algorithm.Name, t.InPlace, false, true
+	of.Plan, of.Multiple = t.plan, t.multiple
 	return of
 }
 
