@@ -12,6 +12,7 @@ type block struct {
 	steps []step
 	pc    int
 	at    int // of the step: the channels or semaphores, or the bytes, that are done
+	begun int // steps of which a test was told
 
 	stop  stop
 	which int    // the channel end, the semaphore or the barrier
@@ -39,7 +40,7 @@ const (
 	onPacket
 )
 
-func (b *block) begin() { b.pc, b.at, b.stop = 0, 0, running }
+func (b *block) begin() { b.pc, b.at, b.begun, b.stop = 0, 0, 0, running }
 
 // name is the operation at which the block stands.
 func (b *block) name() string {
@@ -84,7 +85,8 @@ func (b *block) advance() (moved bool) {
 	}
 	for b.pc < len(b.steps) {
 		b.stop = running
-		if b.rank.Step != nil && b.at == 0 {
+		if b.rank.Step != nil && b.begun == b.pc {
+			b.begun++
 			b.rank.Step()
 		}
 		was := b.at
