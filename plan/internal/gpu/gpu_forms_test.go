@@ -9,6 +9,7 @@ import (
 	"github.com/weftgo/weft/plan"
 	"github.com/weftgo/weft/plan/executor"
 	"github.com/weftgo/weft/plan/internal/plantest"
+	"github.com/weftgo/weft/plan/spec"
 )
 
 // sharedSides is an all-gather of two ranks in which two blocks signal through one channel, and two wait on it.
@@ -78,23 +79,45 @@ func uneven() *plan.Plan {
 	return p
 }
 
-// forms are plans whose programs have a form of their own.
-var forms = []plantest.Program{
-	{Name: "shared sides", Build: sharedSides},
-	{Name: "long", Build: long},
-	{Name: "uneven", Build: uneven},
-	{Name: "many blocks", Build: func() *plan.Plan { return manyBlocks(2, 12) }},
-	{Name: "direct two-shot", Build: func() *plan.Plan { return directTwoShot(3, 4) }},
-	{Name: "packet one-shot", Build: func() *plan.Plan { return onePacketShot(4, 3) }},
-	{Name: "two-phase packets of six", Build: func() *plan.Plan { return plantest.TwoPhasePackets(6) }},
+// forms are plans whose programs have a form of their own. Windows are the bytes of those of pipelines, or 0: as the
+// plan has them.
+var forms = []struct {
+	name    string
+	windows uint64
+	build   func() *plan.Plan
+}{
+	{"shared sides", 0, sharedSides},
+	{"long", 0, long},
+	{"uneven", 0, uneven},
+	{"many blocks", 0, func() *plan.Plan { return manyBlocks(2, 12) }},
+	{"direct two-shot", 0, func() *plan.Plan { return directTwoShot(3, 4) }},
+	{"packet one-shot", 0, func() *plan.Plan { return onePacketShot(4, 3) }},
+	{"two-phase packets of six", 0, func() *plan.Plan { return plantest.TwoPhasePackets(6) }},
+	{"windows", 512, func() *plan.Plan { return plantest.Pipelined(3) }},
+	{"windows of no whole vectors", 300, func() *plan.Plan { return plantest.Pipelined(2) }},
+}
+
+// windowed sets the windows of a plan's pipelines.
+func windowed(f *plan.File, bytes uint64) {
+	for r := range f.Ranks {
+		for b := range f.Ranks[r].Blocks {
+			ops := f.Ranks[r].Blocks[b].Ops
+			for i := range ops {
+				if bytes > 0 && ops[i].Kind == spec.Pipeline {
+					ops[i].Unit = bytes
+				}
+			}
+		}
+	}
 }
 
 func testForms(t *testing.T, g *ranktest.GPUs) {
 	for _, p := range forms {
-		t.Run(p.Name, func(t *testing.T) {
-			f := build(t, p.Build())
+		t.Run(p.name, func(t *testing.T) {
+			f := build(t, p.build())
+			windowed(f, p.windows)
 			// The verifier proves nothing of sides that several blocks use.
-			o := executor.Options{Unverified: p.Name == "shared sides"}
+			o := executor.Options{Unverified: p.name == "shared sides"}
 			run(t, g, len(f.Ranks), memoryBytes, o, patience, func(ctx context.Context, r *rank) error {
 				x, err := r.Load(ctx, f)
 				if err != nil {

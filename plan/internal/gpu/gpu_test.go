@@ -184,7 +184,13 @@ var few = []launchOf{
 }
 
 func TestProgramsOnEmulatedGPUs(t *testing.T) {
-	programs(t, emulated(t, 6, 1), few)
+	seeds := 1
+	if emulate.Everything() {
+		seeds = 20
+	}
+	for seed := range seeds {
+		programs(t, emulated(t, 6, uint64(seed+1)), few)
+	}
 }
 
 // TestProgramsOnGPUs is the same on real ones, with more types and sizes.
