@@ -59,7 +59,7 @@ type collectiveFlags struct {
 
 // Flags that mean nothing on the other device.
 var (
-	collectiveHostOnly = []string{"iters", "time", "warmup", "plan"}
+	collectiveHostOnly = []string{"iters", "time", "warmup"}
 	collectiveGPUOnly  = []string{
 		"gpus", "sms", "staging", "graph", "loopback", "replays", "operations", "deadline", "norm", "hidden",
 	}
@@ -101,7 +101,7 @@ func newBenchCollective(k *benchcollective.Kind) *cobra.Command {
 	}
 	oneOf(cmd, &s.Algorithm, "algorithm", algorithms,
 		"use this one wherever it supports the operands")
-	f.StringVar(&c.plan, "plan", "", "use the plan of this `file`, on as many ranks as it has (host)")
+	f.StringVar(&c.plan, "plan", "", "use the plan of this `file`, on as many ranks as it has")
 	oneOf(cmd, &c.operand, "operand", []string{heap, window},
 		"where operands are, in any memory or in registered memory (GPU: at the same place on all ranks)")
 	f.BoolVar(&s.InPlace, "in-place", false, "the input is the output, or a part of it, or the other way round")
@@ -208,7 +208,7 @@ func (c *collectiveFlags) check(cmd *cobra.Command) error {
 	if c.device == onHost {
 		return nil
 	}
-	if !cmd.Flags().Changed("ranks") {
+	if !cmd.Flags().Changed("ranks") && c.plan == "" {
 		if c.ranks = (counts{0}); c.loopback {
 			c.ranks = counts{4}
 		}
@@ -216,6 +216,8 @@ func (c *collectiveFlags) check(cmd *cobra.Command) error {
 	switch {
 	case len(c.ranks) != 1:
 		return errors.New("--device gpu takes one number of --ranks")
+	case c.loopback && c.plan != "":
+		return errors.New("--loopback: a plan waits for ranks that a loopback does not have; leave --plan out")
 	case c.loopback && c.ranks[0] < 2:
 		return errors.New("--loopback: want --ranks of at least 2")
 	case c.loopback && c.operand == window:

@@ -93,10 +93,11 @@ func (m *gpuRank) open(ctx context.Context, s *Sweep, c *closer.Stack) (err erro
 		}
 	}
 	m.piece = make([]byte, min(pieceBytes, most))
-	o := collective.Options{SMs: m.of.SMs, Staging: m.of.Staging}
-	if s.Algorithm != "" {
-		o.Force = []string{s.Algorithm}
+	o, err := s.Options()
+	if err != nil {
+		return err
 	}
+	o.SMs, o.Staging = m.of.SMs, m.of.Staging
 	if m.of.Loopback {
 		o.Loopback = m.ranks
 	}
