@@ -518,15 +518,21 @@ __device__ __noinline__ bool move_slowly(const Plan &a, const uint4 *code, const
 	return b.over;
 }
 
-// address is where an entry of a program points in this launch.
-__device__ __forceinline__ u64 address(const Plan &a, u64 entry, bool second) {
+// address is where an entry of a program points, in launches of odd numbers.
+__device__ __forceinline__ u64 address(const Plan &a, u64 entry) {
 	u32 index = (u32)entry, where = entry >> 32 & 0xFF, rank = (u32)(entry >> 40);
 	if (where == NOWHERE) return 0;
 	char *base = where == INPUT ? a.in[rank] : where == OUTPUT ? a.out[rank] : a.group.window[rank];
 	if (where == INBOUND) return (u64)base + a.inbound + (u64)index * 8;
-	if (where == DATA) base += a.data + (second ? a.data_half : 0);
-	if (where == PACKETS) base += a.packets + (second ? a.packets_half : 0) + index * a.chunk;
+	if (where == DATA) base += a.data;
+	if (where == PACKETS) base += a.packets + index * a.chunk;
 	return (u64)base + index * a.chunk;
+}
+
+// half is how much further it points in launches of even numbers.
+__device__ __forceinline__ u64 half(const Plan &a, u64 entry) {
+	u32 where = entry >> 32 & 0xFF;
+	return where == DATA ? a.data_half : where == PACKETS ? a.packets_half : 0;
 }
 
 // flag_of is the flag of a launch's packets: never 0, which is what nobody has written.
@@ -568,18 +574,23 @@ __global__ void __launch_bounds__(THREADS, 1) execute(const __grid_constant__ Pl
 		for (u32 i = threadIdx.x; i < a.vectors; i += blockDim.x) copy[i] = code[i];
 		code = copy;
 	}
-	u64 entry = threadIdx.x < a.operands ? entries[threadIdx.x] : 0;
+	// What follows waits for memory only once: all that is read is asked for before any of it is looked at.
+	u32 me = threadIdx.x;
+	u64 entry = me < a.operands ? entries[me] : (u64)NOWHERE << 32, place = address(a, entry);
 	wait_for_previous();
+	u64 before = own->chunk;
+	ulonglong2 count = make_ulonglong2(0, 0);
+	if (a.shared != 0 && me < a.uses) count = ((const ulonglong2 *)kept)[me];
 	Operation o;
 	if (!o.begin(a.group, a.state, 0, 0)) return;
 	bool second = (o.epoch & 1) == 0;
-	u64 before = own->chunk;
-	if (a.shared != 0) {
-		for (u32 i = threadIdx.x; i < 2 * a.uses; i += blockDim.x) counts[i] = kept[i];
+	for (u32 i = me; i < a.operands; i += blockDim.x) {
+		if (i != me) entry = entries[i], place = address(a, entry);
+		operands[i] = place + (second ? half(a, entry) : 0);
 	}
-	for (u32 i = threadIdx.x; i < a.operands; i += blockDim.x) {
-		if (i != threadIdx.x) entry = entries[i];
-		operands[i] = address(a, entry, second);
+	for (u32 i = me; a.shared != 0 && i < a.uses; i += blockDim.x) {
+		if (i != me) count = ((const ulonglong2 *)kept)[i];
+		((ulonglong2 *)counts)[i] = count;
 	}
 	bool met = before == a.chunk || before == 0 || meet_ranks(a, o.epoch);
 	__syncthreads();
@@ -588,11 +599,10 @@ __global__ void __launch_bounds__(THREADS, 1) execute(const __grid_constant__ Pl
 		b.run((a.uses + 1) / 2);
 	}
 	let_next_start();
-	__syncthreads();
-	if (a.shared != 0) {
-		for (u32 i = threadIdx.x; i < 2 * a.uses; i += blockDim.x) kept[i] = counts[i];
+	for (u32 i = me; a.shared != 0 && i < a.uses; i += blockDim.x) { // those that are this thread's
+		((ulonglong2 *)kept)[i] = ((const ulonglong2 *)counts)[i];
 	}
-	if (threadIdx.x == 0) own->chunk = a.chunk;
+	if (me == 0) own->chunk = a.chunk;
 	o.end(a.state);
 }
 
