@@ -267,6 +267,13 @@ struct Fold {
 		scalar = from_scalar(how.at != nullptr ? *how.at : how.scalar);
 	}
 
+	// clear lets the compiler forget what was there: of a Fold that starts in some turn of a loop it would keep that.
+	__device__ __forceinline__ void clear() {
+#pragma unroll
+		for (u32 i = 0; i < ELEMENTS; i++) x[i] = 0;
+		carry.start(x);
+	}
+
 	__device__ __forceinline__ void start(uint4 v) {
 		unpack(x, v);
 		if (op == PRE_MUL_SUM) {

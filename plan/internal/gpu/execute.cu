@@ -1,146 +1,69 @@
 // Runs a communication plan: every block runs its own program, operation by operation. doc.go has the layout of
 // programs and memory, and says why it is right.
 //
-// Nothing but a nop, a barrier and what goes through a port lets the threads of a block meet. Vector u of an
-// operation is that of thread u mod blockDim.x, in plain operations and in packets alike, so a thread sees what
-// it wrote itself.
-#include "fold.cuh"
-#include "unaligned.cuh"
-#include "wait.cuh"
+// Nothing but a nop, a barrier and what goes through a port lets the threads of a block meet.
+#include "move.cuh"
 
 namespace weft {
 
 namespace plan {
 
-constexpr u32 MOST_RANKS = 72; // Go: device.MaxRanks
-constexpr u32 THREADS = 512;   // of a block, at most: as many as have 128 registers each. Go: mostThreads
+// Waits that do not end at once are functions of their own, so that others take few instructions and registers. They
+// are false if the wait is over.
 
-// Plan is the parameter. Go: planArgs.
-struct Plan {
-	State *state;
-	const char *program;	// this rank's: `stride` bytes a block
-	char *blocks;			// of this GPU, for each block: its Own, and what does not fit into shared memory
-	u32 *barriers;			// of this GPU: two words each, the blocks that have come, and the turn
-	u32 *semaphores;		// of this GPU: by how much each is more than its first value
-	u32 *awaited;			// of this GPU: for each end of a channel that several blocks wait on, its waits
-	u64 inbound, begun;		// in the window: a word for each end, its signals; a word for each rank, its last meeting
-	u64 data, packets;		// in the window: scratch
-	u64 data_half, packets_half; // how far its second halves are; or 0
-	u64 chunk, units;		// bytes of a chunk, and how many units of the plan's alignment
-	u32 align;				// bytes of that unit
-	u32 stride, own_stride; // bytes of a block
-	u32 operands, vectors;	// of a program: addresses, and what follows them, in vectors
-	u32 uses;				// ends of channels that a block uses
-	u32 shared;				// programs are in shared memory
-	u32 whole;				// every address and length is a multiple of 16 bytes; else:
-	u32 unit;				// of which power of two
-	u32 zero;
-	char *in[MOST_RANKS];  // every rank's operands, of those that this rank reaches
-	char *out[MOST_RANKS];
-	Group group;
-};
-static_assert(sizeof(Plan) == WEFT_PARAMETER_BYTES + WIDER, "not the size of the host's struct");
-
-// Own is what a block keeps from launch to launch. Two words follow it for each end that it uses: the signals that
-// it sent there, and those that it waited for.
-struct Own {
-	u64 chunk; // of the last launch
-	u64 zero;
-};
-
-// The kinds of operations, and their flags. Go: the constants of program.go.
-enum { END, NOP, MEET, ACQUIRE, RELEASE, SIGNAL, WAIT, PAIRS, RECEIVE, FOLD, LOOP };
-enum { RELAXED = 1, BEHIND = 2, SEND = 4, UNCUT = 8, EARLY = 16 };
-
-// Where an address is, in an entry of a program.
-enum { INPUT, OUTPUT, DATA, PACKETS, INBOUND, NOWHERE };
-
-constexpr u32 SHARED_SIGNALS = 1u << 30, SHARED_WAITS = 1u << 31; // of an end's peer: several blocks use it
-
-// Head begins every operation. Go: head.
-struct alignas(16) Head {
-	u32 what; // kind, flags, reduction: 8 bits each
-	u32 site; // the operation's number, for records
-	u32 length;	 // in vectors
-	u32 count;	 // of what follows
-};
-
-// Data follows the head of an operation on data. Go: data.
-struct alignas(16) Data {
-	u32 chunks;
-	u32 group;			// the block's position, and the size of the group above it: 16 bits each
-	u32 first;			// its first operand, behind the ends: sources, then sinks
-	u32 sources, sinks; // how many
-	u32 packets;		// of the sources, the first so many are packets; of the sinks all but so many: 16 bits each
-	u32 zero[2];
-};
-
-__device__ __forceinline__ uint4 load(const Plan &a, const char *p, u64 rest) {
-	u32 n = rest >= 16 ? 16 : (u32)rest;
-	return load_slowly(p, n, min(a.unit, greatest_unit(n)));
-}
-
-__device__ __forceinline__ void store(const Plan &a, char *p, u64 rest, uint4 v) {
-	u32 n = rest >= 16 ? 16 : (u32)rest;
-	store_slowly(p, n, min(a.unit, greatest_unit(n)), v);
-}
-
-// Packet is a vector of packets: a word of data and a flag in each 8 bytes.
-struct Packet {
-	ulonglong2 low, high;
-
-	__device__ __forceinline__ bool there(u32 flag) const {
-		return (u32)(low.x >> 32) == flag && (u32)(low.y >> 32) == flag && (u32)(high.x >> 32) == flag &&
-			   (u32)(high.y >> 32) == flag;
-	}
-	__device__ __forceinline__ uint4 value() const {
-		return make_uint4((u32)low.x, (u32)low.y, (u32)high.x, (u32)high.y);
-	}
-};
-
-__device__ __forceinline__ Packet look(const char *p) {
-	return {load_relaxed_sys_u64x2(p), load_relaxed_sys_u64x2(p + 16)};
-}
-
-// look_slowly looks at `words` packets of a vector, which may be fewer than four. What is not there is.
-__device__ __noinline__ Packet look_slowly(const char *p, u32 words, u32 flag) {
-	u64 w[4];
-	for (u32 i = 0; i < 4; i++) w[i] = i < words ? load_relaxed_sys_u64(p + 8 * i) : (u64)flag << 32;
-	return {{w[0], w[1]}, {w[2], w[3]}};
-}
-
-__device__ __forceinline__ void send(char *p, u32 flag, uint4 v) {
-	u64 up = (u64)flag << 32;
-	store_relaxed_sys_u64x2(p, {up | v.x, up | v.y});
-	store_relaxed_sys_u64x2(p + 16, {up | v.z, up | v.w});
-}
-
-__device__ __noinline__ void send_slowly(char *p, u32 words, u32 flag, uint4 v) {
-	u64 up = (u64)flag << 32;
-	u32 w[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-	for (u32 i = 0; i < 4; i++) {
-		if (i < words) store_relaxed_sys_u64(p + 8 * i, up | w[i]);
-	}
-}
-
-// poll looks until a vector of packets is there. False: the wait is over. It is a function of its own, so that waits
-// that end at once take few instructions and registers.
-__device__ __noinline__ bool poll(const Group &g, State *state, u32 site, u64 epoch, u32 peer, const char *p,
-								  u32 words, u32 flag) {
+// poll_signals looks until as many signals have come. The lower half of a count wraps, and no launch waits for 2^31.
+__device__ __noinline__ bool poll_signals(const Group &g, State *state, u32 site, u64 epoch, u32 peer,
+										  const char *word, u32 want) {
 	Wait w(g, state, site, epoch);
-	for (u32 i = 0; i < words; i++) {
-		u64 v = load_relaxed_sys_u64(p + 8 * i);
-		while ((u32)(v >> 32) != flag && w.more(peer, flag, v >> 32)) v = load_relaxed_sys_u64(p + 8 * i);
-		if (w.over) return false;
+	u64 seen = load_acquire_sys_u64(word);
+	while ((int)((u32)seen - want) < 0 && w.more(peer, want, seen)) seen = load_acquire_sys_u64(word);
+	return !w.over;
+}
+
+// poll_local looks until there() holds, which another block of this rank brings about: a quarter longer than blocks
+// wait for other ranks, so that the error names the rank that is late and not this one.
+template <class F> __device__ __forceinline__ bool poll_local(const Group &g, State *state, u32 site, u64 epoch,
+															  F there) {
+	u64 begun = 0, looked = 0;
+	for (u32 polls = 1; !there(); polls++) {
+		if ((polls & 63) != 0) continue;
+		u64 now = nanoseconds();
+		if (begun == 0) begun = now;
+		u64 waited = now - begun;
+		bool looks = waited >> 20 != looked;
+		looked = waited >> 20;
+		if (gave_up(g, state, site, epoch, waited - waited / 5, looks, g.rank, 1, 0)) return false;
 	}
 	return true;
 }
 
-constexpr u32 FLIGHT = 4; // vectors of a thread that are on their way together
+// meet_blocks waits until so many blocks have come to a barrier: a count of them, and the turn behind it, which the
+// last one begins.
+__device__ __noinline__ bool meet_blocks(const Group &g, State *state, u32 site, u64 epoch, u32 *come, u32 blocks) {
+	u32 *turn = come + 1, now = load_relaxed_gpu4(turn);
+	fence_gpu();
+	bool met = true;
+	if (atomic_add_gpu4(come, 1) == blocks - 1) {
+		fence_gpu();
+		store_relaxed_gpu4(come, 0);
+		fence_gpu();
+		store_relaxed_gpu4(turn, now + 1);
+	} else {
+		met = poll_local(g, state, site, epoch, [&] { return load_relaxed_gpu4(turn) != now; });
+	}
+	fence_gpu();
+	return met;
+}
 
-__device__ bool move_slowly(const Plan &a, const uint4 *code, const u64 *operands, u64 epoch, u32 flag, u32 at,
-							u64 from, u64 to);
+// take_one takes one of a semaphore, whose word says by how much it is more than at first.
+__device__ __noinline__ bool take_one(const Group &g, State *state, u32 site, u64 epoch, u32 *word, u32 first) {
+	bool taken = poll_local(g, state, site, epoch, [&] {
+		u32 more = load_relaxed_gpu4(word);
+		return (int)(first + more) > 0 && atomic_cas_gpu4(word, more, more - 1) == more;
+	});
+	fence_gpu();
+	return taken;
+}
 
 // Block is a block as one of its threads knows it.
 struct Block {
@@ -156,7 +79,6 @@ struct Block {
 	u32 loop_from, loop_to, iteration, iterations;
 	u64 window;
 
-	__device__ __forceinline__ Wait wait(u32 site) const { return Wait(a.group, a.state, site, epoch); }
 	__device__ __forceinline__ char *at(u32 i) const { return (char *)operands[i]; }
 
 	// meet lets the block's threads meet. False: one has waited in vain, and all end.
@@ -196,51 +118,16 @@ struct Block {
 			u32 peer = peers()[2 * i];
 			u32 want = (peer & SHARED_WAITS) != 0 ? atomic_add_gpu4(a.awaited + peers()[2 * i + 1], 1) + 1
 												  : (u32)++counts[2 * i + 1];
-			if (over) return;
-			Wait w = wait(site);
 			peer &= ~(SHARED_SIGNALS | SHARED_WAITS);
-			u64 seen = load_acquire_sys_u64(word);
-			// The lower half of a count wraps, and no launch waits for 2^31 signals.
-			while ((int)((u32)seen - want) < 0 && w.more(peer, want, seen)) seen = load_acquire_sys_u64(word);
-			over = w.over;
+			if (!over) over = !poll_signals(a.group, a.state, site, epoch, peer, word, want);
 		});
 	}
 
 	// ---- Blocks of this rank.
 
-	// local waits until there() holds, which another block of this rank brings about: a quarter longer than blocks wait
-	// for other ranks, so that the error names the rank that is late and not this one.
-	template <class F> __device__ __forceinline__ void local(u32 site, F there) {
-		u64 begun = 0, looked = 0;
-		for (u32 polls = 1; !there(); polls++) {
-			if ((polls & 63) != 0) continue;
-			u64 now = nanoseconds();
-			if (begun == 0) begun = now;
-			u64 waited = now - begun;
-			bool looks = waited >> 20 != looked;
-			looked = waited >> 20;
-			over = gave_up(a.group, a.state, site, epoch, waited - waited / 5, looks, a.group.rank, 1, 0);
-			if (over) return;
-		}
-	}
-
-	// barrier waits until so many blocks have come. The last one begins the next turn.
 	__device__ __forceinline__ bool barrier(u32 number, u32 blocks, u32 site) {
 		if (!meet()) return false;
-		if (threadIdx.x == 0) {
-			u32 *come = a.barriers + 2 * number, *turn = come + 1;
-			u32 now = load_relaxed_gpu4(turn);
-			fence_gpu();
-			if (atomic_add_gpu4(come, 1) == blocks - 1) {
-				fence_gpu();
-				store_relaxed_gpu4(come, 0);
-				fence_gpu();
-				store_relaxed_gpu4(turn, now + 1);
-			} else {
-				local(site, [&] { return load_relaxed_gpu4(turn) != now; });
-			}
-			fence_gpu();
-		}
+		if (threadIdx.x == 0) over = !meet_blocks(a.group, a.state, site, epoch, a.barriers + 2 * number, blocks);
 		return meet();
 	}
 
@@ -256,12 +143,7 @@ struct Block {
 	__device__ __forceinline__ void acquire(u32 at, u32 count, u32 site) {
 		const uint2 *entry = (const uint2 *)(code + at + 1);
 		for (u32 i = threadIdx.x; i < count && !over; i += blockDim.x) {
-			u32 *p = a.semaphores + entry[i].x, first = entry[i].y;
-			local(site, [&] {
-				u32 more = load_relaxed_gpu4(p);
-				return (int)(first + more) > 0 && atomic_cas_gpu4(p, more, more - 1) == more;
-			});
-			fence_gpu();
+			over = !take_one(a.group, a.state, site, epoch, a.semaphores + entry[i].x, entry[i].y);
 		}
 	}
 
@@ -287,175 +169,18 @@ struct Block {
 		}
 	}
 
-	__device__ __forceinline__ u32 words(u64 rest) const { return rest >= 16 ? 4 : (u32)(rest + 3) / 4; }
-
-	template <bool WHOLE> __device__ __forceinline__ uint4 take(const char *p, u64 rest) const {
-		if (WHOLE) return load_once(p);
-		return load(a, p, rest);
-	}
-
-	template <bool WHOLE> __device__ __forceinline__ void put(char *p, u64 rest, uint4 v) const {
-		if (WHOLE) return store16(p, v);
-		store(a, p, rest, v);
-	}
-
-	template <bool WHOLE> __device__ __forceinline__ void put_packet(char *p, u64 rest, uint4 v) const {
-		if (WHOLE) return send(p, flag, v);
-		send_slowly(p, words(rest), flag, v);
-	}
-
-	template <bool WHOLE> __device__ __forceinline__ Packet see(const char *p, u64 rest) const {
-		if (WHOLE) return look(p);
-		return look_slowly(p, words(rest), flag);
-	}
-
-	// pairs copies each source to its own sink, which is one of packets or not.
-	template <bool WHOLE, bool PACKET> __device__ __forceinline__ void pairs(const Data &d, u64 from, u64 to) const {
-		u64 step = (u64)blockDim.x * 16;
-		auto move = [&](char *sink, u64 i, uint4 v) {
-			if (PACKET) {
-				put_packet<WHOLE>(sink + 2 * i, to - i, v);
-			} else {
-				put<WHOLE>(sink + i, to - i, v);
-			}
-		};
-		uint4 v[FLIGHT];
-		if (d.sources == 1) {
-			const char *source = at(d.first);
-			char *sink = at(d.first + 1);
-			for (u64 i = from + threadIdx.x * 16; i < to; i += FLIGHT * step) {
-#pragma unroll
-				for (u32 j = 0; j < FLIGHT; j++) {
-					if (i + j * step < to) v[j] = take<WHOLE>(source + i + j * step, to - i - j * step);
-				}
-#pragma unroll
-				for (u32 j = 0; j < FLIGHT; j++) {
-					if (i + j * step < to) move(sink, i + j * step, v[j]);
-				}
-			}
-			return;
-		}
-		for (u64 i = from + threadIdx.x * 16; i < to; i += step) {
-			for (u32 k = 0; k < d.sources; k += FLIGHT) {
-#pragma unroll
-				for (u32 j = 0; j < FLIGHT; j++) {
-					if (k + j < d.sources) v[j] = take<WHOLE>(at(d.first + k + j) + i, to - i);
-				}
-#pragma unroll
-				for (u32 j = 0; j < FLIGHT; j++) {
-					if (k + j < d.sources) move(at(d.first + d.sources + k + j), i, v[j]);
-				}
-			}
-		}
-	}
-
-	// await waits for a vector of packets that was looked at. False: in vain.
-	template <bool WHOLE> __device__ __forceinline__ bool await(Packet &v, const char *p, u64 rest, u32 site, u32 peer) {
-		if (__builtin_expect(v.there(flag), 1)) return true;
-		over = !poll(a.group, a.state, site, epoch, peer, p, words(rest), flag);
-		v = see<WHOLE>(p, rest);
-		return !over;
-	}
-
-	// receive copies the packets of each source to its own sink. writers are the ranks that send them.
-	template <bool WHOLE> __device__ __forceinline__ void receive(const Data &d, u64 from, u64 to, u32 site,
-																  const u32 *writers) {
-		u64 step = (u64)blockDim.x * 16;
-		for (u64 i = from + threadIdx.x * 16; i < to; i += step) {
-			u64 rest = to - i;
-			for (u32 k = 0; k < d.sources; k += FLIGHT) {
-				Packet v[FLIGHT];
-#pragma unroll
-				for (u32 j = 0; j < FLIGHT; j++) {
-					if (k + j < d.sources) v[j] = see<WHOLE>(at(d.first + k + j) + 2 * i, rest);
-				}
-#pragma unroll
-				for (u32 j = 0; j < FLIGHT; j++) {
-					if (k + j >= d.sources) continue;
-					if (!await<WHOLE>(v[j], at(d.first + k + j) + 2 * i, rest, site + k + j, writers[k + j])) return;
-					put<WHOLE>(at(d.first + d.sources + k + j) + i, rest, v[j].value());
-				}
-			}
-		}
-	}
-
-	// fold reduces all sources, in their order, and stores the result in every sink. writers are the ranks that send
-	// the packets among the sources.
-	template <bool WHOLE> __device__ __forceinline__ void fold(const Data &d, u64 from, u64 to, u32 op, bool early,
-															   u32 site, const u32 *writers) {
-		u64 step = (u64)blockDim.x * 16;
-		u32 packets = d.packets & 0xFFFF, plain = d.packets >> 16, sinks = d.first + d.sources;
-		Fold f(How{op, 0, 0, nullptr}, 0);
-		for (u64 i = from + threadIdx.x * 16; i < to; i += step) {
-			u64 rest = to - i;
-			uint4 result = make_uint4(0, 0, 0, 0); // of a single source
-			uint4 mine = result;				   // the first plain source, which is on its way while packets are
-			if (early) mine = take<WHOLE>(at(d.first + packets) + i, rest);
-			auto add = [&](u32 k, uint4 v) {
-				if (k == 0) {
-					result = v;
-					f.start(v);
-				} else {
-					f.take(v);
-				}
-			};
-			for (u32 k = 0; k < packets; k += FLIGHT) {
-				Packet v[FLIGHT];
-#pragma unroll
-				for (u32 j = 0; j < FLIGHT; j++) {
-					if (k + j < packets) v[j] = see<WHOLE>(at(d.first + k + j) + 2 * i, rest);
-				}
-#pragma unroll
-				for (u32 j = 0; j < FLIGHT; j++) {
-					if (k + j >= packets) continue;
-					if (!await<WHOLE>(v[j], at(d.first + k + j) + 2 * i, rest, site, writers[k + j])) return;
-					add(k + j, v[j].value());
-				}
-			}
-			u32 k = packets;
-			if (early) add(k++, mine);
-			for (; k < d.sources; k += FLIGHT) {
-				uint4 v[FLIGHT];
-#pragma unroll
-				for (u32 j = 0; j < FLIGHT; j++) {
-					if (k + j < d.sources) v[j] = take<WHOLE>(at(d.first + k + j) + i, rest);
-				}
-#pragma unroll
-				for (u32 j = 0; j < FLIGHT; j++) {
-					if (k + j < d.sources) add(k + j, v[j]);
-				}
-			}
-			if (d.sources > 1) result = f.result();
-			for (k = 0; k < plain; k++) put<WHOLE>(at(sinks + k) + i, rest, result);
-			for (k = plain; k < d.sinks; k++) put_packet<WHOLE>(at(sinks + k) + 2 * i, rest, result);
-		}
-	}
-
-	// data runs an operation on data.
-	template <bool WHOLE> __device__ __forceinline__ void data(u32 at, const Head &h, const Data &d, u64 from, u64 to) {
-		u32 kind = h.what & 0xFF, flags = h.what >> 8 & 0xFF;
-		const u32 *writers = (const u32 *)(code + at + 3);
-		if (kind == FOLD) {
-			fold<WHOLE>(d, from, to, h.what >> 16, (flags & EARLY) != 0, h.site, writers);
-		} else if (kind == RECEIVE) {
-			receive<WHOLE>(d, from, to, h.site, writers);
-		} else if ((flags & SEND) != 0) {
-			pairs<WHOLE, true>(d, from, to);
-		} else {
-			pairs<WHOLE, false>(d, from, to);
-		}
-	}
-
 	__device__ __forceinline__ void move(u32 at, const Head &h) {
 		Data d = *(const Data *)(code + at + 1);
-		d.first += 2 * a.uses;
 		u64 from, to;
 		part(d, (h.what >> 8 & UNCUT) != 0, from, to);
-		if (a.whole != 0) {
-			data<true>(at, h, d, from, to);
-		} else {
-			over = move_slowly(a, code, operands, epoch, flag, at, from, to);
+		if (a.whole == 0) {
+			over = !move_slowly(a, code + at, operands, epoch, flag, from, to);
+			return;
 		}
+		d.first += 2 * a.uses;
+		Mover m = {a, operands, epoch, flag, false};
+		m.run<true>(code + at, h, d, from, to);
+		over = m.over;
 	}
 
 	// ---- The program.
@@ -507,16 +232,6 @@ struct Block {
 		}
 	}
 };
-
-// move_slowly is Block::move of operands, or lengths, that are no whole vectors. It says whether a wait ended in vain.
-__device__ __noinline__ bool move_slowly(const Plan &a, const uint4 *code, const u64 *operands, u64 epoch, u32 flag,
-										 u32 at, u64 from, u64 to) {
-	Block b = {a, code, operands, nullptr, epoch, flag, false, 0, 0, 0, 0, 0};
-	Data d = *(const Data *)(code + at + 1);
-	d.first += 2 * a.uses;
-	b.data<false>(at, *(const Head *)(code + at), d, from, to);
-	return b.over;
-}
 
 // address is where an entry of a program points, in launches of odd numbers.
 __device__ __forceinline__ u64 address(const Plan &a, u64 entry) {

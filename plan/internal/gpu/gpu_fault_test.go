@@ -92,7 +92,8 @@ func TestAbsentRankOnGPUs(t *testing.T) { testAbsent(t, ranktest.Real(t)) }
 func TestMaskedOnEmulatedGPUs(t *testing.T) {
 	const ranks, out = 3, 1
 	f, l := build(t, plantest.TwoPhasePackets(ranks)), launchOf{dtype: weft.BFloat16, chunk: 48}
-	var survivors sync.WaitGroup
+	var launched, survivors sync.WaitGroup // a rank must not be masked while it still waits
+	launched.Add(ranks)
 	survivors.Add(ranks - 1)
 	g := emulated(t, ranks, 1)
 	run(t, g, ranks, memoryBytes, executor.Options{}, patience, func(ctx context.Context, r *rank) error {
@@ -100,7 +101,10 @@ func TestMaskedOnEmulatedGPUs(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if err := r.launch(ctx, p, l, 1); err != nil {
+		err = r.launch(ctx, p, l, 1)
+		launched.Done()
+		launched.Wait()
+		if err != nil {
 			return err
 		}
 		if r.comm.Rank() != out {

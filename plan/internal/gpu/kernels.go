@@ -15,6 +15,9 @@ import (
 //go:embed execute.cu
 var execute string
 
+//go:embed move.cuh
+var move string
+
 // moving is the type of the kernel of plans that reduce nothing.
 const moving = weft.Uint8
 
@@ -31,8 +34,10 @@ func Kernels(arch string, types ...weft.DType) (specs []kernel.Spec) {
 
 // source is the kernel that runs plans on elements of a type.
 func source(t weft.DType, arch string) enginegpu.Source {
+	headers := device.Headers()
+	headers["move.cuh"] = move
 	return enginegpu.Source{Spec: kernel.Spec{
-		Name: "plans of " + t.String(), Source: execute, Headers: device.Headers(),
+		Name: "plans of " + t.String(), Source: execute, Headers: headers,
 		Defines: map[string]string{
 			"WEFT_TYPE": strconv.Itoa(int(t)), "WEFT_PARAMETER_BYTES": strconv.Itoa(int(unsafe.Sizeof(planArgs{}))),
 		},

@@ -1,0 +1,363 @@
+// How an operation's data moves. Each form is a function of its own, so that it has a block's registers to itself.
+#pragma once
+#include "fold.cuh"
+#include "unaligned.cuh"
+#include "wait.cuh"
+
+namespace weft {
+
+namespace plan {
+
+constexpr u32 MOST_RANKS = 72; // Go: device.MaxRanks
+constexpr u32 THREADS = 512;   // of a block, at most: as many as have 128 registers each. Go: mostThreads
+
+// Plan is the parameter. Go: planArgs.
+struct Plan {
+	State *state;
+	const char *program;	// this rank's: `stride` bytes a block
+	char *blocks;			// of this GPU, for each block: its Own, and what does not fit into shared memory
+	u32 *barriers;			// of this GPU: two words each, the blocks that have come, and the turn
+	u32 *semaphores;		// of this GPU: by how much each is more than its first value
+	u32 *awaited;			// of this GPU: for each end of a channel that several blocks wait on, its waits
+	u64 inbound, begun;		// in the window: a word for each end, its signals; a word for each rank, its last meeting
+	u64 data, packets;		// in the window: scratch
+	u64 data_half, packets_half; // how far its second halves are; or 0
+	u64 chunk, units;		// bytes of a chunk, and how many units of the plan's alignment
+	u32 align;				// bytes of that unit
+	u32 stride, own_stride; // bytes of a block
+	u32 operands, vectors;	// of a program: addresses, and what follows them, in vectors
+	u32 uses;				// ends of channels that a block uses
+	u32 shared;				// programs are in shared memory
+	u32 whole;				// every address and length is a multiple of 16 bytes; else:
+	u32 unit;				// of which power of two
+	u32 zero;
+	char *in[MOST_RANKS];  // every rank's operands, of those that this rank reaches
+	char *out[MOST_RANKS];
+	Group group;
+};
+static_assert(sizeof(Plan) == WEFT_PARAMETER_BYTES + WIDER, "not the size of the host's struct");
+
+// Own is what a block keeps from launch to launch. Two words follow it for each end that it uses: the signals that
+// it sent there, and those that it waited for.
+struct Own {
+	u64 chunk; // of the last launch
+	u64 zero;
+};
+
+// The kinds of operations, and their flags. Go: the constants of program.go.
+enum { END, NOP, MEET, ACQUIRE, RELEASE, SIGNAL, WAIT, PAIRS, RECEIVE, FOLD, LOOP };
+enum { RELAXED = 1, BEHIND = 2, SEND = 4, UNCUT = 8, EARLY = 16 };
+
+// Where an address is, in an entry of a program.
+enum { INPUT, OUTPUT, DATA, PACKETS, INBOUND, NOWHERE };
+
+constexpr u32 SHARED_SIGNALS = 1u << 30, SHARED_WAITS = 1u << 31; // of an end's peer: several blocks use it
+
+// Head begins every operation. Go: head.
+struct alignas(16) Head {
+	u32 what; // kind, flags, reduction: 8 bits each
+	u32 site; // the operation's number, for records
+	u32 length;	 // in vectors
+	u32 count;	 // of what follows
+};
+
+// Data follows the head of an operation on data. Go: data.
+struct alignas(16) Data {
+	u32 chunks;
+	u32 group;			// the block's position, and the size of the group above it: 16 bits each
+	u32 first;			// its first operand, behind the ends: sources, then sinks
+	u32 sources, sinks; // how many
+	u32 packets;		// of the sources, the first so many are packets; of the sinks all but so many: 16 bits each
+	u32 zero[2];
+};
+
+__device__ __forceinline__ uint4 load(const Plan &a, const char *p, u64 rest) {
+	u32 n = rest >= 16 ? 16 : (u32)rest;
+	return load_slowly(p, n, min(a.unit, greatest_unit(n)));
+}
+
+__device__ __forceinline__ void store(const Plan &a, char *p, u64 rest, uint4 v) {
+	u32 n = rest >= 16 ? 16 : (u32)rest;
+	store_slowly(p, n, min(a.unit, greatest_unit(n)), v);
+}
+
+// Packet is a vector of packets: a word of data and a flag in each 8 bytes.
+struct Packet {
+	ulonglong2 low, high;
+
+	// none is there, and has no data.
+	__device__ __forceinline__ static Packet none(u32 flag) {
+		u64 up = (u64)flag << 32;
+		return {{up, up}, {up, up}};
+	}
+	__device__ __forceinline__ bool there(u32 flag) const {
+		return (u32)(low.x >> 32) == flag && (u32)(low.y >> 32) == flag && (u32)(high.x >> 32) == flag &&
+			   (u32)(high.y >> 32) == flag;
+	}
+	__device__ __forceinline__ uint4 value() const {
+		return make_uint4((u32)low.x, (u32)low.y, (u32)high.x, (u32)high.y);
+	}
+};
+
+__device__ __forceinline__ Packet look(const char *p) {
+	return {load_relaxed_sys_u64x2(p), load_relaxed_sys_u64x2(p + 16)};
+}
+
+// look_slowly looks at `words` packets of a vector, which may be fewer than four. What is not there is.
+__device__ __noinline__ Packet look_slowly(const char *p, u32 words, u32 flag) {
+	u64 w[4];
+	for (u32 i = 0; i < 4; i++) w[i] = i < words ? load_relaxed_sys_u64(p + 8 * i) : (u64)flag << 32;
+	return {{w[0], w[1]}, {w[2], w[3]}};
+}
+
+__device__ __forceinline__ void send(char *p, u32 flag, uint4 v) {
+	u64 up = (u64)flag << 32;
+	store_relaxed_sys_u64x2(p, {up | v.x, up | v.y});
+	store_relaxed_sys_u64x2(p + 16, {up | v.z, up | v.w});
+}
+
+__device__ __noinline__ void send_slowly(char *p, u32 words, u32 flag, uint4 v) {
+	u64 up = (u64)flag << 32;
+	u32 w[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+	for (u32 i = 0; i < 4; i++) {
+		if (i < words) store_relaxed_sys_u64(p + 8 * i, up | w[i]);
+	}
+}
+
+// poll looks until vectors of packets are there, at a place behind each of so many addresses. False: the wait is over. It
+// is a function of its own, and loops that call it have left off: what is live across a call costs registers where
+// nothing waits. Sources that are operations of their own have sites that follow each other: step is 1 then, and else 0.
+__device__ __noinline__ bool poll(const Group &g, State *state, u32 site, u32 step, u64 epoch, const u32 *writers,
+								  u32 flag, const u64 *sources, u32 count, u64 place, u32 words) {
+	for (u32 k = 0; k < count; k++) {
+		Wait w(g, state, site + step * k, epoch);
+		for (u32 i = 0; i < words; i++) {
+			const char *p = (const char *)sources[k] + place + 8 * i;
+			u64 v = load_relaxed_sys_u64(p);
+			while ((u32)(v >> 32) != flag && w.more(writers[k], flag, v >> 32)) v = load_relaxed_sys_u64(p);
+			if (w.over) return false;
+		}
+	}
+	return true;
+}
+
+constexpr u32 FLIGHT = 4; // vectors of a thread that are on their way together
+
+// TRIES is how often a thread looks at its packets before it waits by the clock.
+constexpr u32 TRIES = 64;
+
+// Mover is what threads know of an operation on data. Vector u of it is that of thread u mod blockDim.x, in plain
+// operations and in packets alike, so a thread sees what it wrote itself.
+struct Mover {
+	const Plan &a;
+	const u64 *operands; // addresses
+	u64 epoch;
+	u32 flag;  // of this launch's packets
+	bool over; // a wait has ended in vain
+
+	__device__ __forceinline__ char *at(u32 i) const { return (char *)operands[i]; }
+
+	__device__ __forceinline__ u32 words(u64 rest) const { return rest >= 16 ? 4 : (u32)(rest + 3) / 4; }
+
+	template <bool WHOLE> __device__ __forceinline__ uint4 take(const char *p, u64 rest) const {
+		if (WHOLE) return load_once(p);
+		return load(a, p, rest);
+	}
+
+	template <bool WHOLE> __device__ __forceinline__ void put(char *p, u64 rest, uint4 v) const {
+		if (WHOLE) return store16(p, v);
+		store(a, p, rest, v);
+	}
+
+	template <bool WHOLE> __device__ __forceinline__ void put_packet(char *p, u64 rest, uint4 v) const {
+		if (WHOLE) return send(p, flag, v);
+		send_slowly(p, words(rest), flag, v);
+	}
+
+	template <bool WHOLE> __device__ __forceinline__ Packet see(const char *p, u64 rest) const {
+		if (WHOLE) return look(p);
+		return look_slowly(p, words(rest), flag);
+	}
+
+	// pairs copies each source to its own sink, which is one of packets or not.
+	template <bool WHOLE, bool PACKET> __device__ __forceinline__ void pairs(const Data &d, u64 from, u64 to) const {
+		u64 step = (u64)blockDim.x * 16;
+		auto move = [&](char *sink, u64 i, uint4 v) {
+			if (PACKET) {
+				put_packet<WHOLE>(sink + 2 * i, to - i, v);
+			} else {
+				put<WHOLE>(sink + i, to - i, v);
+			}
+		};
+		uint4 v[FLIGHT];
+		if (d.sources == 1) {
+			const char *source = at(d.first);
+			char *sink = at(d.first + 1);
+#pragma unroll 1
+			for (u64 i = from + threadIdx.x * 16; i < to; i += FLIGHT * step) {
+#pragma unroll
+				for (u32 j = 0; j < FLIGHT; j++) {
+					if (i + j * step < to) v[j] = take<WHOLE>(source + i + j * step, to - i - j * step);
+				}
+#pragma unroll
+				for (u32 j = 0; j < FLIGHT; j++) {
+					if (i + j * step < to) move(sink, i + j * step, v[j]);
+				}
+			}
+			return;
+		}
+#pragma unroll 1
+		for (u64 i = from + threadIdx.x * 16; i < to; i += step) {
+#pragma unroll 1
+			for (u32 k = 0; k < d.sources; k += FLIGHT) {
+#pragma unroll
+				for (u32 j = 0; j < FLIGHT; j++) {
+					if (k + j < d.sources) v[j] = take<WHOLE>(at(d.first + k + j) + i, to - i);
+				}
+#pragma unroll
+				for (u32 j = 0; j < FLIGHT; j++) {
+					if (k + j < d.sources) move(at(d.first + d.sources + k + j), i, v[j]);
+				}
+			}
+		}
+	}
+
+	// arrive looks at vectors of packets, `place` behind the sources from operand k on, of which there are `left`, until
+	// all are there. False: they do not come soon.
+	template <bool WHOLE> __device__ __forceinline__ bool arrive(Packet (&v)[FLIGHT], u32 k, u32 left, u64 place,
+																 u64 rest) const {
+		bool all = false;
+#pragma unroll 1
+		for (u32 tries = 0; !all && tries < TRIES; tries++) {
+			all = true;
+#pragma unroll
+			for (u32 j = 0; j < FLIGHT; j++) {
+				v[j] = Packet::none(flag); // so that nothing has to be kept from try to try
+				if (j < left) v[j] = see<WHOLE>(at(k + j) + place, rest);
+			}
+#pragma unroll
+			for (u32 j = 0; j < FLIGHT; j++) all = all && v[j].there(flag);
+		}
+		return all;
+	}
+
+	// receive_some copies the packets of each source to its own sink, from the thread's vector at i on. It gives the first
+	// one whose packets do not come soon.
+	template <bool WHOLE> __device__ __forceinline__ u64 receive_some(const Data &d, u64 i, u64 to) const {
+		u64 step = (u64)blockDim.x * 16;
+#pragma unroll 1
+		for (; i < to; i += step) {
+			u64 rest = to - i;
+#pragma unroll 1
+			for (u32 k = 0; k < d.sources; k += FLIGHT) {
+				Packet v[FLIGHT];
+				if (!arrive<WHOLE>(v, d.first + k, d.sources - k, 2 * i, rest)) return i;
+#pragma unroll
+				for (u32 j = 0; j < FLIGHT; j++) {
+					if (k + j < d.sources) put<WHOLE>(at(d.first + d.sources + k + j) + i, rest, v[j].value());
+				}
+			}
+		}
+		return i;
+	}
+
+	// fold_some folds all sources, in their order, and stores the result in every sink. It begins and ends as receive_some
+	// does.
+	template <bool WHOLE> __device__ __forceinline__ u64 fold_some(const Data &d, u64 i, u64 to, u32 op,
+																   bool early) const {
+		u64 step = (u64)blockDim.x * 16;
+		u32 packets = d.packets & 0xFFFF, plain = d.packets >> 16, sinks = d.first + d.sources;
+#pragma unroll 1
+		for (; i < to; i += step) {
+			u64 rest = to - i;
+			Fold f(How{op, 0, 0, nullptr}, 0);
+			f.clear();
+			uint4 result = make_uint4(0, 0, 0, 0); // of a single source
+			uint4 mine = result;				   // the first plain source, which is on its way while packets are
+			if (early) mine = take<WHOLE>(at(d.first + packets) + i, rest);
+			auto add = [&](u32 k, uint4 v) {
+				if (k == 0) {
+					result = v;
+					f.start(v);
+				} else {
+					f.take(v);
+				}
+			};
+#pragma unroll 1
+			for (u32 k = 0; k < packets; k += FLIGHT) {
+				Packet v[FLIGHT];
+				if (!arrive<WHOLE>(v, d.first + k, packets - k, 2 * i, rest)) return i;
+#pragma unroll
+				for (u32 j = 0; j < FLIGHT; j++) {
+					if (k + j < packets) add(k + j, v[j].value());
+				}
+			}
+			u32 k = packets;
+			if (early) add(k++, mine);
+#pragma unroll 1
+			for (; k < d.sources; k += FLIGHT) {
+				uint4 v[FLIGHT];
+#pragma unroll
+				for (u32 j = 0; j < FLIGHT; j++) {
+					v[j] = make_uint4(0, 0, 0, 0);
+					if (k + j < d.sources) v[j] = take<WHOLE>(at(d.first + k + j) + i, rest);
+				}
+#pragma unroll
+				for (u32 j = 0; j < FLIGHT; j++) {
+					if (k + j < d.sources) add(k + j, v[j]);
+				}
+			}
+			if (d.sources > 1) result = f.result();
+#pragma unroll 1
+			for (k = 0; k < plain; k++) put<WHOLE>(at(sinks + k) + i, rest, result);
+#pragma unroll 1
+			for (k = plain; k < d.sinks; k++) put_packet<WHOLE>(at(sinks + k) + 2 * i, rest, result);
+		}
+		return i;
+	}
+
+	// run moves the bytes [from, to) of each operand of an operation, whose head is at code.
+	template <bool WHOLE> __device__ __forceinline__ void run(const uint4 *code, const Head &h, const Data &d, u64 from,
+															  u64 to) {
+		u32 kind = h.what & 0xFF, flags = h.what >> 8 & 0xFF, op = h.what >> 16;
+		if (kind == PAIRS) {
+			if ((flags & SEND) != 0) {
+				pairs<WHOLE, true>(d, from, to);
+			} else {
+				pairs<WHOLE, false>(d, from, to);
+			}
+			return;
+		}
+		bool early = (flags & EARLY) != 0, receives = kind == RECEIVE;
+#pragma unroll 1
+		for (u64 i = from + threadIdx.x * 16; i < to;) {
+			if (receives) {
+				i = receive_some<WHOLE>(d, i, to);
+			} else if (op == SUM) {
+				i = fold_some<WHOLE>(d, i, to, SUM, early);
+			} else if (op == MIN) {
+				i = fold_some<WHOLE>(d, i, to, MIN, early);
+			} else {
+				i = fold_some<WHOLE>(d, i, to, MAX, early);
+			}
+			if (i >= to) break;
+			over = !poll(a.group, a.state, h.site, receives ? 1 : 0, epoch, (const u32 *)(code + 3), flag,
+						 operands + d.first, receives ? d.sources : d.packets & 0xFFFF, 2 * i, words(to - i));
+			if (over) break;
+		}
+	}
+};
+
+// move_slowly runs an operation whose operands, or lengths, are no whole vectors. False: a wait has ended in vain.
+__device__ __noinline__ bool move_slowly(const Plan &a, const uint4 *code, const u64 *operands, u64 epoch, u32 flag,
+										 u64 from, u64 to) {
+	Mover m = {a, operands, epoch, flag, false};
+	Data d = *(const Data *)(code + 1);
+	d.first += 2 * a.uses;
+	m.run<false>(code, *(const Head *)code, d, from, to);
+	return !m.over;
+}
+
+} // namespace plan
+} // namespace weft
