@@ -9,6 +9,7 @@ import (
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/occupancy"
+	"github.com/weftgo/weft/device"
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 	"github.com/weftgo/weft/plan/internal/launch"
 )
@@ -23,7 +24,11 @@ type Engine struct {
 	// programs are the modules of kernels. They and rooms are given up when nothing of any plan runs.
 	programs []*enginegpu.Program
 	rooms    []*enginegpu.Room
+	blocks   int // that there is room for
 	plans    []*loaded
+	// words name the operations of plans that were loaded, also of those that are so no more: they live as long as the
+	// communicator.
+	words map[launch.Key]*device.Words
 }
 
 // New makes an engine, whose plans share room with kernels that never run at the same time; nil is none. It is
@@ -33,7 +38,7 @@ func New(ctx context.Context, comm *weft.Comm, beside *enginegpu.Room) (*Engine,
 	if err := comm.Operations().VerifySame(ctx, "new executor", "", err); err != nil {
 		return nil, err
 	}
-	return &Engine{comm: comm, dependent: major >= 9, beside: beside}, nil
+	return &Engine{comm: comm, dependent: major >= 9, beside: beside, words: make(map[launch.Key]*device.Words)}, nil
 }
 
 // Begin is the first thing that a launch does.
@@ -63,6 +68,9 @@ func (e *Engine) reserve(ctx context.Context, l *loaded) error {
 	for r := range l.plan.File.Ranks {
 		most = max(most, len(l.plan.File.Ranks[r].Blocks))
 	}
+	if most <= e.blocks {
+		return nil
+	}
 	want := enginegpu.Want{Op: l.plan.Name, Cost: occupancy.SMThreads, SMs: e.comm.Device().SMs(), Least: most}
 	if want.Beside = e.beside; want.Beside == nil && len(e.rooms) > 0 {
 		want.Beside = e.rooms[0]
@@ -76,7 +84,10 @@ func (e *Engine) reserve(ctx context.Context, l *loaded) error {
 		err = weft.Unsupportedf("%s: it has %d blocks that wait for each other, and the GPUs have room for %d a rank; "+
 			"write it with fewer blocks or instances, or close what else runs there", l.plan.Name, most, room.Blocks)
 	}
-	return room.Take(ctx, most, room.String(), err)
+	if err = room.Take(ctx, most, room.String(), err); err == nil {
+		e.blocks = most
+	}
+	return err
 }
 
 // kernel is that of a type. It is loaded, on all ranks, when the first plan needs it: a driver loads code only when no
@@ -122,6 +133,6 @@ func (e *Engine) Close() (released bool, err error) {
 	for _, p := range e.programs {
 		errs = append(errs, p.Close())
 	}
-	e.rooms, e.programs = nil, nil
+	e.rooms, e.programs, e.blocks = nil, nil, 0
 	return true, errors.Join(errs...)
 }

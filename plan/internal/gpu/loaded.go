@@ -38,7 +38,10 @@ func newLoaded(e *Engine, p *launch.Plan) (l *loaded, err error) {
 	if l.program, err = encode(p, e.comm.Rank()); err != nil {
 		return l, err
 	}
-	l.words = &device.Words{Operation: l.operation}
+	if l.words = e.words[p.Key]; l.words == nil {
+		l.words = &device.Words{Operation: l.operation}
+		e.words[p.Key] = l.words
+	}
 	l.unit = unitOf(p.File)
 	gpu := e.comm.Device().Context()
 	if l.memory, err = gpu.Alloc(len(l.program.code)); err != nil {
