@@ -1,4 +1,4 @@
-// How an operation's data moves. Each form is a function of its own, so that it has a block's registers to itself.
+// How an operation's data moves.
 #pragma once
 #include "fold.cuh"
 #include "unaligned.cuh"
@@ -125,9 +125,10 @@ __device__ __noinline__ void send_slowly(char *p, u32 words, u32 flag, uint4 v) 
 	}
 }
 
-// poll looks until vectors of packets are there, at a place behind each of so many addresses. False: the wait is over. It
-// is a function of its own, and loops that call it have left off: what is live across a call costs registers where
-// nothing waits. Sources that are operations of their own have sites that follow each other: step is 1 then, and else 0.
+// poll looks until vectors of packets are there, at a place behind each of so many addresses. False: the wait is over.
+// It is a function of its own, and loops that call it have left off: what is live across a call costs registers where
+// nothing waits. Sources that are operations of their own have sites that follow each other: step is 1 then, and
+// else 0.
 __device__ __noinline__ bool poll(const Group &g, State *state, u32 site, u32 step, u64 epoch, const u32 *writers,
 								  u32 flag, const u64 *sources, u32 count, u64 place, u32 words) {
 	for (u32 k = 0; k < count; k++) {
@@ -180,9 +181,10 @@ struct Mover {
 		return look_slowly(p, words(rest), flag);
 	}
 
-	// pairs copies each source to its own sink, which is one of packets or not.
+	// pairs copies each source to its own sink, or one source to all sinks, which are packets or not.
 	template <bool WHOLE, bool PACKET> __device__ __forceinline__ void pairs(const Data &d, u64 from, u64 to) const {
 		u64 step = (u64)blockDim.x * 16;
+		u32 sinks = d.first + d.sources;
 		auto move = [&](char *sink, u64 i, uint4 v) {
 			if (PACKET) {
 				put_packet<WHOLE>(sink + 2 * i, to - i, v);
@@ -193,16 +195,19 @@ struct Mover {
 		uint4 v[FLIGHT];
 		if (d.sources == 1) {
 			const char *source = at(d.first);
-			char *sink = at(d.first + 1);
 #pragma unroll 1
 			for (u64 i = from + threadIdx.x * 16; i < to; i += FLIGHT * step) {
 #pragma unroll
 				for (u32 j = 0; j < FLIGHT; j++) {
 					if (i + j * step < to) v[j] = take<WHOLE>(source + i + j * step, to - i - j * step);
 				}
+#pragma unroll 1
+				for (u32 k = 0; k < d.sinks; k++) {
+					char *sink = at(sinks + k);
 #pragma unroll
-				for (u32 j = 0; j < FLIGHT; j++) {
-					if (i + j * step < to) move(sink, i + j * step, v[j]);
+					for (u32 j = 0; j < FLIGHT; j++) {
+						if (i + j * step < to) move(sink, i + j * step, v[j]);
+					}
 				}
 			}
 			return;
@@ -217,7 +222,7 @@ struct Mover {
 				}
 #pragma unroll
 				for (u32 j = 0; j < FLIGHT; j++) {
-					if (k + j < d.sources) move(at(d.first + d.sources + k + j), i, v[j]);
+					if (k + j < d.sources) move(at(sinks + k + j), i, v[j]);
 				}
 			}
 		}

@@ -404,7 +404,7 @@ func (b *block) op(file *spec.Block, op *spec.Op, site spec.Site) {
 		b.semaphores(kindRelease, op, site)
 	case spec.Signal, spec.RelaxedSignal, spec.Wait, spec.RelaxedWait:
 		b.channels(file, op, site)
-	case spec.Copy, spec.Put, spec.Get:
+	case spec.Copy, spec.Put, spec.Get, spec.SwitchStore:
 		b.pairs(file, op, site, 0)
 	case spec.PutWithSignal, spec.PutWithSignalAndFlush:
 		b.pairs(file, op, site, 0)
@@ -528,13 +528,12 @@ func (b *block) data(kind, flags int, op *spec.Op, site spec.Site, from, to []ui
 	b.entries = append(append(b.entries, from...), to...)
 }
 
-// pairs encodes copies of one place to one.
+// pairs encodes copies of one place to one, or of one to many.
 func (b *block) pairs(file *spec.Block, op *spec.Op, site spec.Site, flags int) {
 	from, _, _ := b.places(file, op, true)
 	to, packets, _ := b.places(file, op, false)
-	if first := from[:1]; len(slices.Compact(slices.Clone(from))) == 1 && len(from) > 1 {
-		b.data(kindFold, 0, op, site, first, append(to, packets...), 0, len(to), nil) // which reads it once
-		return
+	if len(slices.Compact(slices.Clone(from))) == 1 {
+		from = from[:1] // which is read once
 	}
 	b.data(kindPairs, flags, op, site, from, append(to, packets...), 0, 0, nil)
 }
