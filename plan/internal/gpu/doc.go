@@ -12,8 +12,9 @@
 //	spec.File -> program (bytes, the same for all sizes) -> GPU
 //	chunk, operands -> arguments ---------------------------^
 //
-// A block copies its program into shared memory, if it has at most 32 KiB, and then decodes an operation in some tens
-// of cycles. Threads do not wait for each other between operations, except where the plan says so.
+// A block copies its program into shared memory, if it has at most 32 KiB, and decodes operations there. Threads do not
+// wait for each other between operations, except where the plan says so. What moves data (move.cuh) calls no function
+// as long as packets come soon, so that nothing leaves registers.
 //
 // # The program of a block
 //
@@ -24,7 +25,8 @@
 //
 // An operation of the file becomes one of few kinds: copies of pairs, a fold of sources into sinks, signals, waits,
 // barriers, semaphores and loops. Sources of a fold are packets or plain, and so are its sinks, so that kind serves
-// every fused operation. Signals and waits have a bit for each end that the block uses, and the thread of an end's
+// every fused operation. Neighbours that unpack packets are one operation. Where no other block writes a plain
+// source, it is read while packets are on the way. Signals and waits have a bit for each end that the block uses, and the thread of an end's
 // number serves it: it alone touches the counts of that end.
 //
 // A block runs what ports do itself: all threads copy, and what is pushed behind a transfer goes when all have done so.
@@ -42,9 +44,9 @@
 //	        barriers, semaphores
 //
 // Scratch is made for the largest chunk so far. A launch that needs more gets a lane of its own, half as large
-// again at least, which serves all that follow; the one before stays for graphs that know it. Where a plan lets
-// packets and plain data lie in the same bytes, they do so here; else each has memory of its own, for a plan that
-// runs at two sizes could find flags in old data.
+// again at least, which serves all that follow; the one before stays for graphs that know it. Packets and plain data
+// have memory of their own, for a plan that runs at two sizes could find flags in old data. Only where a plan
+// lets them lie in the same bytes, which the verifier calls an error, they do so here.
 //
 // Packets are those of protocol LL: each 4 bytes of data with a flag of 4, the launch's number modulo 2^32 - 1, and 1.
 // A thread moves four together. The packet types LL8 and LL16 have the same bytes, so both run here in one form.
