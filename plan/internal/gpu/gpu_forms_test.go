@@ -135,7 +135,7 @@ func testForms(t *testing.T, g *ranktest.GPUs) {
 	}
 }
 
-func TestFormsOnEmulatedGPUs(t *testing.T) { testForms(t, emulated(t, 6, 3)) }
+func TestFormsOnEmulatedGPUs(t *testing.T) { testForms(t, emulatedKernels(t, 6, 3)) }
 
 // TestFormsOnGPUs is the same on real ones.
 func TestFormsOnGPUs(t *testing.T) { testForms(t, ranktest.Real(t)) }

@@ -153,7 +153,7 @@ func TestGraphsOnEmulatedGPUs(t *testing.T) {
 	if emulate.Everything() {
 		times = 30
 	}
-	testGraphs(t, emulated(t, 3, 2), times)
+	testGraphs(t, emulatedKernels(t, 3, 2), times)
 }
 
 // TestGraphsOnGPUs is the same on real ones.

@@ -68,7 +68,7 @@ func testGroup(t *testing.T, g *ranktest.GPUs) {
 	})
 }
 
-func TestGroupOnEmulatedGPUs(t *testing.T) { testGroup(t, emulated(t, 3, 5)) }
+func TestGroupOnEmulatedGPUs(t *testing.T) { testGroup(t, emulatedKernels(t, 3, 5)) }
 
 // TestGroupOnGPUs is the same on real ones.
 func TestGroupOnGPUs(t *testing.T) { testGroup(t, ranktest.Real(t)) }

@@ -148,7 +148,7 @@ func testStopped(t *testing.T, emulated bool) {
 	for i, p := range someOf(emulated) {
 		t.Run(p.Name, func(t *testing.T) {
 			crew := processes.Start(t, "member", size)
-			args := memberArgs{ID: crew.ID(), GPUs: gpus, Plan: i, Deadline: 3 * time.Second, Times: 20}
+			args := memberArgs{ID: crew.ID(), GPUs: gpus, Plan: i, Deadline: 2 * time.Second, Times: 20}
 			crew.Must([]int{0, 1, 2}, "join", args)
 			crew.Must([]int{0, 1, 2}, "repeat", args)
 			args.Times = 1 << 30

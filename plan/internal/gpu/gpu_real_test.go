@@ -64,7 +64,7 @@ func testReal(t *testing.T, g func() *ranktest.GPUs, chunks ...int) {
 }
 
 func TestRealPlansOnEmulatedGPUs(t *testing.T) {
-	testReal(t, func() *ranktest.GPUs { return emulated(t, 4, 4) }, 16, 16, 1024, 48)
+	testReal(t, func() *ranktest.GPUs { return emulatedKernels(t, 4, 4) }, 16, 16, 1024, 48)
 }
 
 // TestRealPlansOnGPUs is the same on real ones.

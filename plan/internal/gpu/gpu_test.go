@@ -76,6 +76,16 @@ func emulated(t *testing.T, ranks int, seed uint64) *ranktest.GPUs {
 	return ranktest.Emulated(t, cudatest.Config{Devices: ranks}, emulate.Options{Seed: seed, Tear: true})
 }
 
+// emulatedKernels are the same for tests of what the kernel computes and not of what runs at once in Go. Short tests
+// leave those out, which the race detector has.
+func emulatedKernels(t *testing.T, ranks int, seed uint64) *ranktest.GPUs {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("emulated kernels are slow: of them the short tests run what fails, and what is refused")
+	}
+	return emulated(t, ranks, seed)
+}
+
 // launchOf is a launch of a plan.
 type launchOf struct {
 	dtype  weft.DType
@@ -189,7 +199,7 @@ func TestProgramsOnEmulatedGPUs(t *testing.T) {
 		seeds = 20
 	}
 	for seed := range seeds {
-		programs(t, emulated(t, 6, uint64(seed+1)), few)
+		programs(t, emulatedKernels(t, 6, uint64(seed+1)), few)
 	}
 }
 
