@@ -87,8 +87,8 @@ class Rows:
 
 
 Described = Sequence[Any]
-"""Of the rows of a dispatch: the received selections, or their own weights, and the demand of each expert; None for what
-is still to be asked for."""
+"""Of the rows of a dispatch: the received selections; their weights, or the rows'; the demand of each expert. None for
+what is still to be asked for."""
 
 _NOT_DESCRIBED: Described = (None, None, None)
 
@@ -111,7 +111,13 @@ class Route:
     ) -> None:
         """The first exchange reads ``topk``, and so do later ones; with ``keep`` they use its content of
         now, or that which is given."""
-        self._exchanges, self.shape, self._given, self.exact, self._era = exchanges, shape, topk, exact, era or exchanges.era
+        self._exchanges, self.shape, self._given, self.exact, self._era = (
+            exchanges,
+            shape,
+            topk,
+            exact,
+            era or exchanges.era,
+        )
         self._kept = Kept(topk) if keep is True else keep or None
         self._counts = ep.Counts.host if exact and not exchanges.on_gpu else ep.Counts.device
         self._routings: dict[Any, tuple[ep.Handle, ep.Routing]] = {}
@@ -236,7 +242,9 @@ class Route:
                 torch.cat(routing.parts("source_counts", "expert_demand"))
             ).tolist()
         return (
-            sum(self.shape.aligned(self._received_counts[self._exchanges.ranks :])) if self.shape.expand else self.received
+            sum(self.shape.aligned(self._received_counts[self._exchanges.ranks :]))
+            if self.shape.expand
+            else self.received
         )
 
     def _rows_by(self, routing: ep.Routing) -> int:

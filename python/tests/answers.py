@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import sys
 
 import torch
@@ -136,6 +137,78 @@ def main(comm):
     say("contents", list, kept)
     say("worst", b.dispatch, x, topk_idx=ids, topk_weights=w, num_worst_tokens=9, **of)
     say("types", b.dispatch, x, topk_idx=ids.int(), topk_weights=w, **of)
+    elastic(x, ids, w, bad)
+    hybrid(x, ids, w)
+
+
+MEMBERS = tuple(inspect.signature(deep_ep.EPHandle).parameters)
+
+
+def elastic(x, ids, w, bad):
+    """The calls of DeepEP's second buffer."""
+
+    def dispatched(*arguments, **options):
+        rows, experts, weights, handle, event = b.dispatch(*arguments, **options)
+        return rows, experts, weights, [getattr(handle, name) for name in MEMBERS], event
+
+    for multiple in (True, False):
+        b = deep_ep.ElasticBuffer.from_communicator(
+            weft.join(), num_max_tokens_per_rank=6, allow_multiple_reduction=multiple
+        )
+        fp8 = x.to(torch.float8_e4m3fn), torch.rand(5, 1)
+        for options in (
+            {},
+            {"do_expand": True},
+            {"do_expand": True, "expert_alignment": 4, "do_zero_padding": True},
+            {"expert_alignment": 4, "num_sms": 6},
+            {"do_cpu_sync": False},
+            {"do_cpu_sync": False, "do_expand": True},
+            {"do_handle_copy": False},
+            {"num_max_tokens_per_rank": 5, "do_cpu_sync": False},
+        ):
+            name, options = f"elastic {multiple} {options}", {"num_experts": 4, **options}
+            for _ in range(2):
+                rows, _, given, kept, _ = b.dispatch(x, ids, w, **options)
+            say(name, dispatched, x, ids, w, **options)
+            say(name + " without weights", dispatched, x, ids, **options)
+            say(name + " fp8", dispatched, fp8, ids, w, **options)
+            for wrong, arguments in bad.items():
+                say(f"{name} {wrong}", dispatched, *arguments, **options)
+            expand = {"do_expand": options.get("do_expand", False)}
+            for again in (x + 1, fp8, x[:3], x.float(), x[:, :64].contiguous()):
+                say(name + " again", dispatched, again, handle=kept, **expand)
+            say(name + " weights again", dispatched, x, None, w, handle=kept, **expand)
+            say(name + " otherwise", dispatched, x, handle=kept, do_expand=not expand["do_expand"])
+            say(name + " more", dispatched, x, handle=kept, num_experts=8, **expand)
+            copied = deep_ep.EPHandle(*(getattr(kept, name) for name in MEMBERS))
+            for home in (rows, rows[:1], rows.float(), rows.numpy, rows[:, :64].contiguous(), rows.repeat(2, 1)):
+                say(name + " home", b.combine, home, kept)
+            say(name + " home by a copy", b.combine, rows, copied)
+            say(name + " biased", b.combine, rows, kept, bias=x)
+            say(name + " weighted", b.combine, rows, kept, given)
+    selections, h = ids.clone(), None
+    for _ in range(2):
+        h = b.dispatch(x, selections, w, num_experts=4)[3]
+    selections.zero_()
+    say("changed", lambda: (h.topk_idx, b.dispatch(x, handle=h)[0]))
+    say("changed weights", dispatched, x, ids, w, num_experts=4)
+
+
+def hybrid(x, ids, w):
+    """Those of the branch hybrid-ep."""
+    b = deep_ep.HybridEPBuffer.from_communicator(weft.join(), 128, 5, 4)
+    chosen = {"topk_idx": ids, "topk_weights": w, "num_of_experts": 4}
+    for _ in range(2):
+        rows, probs, _, handle = b.dispatch(x, **chosen)
+    say("hybrid", lambda: b.dispatch(x, **chosen)[:3])
+    say("hybrid again", lambda: b.dispatch(x, handle=handle)[:3])
+    say("hybrid home", b.combine, rows, probs, handle)
+    for options in ({}, {"pad_multiple": 4}, {"num_permuted_tokens": 16}):
+        for _ in range(2):
+            rows, probs, _, counts, handle = b.dispatch_with_permute(hidden=x, **chosen, **options)
+        say(f"permuted {options}", lambda o=options: b.dispatch_with_permute(hidden=x, **chosen, **o)[:4])
+        say(f"unpermuted {options}", b.combine_with_unpermute, hidden=rows, probs=probs, handle=handle, **options)
+        say("counts", lambda of=counts: of)
 
 
 if __name__ == "__main__":

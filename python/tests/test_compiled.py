@@ -81,6 +81,31 @@ def test_it_makes_the_calls(handle, buffer, monkeypatch):
     assert buffer.combine(rows, kept)[0].equal(X)
 
 
+@pytest.mark.parametrize("expand", [False, True])
+def test_it_makes_the_calls_of_elastic(comm, monkeypatch, expand):
+    """Nor do these of the second buffer, and the route of a handle is made when it is asked for."""
+    b, options = deep_ep.ElasticBuffer.from_communicator(comm, num_max_tokens_per_rank=4), {"do_expand": expand}
+    b.dispatch(X, IDS, WEIGHTS, num_experts=4, **options)
+    with monkeypatch.context() as until:
+        for kind in b._exchanges._handles.values():
+            until.setattr(kind._dispatches, "take", refuses)
+            until.setattr(kind._combines, "take", refuses)
+            until.setattr(kind, "_descriptions", None)
+        until.setattr(deep_ep.routes, "Route", refuses)
+        rows, ids, weights, handle, _ = b.dispatch(X, IDS, WEIGHTS, num_experts=4, **options)
+        again, *_ = b.dispatch(X + 1, handle=handle, **options)
+        sums, *_ = b.combine(rows, handle)
+    order = torch.tensor([0, 3, 0, 1, 1, 2, 2, 3]) if expand else torch.arange(4)
+    assert rows.equal(X[order])
+    assert again.equal((X + 1)[order])
+    assert sums.equal((2 if expand else 1) * X)
+    assert (weights == 0.5).all()
+    assert ids is None if expand else ids.equal(IDS)
+    assert handle.num_recv_tokens_per_expert_list == [2] * 4
+    assert handle.topk_idx.equal(IDS)
+    assert handle.num_unaligned_recv_tokens_per_expert.tolist() == [2] * 4
+
+
 def answers(used):
     """What answers.py prints, and whether it has the compiled part."""
     p = subprocess.run(

@@ -225,7 +225,9 @@ class Exchanges:
         weights: torch.Tensor | None,
         routing: ep.Routing | None = None,
         received: int | Callable[[ep.Routing], int | None] | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, ep.Routing, torch.Tensor | None, torch.Tensor | None, list[int] | None]:
+    ) -> tuple[
+        torch.Tensor, torch.Tensor | None, ep.Routing, torch.Tensor | None, torch.Tensor | None, list[int] | None
+    ]:
         """:meth:`dispatch` by the compiled part where it can. It then also describes the rows on the host: the
         received selections, int64 [rows, topk]; their weights, or those of rows that are selections' themselves; and
         each expert's demand, None if it does not. ``received``: the number of rows, or what finds it. Collective.
