@@ -323,6 +323,25 @@ static PyObject *normal_results(normal *m, PyObject *handle, held *by, int64_t t
 	results[4] = described && weighted ? maker_make(&m->sums, data->shape[0], &to_sums) : none();
 	int32_t few[64], *demand = m->experts > 64 ? malloc(sizeof *demand * (size_t)m->experts) : few;
 	if (!results[0] || !results[1] || !results[3] || !results[4] || !demand) goto fail;
+	if (!on_host && !by && rows >= 0 && !m->expands) {
+		/* In the routing's own memory there; the caller's stay. */
+		weft_tensor ids = {.size = sizeof ids}, sums = {.size = sizeof sums};
+		weft_routing number = (weft_routing)(uintptr_t)made->number;
+		thread = PyEval_SaveThread();
+		status = lib.routing_tensor(number, WEFT_ROW_EXPERTS, &ids);
+		if (!status && weighted) status = lib.routing_tensor(number, WEFT_ROW_SELECTION_WEIGHTS, &sums);
+		PyEval_RestoreThread(thread);
+		if (status) {
+			raise_status(handle, status);
+			goto fail;
+		}
+		if (ids.dtype && (!weighted || sums.dtype)) {
+			Py_DecRef(results[3]), Py_DecRef(results[4]);
+			results[3] = tensor_copy(shown_rows(c, made, &ids, rows), 1);
+			results[4] = weighted ? tensor_copy(shown_rows(c, made, &sums, rows), 0) : none();
+			if (!results[3] || !results[4]) goto fail;
+		}
+	}
 	if (on_host && (described || !shows)) {
 		weft_routing_description description = {.size = sizeof description,
 												.expert_demand = demand,

@@ -77,6 +77,9 @@ typedef struct calls calls;
  * the last two dimensions. */
 PyObject *tensor_show(calls *of, PyObject *keep, const weft_tensor *what, int device, int turned);
 
+/* A tensor's content in another, of int64 if it is to be widened. It steals the tensor, NULL of which makes NULL. */
+PyObject *tensor_copy(PyObject *tensor, int widened);
+
 /* Forgets what the memory of tensors that have gone was kept by. It may free any object. */
 void drain(void);
 

@@ -9,7 +9,7 @@
 static const dl_exchange *exchange;
 static PyTypeObject *tensor_type, *parameter_type;
 static int emulated; /* whether tensors of the host stand for those on GPUs */
-static PyObject *is_neg, *is_inference, *empty_like;
+static PyObject *is_neg, *is_inference, *empty_like, *copy_of, *widened_of;
 
 static const struct {
 	uint8_t code, bits;
@@ -61,6 +61,7 @@ int tensors_bind(PyObject *torch) {
 	}
 	if (!(is_neg = PyObject_GetAttrString(type, "is_neg")) ||
 		!(is_inference = PyObject_GetAttrString(type, "is_inference")) ||
+		!(copy_of = PyObject_GetAttrString(type, "clone")) || !(widened_of = PyObject_GetAttrString(type, "long")) ||
 		!(empty_like = PyObject_GetAttrString(functions, "empty_like")))
 		goto end;
 	/* They are kept for as long as the process. */
@@ -269,6 +270,12 @@ PyObject *tensor_show(calls *of, PyObject *keep, const weft_tensor *what, int de
 	b->keep = keep, b->of = of;
 	of->shown++;
 	return taken(b);
+}
+
+PyObject *tensor_copy(PyObject *tensor, int widened) {
+	PyObject *copy = tensor ? PyObject_CallFunctionObjArgs(widened ? widened_of : copy_of, tensor, NULL) : NULL;
+	Py_DecRef(tensor);
+	return copy;
 }
 
 void drain(void) {

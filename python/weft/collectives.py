@@ -266,9 +266,10 @@ class Group(FusedCollectives, Made):
 
     def repeated_all_gather(self, array: Any, out: Any) -> Callable[[], None]:
         """A function that makes an all-gather of the same arrays whenever it is called, for less:
-        neither may be moved. On the host."""
+        neither may be moved. On a GPU it is enqueued on the current stream."""
         self._open()
-        to, source = Slot("out", -1, written=True), Slot("array", -1)
+        device = self._comm._device
+        to, source = Slot("out", device, written=True), Slot("array", device)
         given, into = source.fill(array), to.fill(out)
         call, handle = self._lib.all_gather, self._handle
         kept = to, source, array, out
@@ -276,7 +277,7 @@ class Group(FusedCollectives, Made):
         def again() -> None:
             if self._closed:
                 self._open()
-            if status := call(handle, 0, into, given):
+            if status := call(handle, streams.address(None, device), into, given):
                 raise self._failure(status)
 
         again.kept = kept  # type: ignore[attr-defined]

@@ -90,7 +90,7 @@ _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
 
 
 _current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
-capturing = torch.cuda.is_current_stream_capturing
+capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
 _record = getattr(getattr(torch._C, "_CudaEventBase", None), "record", torch.cuda.Event.record)
 
 
@@ -141,6 +141,10 @@ class CommStream:
                 return torch.cpu.current_stream()
             self._stream = torch.cuda.Stream(priority=-1)
         return self._stream
+
+    def synchronize(self, device: int) -> None:
+        """Waits for the current stream of a GPU."""
+        self._current.stream(device)[0].synchronize()
 
     def shows(self, received: Any) -> None:
         """Remembers that tensors of the caller's show memory of the library's, which an exchange may

@@ -26,6 +26,8 @@ SHOWN_BYTES = 1 << 16
 _FEW_SMS = 2  # enough for a few numbers of each rank
 _FEW_BYTES = 1 << 20  # and for what they send
 
+_SHAPES = 64  # of counts that pinned memory is kept for
+
 # The first serial group of buffers, far from numbers that callers choose. The exchanges of a buffer
 # follow each other, so its handles share multiprocessors.
 _SERIAL_GROUPS = 1 << 40
@@ -70,6 +72,7 @@ class Exchanges:
         self._group: weft.Group | None = None
         self._gathers: dict[int, tuple[torch.Tensor, torch.Tensor, Any]] = {}
         self._counters: dict[int, ep.TokenCounter] = {}
+        self._on_host: dict[torch.Size, torch.Tensor] = {}  # pinned memory for int32 counts of a GPU
 
     def handle(self, key: Any, **spec: Any) -> ep.Handle:
         """The handle of a key, which determines the spec. Collective the first time."""
@@ -177,9 +180,23 @@ class Exchanges:
         return self.stream.run_quick(self.device, found[0].count, found[1], topk)  # type: ignore[no-any-return]
 
     def on_host(self, counts: torch.Tensor) -> torch.Tensor:
-        """Copies counts from a GPU to the host. Waits for all work that was enqueued before."""
-        found = counts.cpu()
+        """Copies counts from a GPU to the host, where the next such call may write over them. Waits for all work
+        that was enqueued before."""
+        found = self._pinned(counts) if counts.is_cuda else counts.cpu()
         self.comm.check()  # counts of a failed operation are undefined
+        return found
+
+    def _pinned(self, counts: torch.Tensor) -> torch.Tensor:
+        """Counts in pinned memory, a copy into which needs no other on the way."""
+        found = self._on_host.get(counts.shape)
+        if found is None:
+            if len(self._on_host) >= _SHAPES:
+                self._on_host.clear()
+            with torch.inference_mode(False):  # it is written in any mode
+                found = torch.empty(counts.shape, dtype=counts.dtype, device="cpu", pin_memory=True)
+            self._on_host[counts.shape] = found
+        found.copy_(counts, non_blocking=True)
+        self.stream.synchronize(counts.get_device())
         return found
 
     # Rows that stay the caller's.
@@ -314,14 +331,14 @@ class Exchanges:
     # Gathers of numbers from all ranks.
 
     def gather_of(self, n: int) -> tuple[torch.Tensor, torch.Tensor, Any]:
-        """On the host: the send buffer of a rank's n numbers, the receive buffer [ranks, n], and the
-        collective call that gathers them."""
+        """The send buffer of a rank's n numbers, the receive buffer [ranks, n], whose rows of masked ranks are not
+        written, and the collective call that gathers them."""
         found = self._gathers.get(n)
         if found is None:
-            mine, everyone = (
-                torch.zeros(n, dtype=torch.int32, device="cpu"),
-                torch.empty((self.ranks, n), dtype=torch.int32, device="cpu"),
-            )
+            device = where(self.comm)
+            with torch.inference_mode(False):  # they are written in any mode
+                mine = torch.zeros(n, dtype=torch.int32, device=device)
+                everyone = torch.zeros((self.ranks, n), dtype=torch.int32, device=device)
             found = self._gathers[n] = mine, everyone, self.group.repeated_all_gather(mine, everyone)
         return found
 

@@ -210,7 +210,7 @@ class Normal:
         route.first(payload, handle, routing)
         if not selected:
             ids = sums = None
-        elif demand is not None:
+        elif ids is not None:
             counts = demand if counts is None else counts
         else:
             # With a worst case the counts stay where they are: reading them would wait for a GPU.
@@ -321,17 +321,22 @@ class Normal:
                 )
         received = counts = None
         if self._exchanges.on_gpu:
-            where = rank_tokens.device
-            mine = (
-                torch.full((1,), tokens, dtype=torch.int32, device=where),
-                self._head(tuple(same), where),
-                rank_tokens.int(),
-                expert_tokens.int(),
-            )
-            everyone: Any = self._exchanges.all_gather(torch.cat(mine))
+            where, of_ranks, of_experts = rank_tokens.device, rank_tokens.int(), expert_tokens.int()
+            if of_ranks.shape != (ranks,) or of_experts.dim() != 1:
+                raise ContractError(
+                    f"num_tokens_per_rank and num_tokens_per_expert: shapes {tuple(rank_tokens.shape)} and "
+                    f"{tuple(expert_tokens.shape)}, want ({ranks},) and (experts,)"
+                )
             if worst:
-                return everyone, most, None, []
-            numbers = self._exchanges.on_host(everyone)
+                head = torch.full((1,), tokens, dtype=torch.int32, device=where), self._head(tuple(same), where)
+                return self._exchanges.all_gather(torch.cat((*head, of_ranks, of_experts))), most, None, []
+            mine, everyone_there, gather = self._exchanges.gather_of(_HEAD + ranks + of_experts.shape[0])
+            torch.cat((self._head((tokens, *same), where), of_ranks, of_experts), out=mine)
+            gather()
+            numbers = self._exchanges.on_host(everyone_there)
+            for rank in self._exchanges.comm._left_out:
+                numbers[rank] = 0
+            everyone: Any = ctypes.string_at(numbers.data_ptr(), numbers.nbytes)
             known = self._heard(numbers.data_ptr(), numbers.shape[1], expert_tokens.shape[0], same)
             if known is not None:
                 return everyone, _rounded(known[1]), known[2], known[3]
