@@ -159,7 +159,7 @@ func TestWrongArguments(t *testing.T) {
 			func(o *operandSet) { reshape(&o.topk, 6) },
 		},
 		{"prepare", "no memory", "no memory", weft.ErrInvalid, func(o *operandSet) { o.topk.Data = nil }},
-		{"prepare", "too many tokens", "larger MaxTokens", weft.ErrUnsupported, func(o *operandSet) {
+		{"prepare", "too many tokens", "larger MaxTokens", weft.ErrInvalid, func(o *operandSet) {
 			o.topk, o.weights = weft.TensorOf(make([]int32, 10), 5, 2), weft.TensorOf(make([]float32, 10), 5, 2)
 		}},
 		{

@@ -16,7 +16,7 @@ func (h *Base) CheckRouting(op string, topk, weights weft.Tensor) error {
 	}
 	tokens := topk.Shape[0]
 	if tokens > s.MaxTokens {
-		return weft.Unsupportedf("%s: %d tokens, the handle takes at most %d: make a handle with a "+
+		return weft.Invalidf("%s: %d tokens, the handle takes at most %d: make a handle with a "+
 			"larger MaxTokens", op, tokens, s.MaxTokens)
 	}
 	if topk.Data == nil && tokens > 0 {
