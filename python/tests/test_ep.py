@@ -413,6 +413,11 @@ def test_specs():
         ep.Spec(**good, layout="token_major", reduction="exact").check(2)
     with pytest.raises(weft.InvalidError):
         ep.Spec(**good).check(3)
+    with pytest.raises(weft.InvalidError, match=r"payload 'int8', want one of bf16, .* or a type: bfloat16, .*float32"):
+        ep.Spec(experts=2, topk=1, hidden=4, max_tokens=1, payload="int8")
+    for of_type in ("float32", np.float32, np.dtype("float32"), weft.DType.float32, "fp32"):
+        assert ep.Spec(**good, payload=of_type).payload == ep.Payload.fp32
+    assert ep.Spec(**good, payload="float8_e4m3fn").payload == ep.Payload.fp8
     with pytest.raises(weft.InvalidError, match="layout 'sideways', want one of expert_major"):
         ep.Spec(**good, layout="sideways")
     with pytest.raises(TypeError, match="no type 'fp3'"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 from typing import Any, TypeVar
@@ -82,7 +83,8 @@ class Spec:
     """None: exact where the layout allows it."""
     weighting: Weighting | str | None = None
     """None: weighted where the layout allows it."""
-    payload: Payload | str = Payload.bf16
+    payload: Payload | DTypeLike = Payload.bf16
+    """What rows are made of; a type stands for the payload of its rows, "float32" for fp32."""
     quantize: DTypeLike = None
     """The type of rows that dispatch quantises to FP8; None: rows are quantised already."""
     power_of_two_scales: bool = False
@@ -122,7 +124,7 @@ class Spec:
         assign(self, "layout", layout)
         assign(self, "reduction", _member(Reduction, self.reduction, Reduction(one)))
         assign(self, "weighting", _member(Weighting, self.weighting, Weighting(one)))
-        assign(self, "payload", _member(Payload, self.payload))
+        assign(self, "payload", _payload(self.payload))
         assign(self, "quantize", None if self.quantize is None else dtype_of(self.quantize))
         assign(self, "scale_order", _member(ScaleOrder, self.scale_order))
         assign(self, "output", None if self.output is None else dtype_of(self.output))
@@ -132,7 +134,7 @@ class Spec:
     @property
     def row_dtype(self) -> DType:
         """The type of the rows that dispatch takes."""
-        return self.quantize or ROW_TYPES[_member(Payload, self.payload)]
+        return self.quantize or ROW_TYPES[_payload(self.payload)]
 
     @property
     def output_dtype(self) -> DType:
@@ -187,4 +189,20 @@ def _member(choices: type[E], given: Any, default: E | None = None) -> E:
     except (KeyError, ValueError):
         raise InvalidError(
             f"{choices.__name__.lower()} {given!r}, want one of {', '.join(choices.__members__)}"
+        ) from None
+
+
+_OF_TYPE = {ROW_TYPES[p]: p for p in (Payload.bf16, Payload.fp16, Payload.fp32, Payload.fp8)}
+
+
+def _payload(given: Any) -> Payload:
+    """The payload of a name, or of the type of its rows: fp32 of "float32", of numpy's and of PyTorch's."""
+    try:
+        return _member(Payload, given if not isinstance(given, DType) else given.name)  # both are numbers
+    except InvalidError:
+        with contextlib.suppress(TypeError, KeyError):
+            return _OF_TYPE[dtype_of(given)]
+        raise InvalidError(
+            f"payload {given!r}, want one of {', '.join(Payload.__members__)}, or a type: "
+            f"{', '.join(dtype.name for dtype in _OF_TYPE)}"
         ) from None
