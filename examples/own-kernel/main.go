@@ -9,6 +9,7 @@ import (
 	"errors"
 	"log"
 	"os"
+	"os/signal"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/bootstrap"
@@ -52,6 +53,9 @@ func run(ctx context.Context, comm *weft.Comm) error {
 		err = errors.Join(err, group.AllReduce(ctx, nil, x, x, weft.Sum))
 		log.Printf("rank %d: %d floats by %s", comm.Rank(), n, group.Algorithm())
 	}
+	if err = errors.Join(err, comm.Wait(ctx, nil)); err != nil {
+		comm.Abort() // kernels that wait for other ranks end, and those of the others, too
+	}
 	return errors.Join(err, group.Close(), memory.Close())
 }
 
@@ -60,9 +64,12 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	comm, err := weft.Join(context.Background(), weft.WithGPU(env.LocalRank))
+	// Ctrl-C ends what waits, here and on the other ranks.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	comm, err := weft.Join(ctx, weft.WithGPU(env.LocalRank))
 	if err == nil {
-		err = errors.Join(run(context.Background(), comm), comm.Close())
+		err = errors.Join(run(ctx, comm), comm.Close())
 	}
 	if err != nil {
 		log.Fatal(err)
