@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import HERE, SOURCE, alone, at_once
+from conftest import EVERYTHING, HERE, SOURCE, alone, at_once
 
 import weft
 from weft import compiled, ep
@@ -129,6 +129,7 @@ def test_both_ways_say_the_same():
 
 
 def test_the_tests_of_exchanges_without_it():
+    files = ["test_ep.py", *(("test_deep_ep.py", "test_elastic.py", "test_hybrid_ep.py") if EVERYTHING else ())]
     p = subprocess.run(
         [
             sys.executable,
@@ -138,12 +139,12 @@ def test_the_tests_of_exchanges_without_it():
             "-p",
             "no:cacheprovider",
             "-x",
-            HERE / "test_ep.py",
+            *(HERE / file for file in files),
         ],
         env=alone() | {"WEFT_COMPILED": "0"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert p.returncode == 0, p.stdout

@@ -8,11 +8,13 @@ import shlex
 import subprocess
 import sys
 
-from conftest import HERE, alone
+import pytest
+from conftest import EVERYTHING, HERE, alone
 from emulated import environment, put
 
 
-def test_on_emulated_gpus():
+@pytest.mark.parametrize("compiled", ["1", "0"] if EVERYTHING else ["1"])
+def test_on_emulated_gpus(compiled):
     more = shlex.split(os.environ.get("WEFT_GPU_CASES", ""))
     run = [
         sys.executable,
@@ -28,7 +30,7 @@ def test_on_emulated_gpus():
     ]
     p = subprocess.run(
         run,
-        env=alone() | environment(),
+        env=alone() | environment() | {"WEFT_COMPILED": compiled},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
