@@ -442,6 +442,7 @@ static PyMethodDef functions[] = {
 	{"heads", heads, 1 /* METH_VARARGS */, NULL},
 	{"emulate", module_emulate, METH_O, NULL},
 	{"shows", module_shows, METH_O, NULL},
+	{"content", tensor_content, METH_O, NULL},
 	{"drained", module_drained, METH_NOARGS, NULL},
 	{0},
 };

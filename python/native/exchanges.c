@@ -277,14 +277,6 @@ static PyObject *normal_new(PyTypeObject *type, PyObject *args, PyObject *keywor
 	return (PyObject *)m;
 }
 
-static size_t size_of(const weft_tensor *t) {
-	static const char sizes[] = {0, 2, 2, 4, 8, 1, 1, 1, 1, 2, 4, 8, 1, 2, 4, 8, 1};
-	if (t->dtype <= WEFT_NONE || t->dtype > WEFT_BOOL) return 0;
-	size_t size = (size_t)sizes[t->dtype];
-	for (int i = 0; i < t->dims; i++) size *= (size_t)t->shape[i];
-	return size;
-}
-
 /* A tensor that shows one of a batch, or its first so many rows; None of none. */
 static PyObject *shown_rows(calls *c, held *got, const weft_tensor *of, int64_t rows) {
 	weft_tensor some = *of;
@@ -307,7 +299,7 @@ static PyObject *normal_results(normal *m, PyObject *handle, held *by, int64_t t
 	if (!got) return NULL;
 	made = (held *)got->routing;
 	take(&results[2], (PyObject *)made);
-	int shows = on_host ? showing && size_of(data) + size_of(scales) > (size_t)m->most && data->shape[0] : 1;
+	int shows = on_host ? showing && tensor_size(data) + tensor_size(scales) > (size_t)m->most && data->shape[0] : 1;
 	weft_tensor to_rows, to_scales, to_ids = {.data = NULL}, to_sums = {.data = NULL};
 	int has_scales = scales->dtype != WEFT_NONE;
 	if (shows) {
@@ -349,8 +341,8 @@ static PyObject *normal_results(normal *m, PyObject *handle, held *by, int64_t t
 		*(m->expands ? &description.row_weights : &description.row_selection_weights) = to_sums.data;
 		thread = PyEval_SaveThread();
 		if (!shows) {
-			if (data->shape[0]) memcpy(to_rows.data, data->data, size_of(data));
-			if (has_scales && data->shape[0]) memcpy(to_scales.data, scales->data, size_of(scales));
+			if (data->shape[0]) memcpy(to_rows.data, data->data, tensor_size(data));
+			if (has_scales && data->shape[0]) memcpy(to_scales.data, scales->data, tensor_size(scales));
 			pending mine = {(release_fn)lib.received_release, got->number};
 			if (!give_back(&mine, 1)) got->number = 0;
 		}

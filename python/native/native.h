@@ -77,6 +77,12 @@ typedef struct calls calls;
  * the last two dimensions. */
 PyObject *tensor_show(calls *of, PyObject *keep, const weft_tensor *what, int device, int turned);
 
+/* The bytes of a tensor; 0 of a type that is none. */
+size_t tensor_size(const weft_tensor *t);
+
+/* content(tensor): the bytes of a tensor of the host's, or None for it declines. */
+PyObject *tensor_content(PyObject *module, PyObject *tensor);
+
 /* A tensor's content in another, of int64 if it is to be widened. It steals the tensor, NULL of which makes NULL. */
 PyObject *tensor_copy(PyObject *tensor, int widened);
 

@@ -272,6 +272,20 @@ PyObject *tensor_show(calls *of, PyObject *keep, const weft_tensor *what, int de
 	return taken(b);
 }
 
+PyObject *tensor_content(PyObject *module, PyObject *x) {
+	weft_tensor t;
+	(void)module;
+	if (tensor_read(x, -1, &t) || !t.data) return none();
+	return PyBytes_FromStringAndSize(t.data, (Py_ssize_t)tensor_size(&t));
+}
+
+size_t tensor_size(const weft_tensor *t) {
+	if (t->dtype <= WEFT_NONE || t->dtype > WEFT_BOOL) return 0;
+	size_t size = dl_types[t->dtype].bits / 8;
+	for (int i = 0; i < t->dims; i++) size *= (size_t)t->shape[i];
+	return size;
+}
+
 PyObject *tensor_copy(PyObject *tensor, int widened) {
 	PyObject *copy = tensor ? PyObject_CallFunctionObjArgs(widened ? widened_of : copy_of, tensor, NULL) : NULL;
 	Py_DecRef(tensor);

@@ -380,8 +380,10 @@ class Kept:
 
     def __init__(self, t: torch.Tensor) -> None:
         self.shape = t.shape
-        self._held: Any
-        if t.is_cpu and t.is_contiguous() and (size := t.nbytes):
+        self._held: Any = None if compiled.NATIVE is None else compiled.NATIVE.content(t)
+        if self._held:
+            self._as = t.dtype
+        elif t.is_cpu and t.is_contiguous() and (size := t.nbytes):
             self._held, self._as = ctypes.string_at(t.data_ptr(), size), t.dtype
         else:
             self._held, self._as = t.clone(), None
