@@ -255,6 +255,10 @@ def test_repeated_all_gather(threads):
                 gather()
                 assert (everyone == np.array([[i] * 3, [i + 1] * 3])).all()
                 g.barrier()  # before this rank's numbers are other ones
+            other = np.zeros((2, 3), np.int32)
+            gather(other)
+            assert (other == everyone).all()
+            assert other.any()
         with pytest.raises(weft.ClosedError):
             gather()
 

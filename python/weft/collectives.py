@@ -264,9 +264,10 @@ class Group(FusedCollectives, Made):
             **how,
         )
 
-    def repeated_all_gather(self, array: Any, out: Any) -> Callable[[], None]:
+    def repeated_all_gather(self, array: Any, out: Any) -> Callable[..., None]:
         """A function that makes an all-gather of the same arrays whenever it is called, for less:
-        neither may be moved. On a GPU it is enqueued on the current stream."""
+        neither may be moved. Another array like ``out`` may be given to it. On a GPU it is enqueued on the current
+        stream."""
         self._open()
         device = self._comm._device
         to, source = Slot("out", device, written=True), Slot("array", device)
@@ -274,9 +275,11 @@ class Group(FusedCollectives, Made):
         call, handle = self._lib.all_gather, self._handle
         kept = to, source, array, out
 
-        def again() -> None:
+        def again(other: Any = None) -> None:
             if self._closed:
                 self._open()
+            if other is not None:
+                to.fill(other)
             if status := call(handle, streams.address(None, device), into, given):
                 raise self._failure(status)
 

@@ -331,8 +331,8 @@ class Exchanges:
     # Gathers of numbers from all ranks.
 
     def gather_of(self, n: int) -> tuple[torch.Tensor, torch.Tensor, Any]:
-        """The send buffer of a rank's n numbers, the receive buffer [ranks, n], whose rows of masked ranks are not
-        written, and the collective call that gathers them."""
+        """The send buffer of a rank's n numbers, the receive buffer [ranks, n], in which rows of masked ranks stay as
+        they are, and the collective call that gathers them, there or into another tensor."""
         found = self._gathers.get(n)
         if found is None:
             device = where(self.comm)

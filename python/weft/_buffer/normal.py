@@ -330,13 +330,11 @@ class Normal:
             if worst:
                 head = torch.full((1,), tokens, dtype=torch.int32, device=where), self._head(tuple(same), where)
                 return self._exchanges.all_gather(torch.cat((*head, of_ranks, of_experts))), most, None, []
-            mine, everyone_there, gather = self._exchanges.gather_of(_HEAD + ranks + of_experts.shape[0])
+            mine, zeros, gather = self._exchanges.gather_of(_HEAD + ranks + of_experts.shape[0])
             torch.cat((self._head((tokens, *same), where), of_ranks, of_experts), out=mine)
-            gather()
-            numbers = self._exchanges.on_host(everyone_there)
-            for rank in self._exchanges.comm._left_out:
-                numbers[rank] = 0
-            everyone: Any = ctypes.string_at(numbers.data_ptr(), numbers.nbytes)
+            everyone: Any = zeros.clone() if self._exchanges.comm._left_out else torch.empty_like(zeros)
+            gather(everyone)
+            numbers = self._exchanges.on_host(everyone)
             known = self._heard(numbers.data_ptr(), numbers.shape[1], expert_tokens.shape[0], same)
             if known is not None:
                 return everyone, _rounded(known[1]), known[2], known[3]
