@@ -34,6 +34,7 @@ type Device struct {
 	peers   []gpuInfo      // by rank
 	kernels *kernel.Cache
 	lanes   lanes
+	gaveUp  generations // in which a wait on this device ended before its peer came, of those that are over
 
 	multicast bool // windows have multicast addresses, on every rank
 }

@@ -2,6 +2,7 @@ package weft
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,6 +20,24 @@ func (c *Comm) recorded() (device.Record, bool) {
 		return device.Record{}, false
 	}
 	return *c.record, true
+}
+
+// generations is a set of numbers of generations, which are few.
+type generations struct {
+	sync.Mutex
+	all []uint64
+}
+
+func (g *generations) add(n uint64) {
+	g.Lock()
+	defer g.Unlock()
+	g.all = append(g.all, n)
+}
+
+func (g *generations) has(n uint64) bool {
+	g.Lock()
+	defer g.Unlock()
+	return slices.Contains(g.all, n)
 }
 
 // words are those of the lane whose kernel left a record; nil if it has none.

@@ -66,7 +66,13 @@ func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 func (c *Comm) finish(ctx context.Context, op string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.control.Waiter.Timeout, ErrTimeout)
 	defer cancel()
-	return c.device.quiesce(ctx, op)
+	if err := c.device.quiesce(ctx, op); err != nil {
+		return err
+	}
+	if _, written := c.recorded(); written {
+		c.device.gaveUp.add(c.control.Generation())
+	}
+	return nil
 }
 
 // renew makes the device's record and abort word those of a new generation.

@@ -118,6 +118,20 @@ func (o Operations) WaitClaim() cuda.Pointer { return o.comm.device.claim.Pointe
 // Lanes of the same words have the same number, so words are to live as long as the program.
 func (o Operations) Lane(w *device.Words) uint32 { return o.comm.device.lane(w) }
 
+// GaveUp reports whether a kernel of this rank has ended a wait before its peer came, in the generation of that
+// number: the present one, or one before. If none has, all work of the generation that has ended has ended well,
+// whatever has failed.
+func (o Operations) GaveUp(generation uint64) bool {
+	c := o.comm
+	c.closing.RLock()
+	defer c.closing.RUnlock()
+	if c.closed.Load() {
+		return true
+	}
+	_, written := c.recorded() // before the look at the set: SetMask adds to it before it clears the record
+	return written && generation == c.control.Generation() || c.device.gaveUp.has(generation)
+}
+
 // Await waits for work on the device as [Comm.Wait] does, where wait says when it has ended, or that its
 // context has: [cuda.Event.Wait], say.
 func (o Operations) Await(ctx context.Context, op string, wait func(context.Context) error) error {

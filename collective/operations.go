@@ -1,6 +1,7 @@
 package collective
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -182,6 +183,12 @@ func (g *Group) run(ctx context.Context, s *weft.Stream, c *Call) (err error) {
 	if err := g.queue.await(ctx); err != nil {
 		return g.comm.Operations().Fail(fmt.Errorf("%s: still waiting for calls that were started before: %w",
 			c.Name(), err))
+	}
+	if g.works.oldest() != nil {
+		stream := cmp.Or(s.CUDA(), g.works.own.CUDA())
+		if err := g.works.settle(stream); err != nil {
+			return fmt.Errorf("%s: %w", c.Name(), err)
+		}
 	}
 	g.algorithm, err = g.perform(ctx, s, c, g.check(c))
 	return err

@@ -13,44 +13,54 @@ import (
 
 // Work is a call that [Group.Start] has begun. Its methods but Close may be called from any goroutine.
 type Work struct {
-	group     *Group
+	group *Group
+	name  string // of the call
+
+	// Of a call that has not ended: the group keeps no operand for longer.
 	call      Call
-	norm      Norm       // of the call
-	transfers []Transfer // of the call
-	refused   error      // this rank's arguments
+	norm      Norm
+	transfers []Transfer
+	refused   error // this rank's arguments
 	stream    *weft.Stream
+
+	done      atomic.Bool
+	mu        sync.Mutex // of what follows, and of setting done
 	algorithm string
+	err       error
+	closed    bool
+	ended     chan struct{} // has a token once the call has ended on the host
 
-	done   atomic.Bool
-	mu     sync.Mutex // of what follows, and of setting done
-	err    error
-	closed bool
-	ended  chan struct{} // has a token once the call has ended on the host
-
-	next *Work // in the queue, or among those that are free
+	next *Work // in the queue, or among those that are free or run
 
 	// On a GPU.
-	event      *cuda.Event
-	reach      func(context.Context) error // the event's Wait
+	prev       *Work  // among those that run
+	event      *event // nil once the call has ended
+	waiting    int    // calls of Wait that look at the event
 	captured   bool
 	generation uint64
 }
 
+// event is what a stream reaches behind a call.
+type event struct {
+	*cuda.Event
+	reach func(context.Context) error // Event.Wait
+	next  *event                      // among those that are free
+}
+
 // String names the call and says whether it has ended. It does not wait.
 func (w *Work) String() string {
-	name := w.call.Name()
 	switch {
 	case w.captured:
-		return name + ", captured"
+		return w.name + ", captured"
 	case !w.Done():
-		return name + ", in progress"
+		return w.name + ", in progress"
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.err != nil {
-		return name + ", failed: " + w.err.Error()
+		return w.name + ", failed: " + w.err.Error()
 	}
-	return name + ", done"
+	return w.name + ", done"
 }
 
 // Start begins a call, as [Group.Do] does, and does not wait for it. Calls of a group run in the order in
@@ -76,7 +86,7 @@ func (g *Group) Start(ctx context.Context, s *weft.Stream, c Call) (*Work, error
 		return nil, err
 	}
 	w.transfers = append(w.transfers[:0], c.Transfers...)
-	w.call, w.stream = c, s
+	w.name, w.call, w.stream = op, c, s
 	w.call.Transfers = w.transfers
 	if c.Norm != nil {
 		w.norm = *c.Norm
@@ -102,6 +112,9 @@ func (w *Work) enqueue(ctx context.Context) (err error) {
 		w.stream = g.works.own
 	}
 	stream := w.stream.CUDA()
+	if err := g.works.settle(stream); err != nil {
+		return fmt.Errorf("%s: %w", w.name, err)
+	}
 	w.generation = g.comm.Operations().Generation()
 	if w.algorithm, err = g.perform(ctx, w.stream, &w.call, w.refused); err != nil {
 		return err
@@ -112,15 +125,26 @@ func (w *Work) enqueue(ctx context.Context) (err error) {
 		err = w.event.Record(stream)
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w", w.call.Name(), err)
+		return fmt.Errorf("%s: %w", w.name, err)
+	}
+	w.release() // kernels have what they need of it
+	if !w.captured {
+		g.works.ran(w)
 	}
 	return nil
+}
+
+// release forgets the operands.
+func (w *Work) release() {
+	clear(w.transfers)
+	w.call, w.norm, w.refused, w.stream = Call{}, Norm{}, nil, nil
 }
 
 // run runs the call on the host.
 func (w *Work) run() {
 	algorithm, err := w.group.perform(context.Background(), w.stream, &w.call, w.refused)
 	w.mu.Lock()
+	w.release()
 	w.algorithm, w.err = algorithm, err
 	w.done.Store(true)
 	w.ended <- struct{}{}
@@ -137,7 +161,15 @@ func (w *Work) Done() bool {
 	if w.done.Load() {
 		return true
 	}
-	if w.event == nil || w.captured {
+	if w.ended != nil || w.captured {
+		return false
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.done.Load():
+		return true
+	case w.event == nil: // it was closed
 		return false
 	}
 	done, err := w.event.Query()
@@ -147,45 +179,54 @@ func (w *Work) Done() bool {
 	return done || err != nil
 }
 
-// end is for a call on a GPU of which the event has been reached, or cannot be asked.
+// end is for a call on a GPU of which the event has been reached, or cannot be asked. The caller holds mu.
+//
+// A kernel that gives up leaves a record before it ends, the first of a generation, and no later kernel
+// has anything to wait for. So without a record the call has ended well, whatever has failed since.
 func (w *Work) end(err error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	if w.done.Load() {
 		return
 	}
-	op, ops := w.call.Name(), w.group.comm.Operations()
-	switch fault := ops.Begin(op); {
-	case fault != nil:
-		err = fault
+	ops := w.group.comm.Operations()
+	switch {
 	case err != nil:
-		err = fmt.Errorf("%s: %w", op, err)
+		w.err = fmt.Errorf("%s: %w", w.name, err)
+	case !ops.GaveUp(w.generation):
 	case w.generation != ops.Generation():
-		err = fmt.Errorf("%s: %w: ranks were masked before it was seen to end", op, weft.ErrAborted)
+		w.err = fmt.Errorf("%s: %w: ranks were masked before it was seen to end", w.name, weft.ErrAborted)
+	default:
+		w.err = ops.Begin(w.name)
 	}
-	w.err = err
 	w.done.Store(true)
+	w.group.works.ended(w)
+	w.spare()
+}
+
+// spare gives the event of a call that has ended back, once nobody looks at it. The caller holds mu.
+func (w *Work) spare() {
+	if w.event != nil && w.done.Load() && w.waiting == 0 {
+		w.group.works.giveEvent(w.event)
+		w.event = nil
+	}
 }
 
 // Wait waits until the call has ended, and returns its error: the same for every Wait. If ctx ends first
 // the call goes on, and Wait may be called again.
 func (w *Work) Wait(ctx context.Context) error {
-	op := w.call.Name()
 	switch {
 	case w.Done():
 	case w.captured:
-		return weft.Unsupportedf("%s: it was captured, so it has not run; wait for the graph's launch", op)
-	case w.event != nil:
-		if err := w.group.comm.Operations().Await(ctx, op, w.reach); err != nil && !w.Done() {
+		return weft.Unsupportedf("%s: it was captured, so it has not run; wait for the graph's launch", w.name)
+	case w.ended == nil:
+		if err := w.await(ctx); err != nil {
 			return err
 		}
-		w.end(nil)
 	default:
 		select {
 		case token := <-w.ended:
 			w.ended <- token
 		case <-ctx.Done():
-			return fmt.Errorf("%s: it has not ended: %w", op, context.Cause(ctx))
+			return fmt.Errorf("%s: it has not ended: %w", w.name, context.Cause(ctx))
 		}
 	}
 	w.mu.Lock()
@@ -193,19 +234,49 @@ func (w *Work) Wait(ctx context.Context) error {
 	return w.err
 }
 
+// await waits on a GPU until the call has ended.
+func (w *Work) await(ctx context.Context) error {
+	w.mu.Lock()
+	e := w.event
+	if e == nil { // it ended just now
+		w.mu.Unlock()
+		return nil
+	}
+	w.waiting++
+	w.mu.Unlock()
+	err := w.group.comm.Operations().Await(ctx, w.name, e.reach)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.waiting--
+	if !w.done.Load() {
+		if err != nil { // of the communicator, perhaps, when the call had ended
+			if done, failed := e.Query(); !done && failed == nil {
+				return err
+			}
+		}
+		w.end(nil)
+	}
+	w.spare()
+	return nil
+}
+
 // WaitOn makes a stream wait for the call, without waiting itself; nil is the communicator's own. If the
 // call fails the stream goes on: [Work.Err] says so.
 func (w *Work) WaitOn(s *weft.Stream) error {
-	op := w.call.Name()
-	if w.event == nil {
-		return weft.Unsupportedf("%s: the host has no streams; use Wait", op)
+	if w.ended != nil {
+		return weft.Unsupportedf("%s: the host has no streams; use Wait", w.name)
 	}
 	stream := s.CUDA()
 	if stream == nil {
 		stream = w.group.works.own.CUDA()
 	}
-	if err := stream.WaitEvent(w.event); err != nil {
-		return fmt.Errorf("%s: %w", op, err)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.event == nil { // there is nothing to wait for
+		return nil
+	}
+	if err := stream.WaitEvent(w.event.Event); err != nil {
+		return fmt.Errorf("%s: %w", w.name, err)
 	}
 	return nil
 }
@@ -233,11 +304,14 @@ func (w *Work) Captured() bool { return w.captured }
 
 // Close gives the Work back to its group, which uses it for another call. Nothing may use it after. The
 // call goes on if it has not ended, and streams that wait for it still do.
+//
+// A Work that is not closed costs its own memory, which the garbage collector takes: the group keeps
+// neither it nor its operands once the call has ended and, on GPUs, has been seen to.
 func (w *Work) Close() error {
 	w.mu.Lock()
 	again := w.closed
 	w.closed = true
-	free := !again && (w.event != nil || w.done.Load())
+	free := !again && (w.ended == nil || w.done.Load())
 	w.mu.Unlock()
 	if free {
 		w.group.works.give(w)
@@ -245,37 +319,109 @@ func (w *Work) Close() error {
 	return nil
 }
 
-// works are a group's Works.
+// works are a group's Works, and on GPUs their events.
 type works struct {
-	mu   sync.Mutex
-	free *Work
-	all  []*Work
-	own  *weft.Stream // the communicator's
+	mu          sync.Mutex
+	free        *Work
+	first, last *Work // that run on a GPU and have not been seen to end, in their order
+	freeEvents  *event
+	events      []*event
+	own         *weft.Stream // the communicator's
 }
 
 // take gives a Work that is free, or a new one.
 func (p *works) take(g *Group) (*Work, error) {
+	d := g.comm.Device()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if w := p.free; w != nil {
+	w := p.free
+	if w != nil {
 		p.free, w.next, w.closed = w.next, nil, false
+	} else {
+		w = &Work{group: g}
+		if d == nil {
+			w.ended = make(chan struct{}, 1)
+		}
+	}
+	if d == nil {
 		return w, nil
 	}
-	w := &Work{group: g}
-	if d := g.comm.Device(); d != nil {
-		if p.own == nil {
-			p.own = weft.StreamOf(d.Stream())
-		}
-		event, err := d.Context().NewEvent(cuda.EventOptions{})
-		if err != nil {
-			return nil, err
-		}
-		w.event, w.reach = event, event.Wait
-	} else {
-		w.ended = make(chan struct{}, 1)
+	if p.own == nil {
+		p.own = weft.StreamOf(d.Stream())
 	}
-	p.all = append(p.all, w)
+	if e := p.freeEvents; e != nil {
+		p.freeEvents, e.next, w.event = e.next, nil, e
+		return w, nil
+	}
+	e, err := d.Context().NewEvent(cuda.EventOptions{})
+	if err != nil {
+		w.next, p.free = p.free, w
+		return nil, err
+	}
+	w.event = &event{Event: e, reach: e.Wait}
+	p.events = append(p.events, w.event)
 	return w, nil
+}
+
+// ran notes a Work of which the event has been recorded.
+func (p *works) ran(w *Work) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if w.prev = p.last; w.prev != nil {
+		w.prev.next = w
+	} else {
+		p.first = w
+	}
+	p.last = w
+}
+
+// ended is the opposite of ran.
+func (p *works) ended(w *Work) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case w.prev != nil:
+		w.prev.next = w.next
+	case p.first == w:
+		p.first = w.next
+	default:
+		return // it is not among them
+	}
+	if w.next != nil {
+		w.next.prev = w.prev
+	} else {
+		p.last = w.prev
+	}
+	w.prev, w.next = nil, nil
+}
+
+// oldest is the Work that has run for longest; nil if none runs.
+func (p *works) oldest() *Work {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.first
+}
+
+// settle sees which Works have ended before another call is enqueued in a stream, whose failure is not
+// theirs. While the stream captures the driver allows no look at events.
+func (p *works) settle(s *cuda.Stream) error {
+	w := p.oldest()
+	if w == nil {
+		return nil
+	}
+	if id, err := s.CaptureID(); id != 0 || err != nil {
+		return err
+	}
+	for w != nil && w.Done() {
+		w = p.oldest()
+	}
+	return nil
+}
+
+func (p *works) giveEvent(e *event) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e.next, p.freeEvents = p.freeEvents, e
 }
 
 // give takes a Work back.
@@ -284,9 +430,16 @@ func (p *works) give(w *Work) {
 	case <-w.ended:
 	default:
 	}
-	clear(w.transfers)
-	w.call, w.norm, w.refused, w.stream, w.algorithm, w.err, w.captured = Call{}, Norm{}, nil, nil, "", nil, false
+	w.release()
+	p.ended(w)
+	w.mu.Lock()
+	if w.event != nil { // streams that wait for it do so for what it was recorded behind
+		p.giveEvent(w.event)
+		w.event = nil
+	}
+	w.name, w.algorithm, w.err, w.captured = "", "", nil, false
 	w.done.Store(false)
+	w.mu.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	w.next, p.free = p.free, w
@@ -297,11 +450,9 @@ func (p *works) close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var errs []error
-	for _, w := range p.all {
-		if w.event != nil {
-			errs = append(errs, w.event.Close())
-		}
+	for _, e := range p.events {
+		errs = append(errs, e.Close())
 	}
-	p.all, p.free = nil, nil
+	p.events, p.freeEvents, p.free, p.first, p.last = nil, nil, nil, nil, nil
 	return errors.Join(errs...)
 }

@@ -129,8 +129,11 @@ func TestStartOnGPUs(t *testing.T) {
 				return err
 			}
 		}
-		if n := len(r.works.all); n != 2 {
-			return fmt.Errorf("%d Works", n)
+		if n := len(r.works.events); n != 2 {
+			return fmt.Errorf("%d events", n)
+		}
+		if err := r.dropped(ctx); err != nil {
+			return err
 		}
 		if err := r.refused(ctx, streams[0]); err != nil {
 			return err
@@ -139,6 +142,69 @@ func TestStartOnGPUs(t *testing.T) {
 			return err
 		}
 		return r.captured(ctx, streams[0])
+	})
+}
+
+// dropped starts calls that it does not close: the group keeps no operand, and events are used again.
+func (r *workRank) dropped(ctx context.Context) error {
+	for i := range 50 {
+		w, err := r.Start(ctx, nil, r.sum(3, 2))
+		if err != nil {
+			return err
+		}
+		if i%2 == 0 { // of the others nobody asks
+			if err := w.Wait(ctx); err != nil {
+				return err
+			}
+			if w.event != nil || w.call.In.Data != nil {
+				return fmt.Errorf("a Work that was waited for has its event or operands")
+			}
+			if err := w.WaitOn(nil); err != nil {
+				return err
+			}
+		} else if err := r.comm.Wait(ctx, nil); err != nil {
+			return err
+		}
+	}
+	if n := len(r.works.events); n > 4 {
+		return fmt.Errorf("%d events of calls one after the other", n)
+	}
+	return nil
+}
+
+// TestWorkKeepsItsResult: a call that ended well stays so when a later one fails, and when ranks are masked.
+func TestWorkKeepsItsResult(t *testing.T) {
+	worksOnGPUs(t, time.Second, func(ctx context.Context, r *workRank, _ bool) error {
+		first, err := r.Start(ctx, nil, Call{Collective: Barrier})
+		if err != nil {
+			return err
+		}
+		if err := r.comm.Wait(ctx, nil); err != nil {
+			return err
+		}
+		if r.comm.Rank() == 0 {
+			late, err := r.Start(ctx, nil, Call{Collective: Barrier})
+			if err != nil {
+				return err
+			}
+			if err := late.Wait(ctx); !errors.Is(err, weft.ErrTimeout) {
+				return fmt.Errorf("without its peer: %w", err)
+			}
+			if err := first.Err(); err != nil {
+				return fmt.Errorf("after another's failure: %w", err)
+			}
+		} else {
+			for r.comm.Err() == nil {
+				time.Sleep(time.Millisecond)
+			}
+		}
+		if err := r.comm.SetMask(ctx); err != nil {
+			return err
+		}
+		if err := first.Wait(ctx); err != nil {
+			return fmt.Errorf("after SetMask: %w", err)
+		}
+		return first.Close()
 	})
 }
 

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
+	"weak"
 
 	"github.com/weftgo/weft"
 )
@@ -329,4 +331,44 @@ func TestNamedAlgorithm(t *testing.T) {
 		t.Errorf("messages by an algorithm: %v", err)
 	}
 	j.must(t, func(ctx context.Context, r int) error { return groups[r].Barrier(ctx, nil) })
+}
+
+// TestWorkForgetsItsOperands: a group keeps the operands of a call that has ended no longer, whether or not its Work
+// is closed. That of the last call may stay.
+func TestWorkForgetsItsOperands(t *testing.T) {
+	const ranks = 2
+	j := newJob(t, ranks)
+	groups := j.group(t, Options{})
+	j.must(t, func(ctx context.Context, r int) error {
+		var works []*Work
+		start := func() (weak.Pointer[float32], error) {
+			x := make([]float32, 1000)
+			w, err := groups[r].Start(ctx, nil, sumCall(x))
+			if err != nil {
+				return weak.Pointer[float32]{}, err
+			}
+			works = append(works, w)
+			return weak.Make(&x[0]), w.Wait(ctx)
+		}
+		first, err := start()
+		if err != nil {
+			return err
+		}
+		if _, err := start(); err != nil {
+			return err
+		}
+		for range 3 {
+			runtime.GC()
+		}
+		if first.Value() != nil {
+			return errors.New("the operands of a call that has ended are still there")
+		}
+		for _, w := range works {
+			if err := errors.Join(w.Err(), w.Close()); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	closeGroups(t, groups)
 }
