@@ -56,6 +56,8 @@ type Comm struct {
 		sync.Mutex
 		made map[string]int // by kind
 	}
+	gates   gates
+	gate    *Gate // of the communicator's own calls
 	windows windowList
 	shelf   engine.Shelf
 }
@@ -205,10 +207,14 @@ func (c *Comm) leave() error {
 
 // Close leaves the communicator. Peers that still wait for this rank get an error that wraps
 // [ErrLeft]; they can still read data that it published. Windows and handles of the communicator
-// become unusable. Close waits for no other rank; no operation of this rank may be in progress. On a
+// become unusable. Close waits for no other rank. While a call of this rank is in progress, also one that was
+// started, it returns an error that wraps [ErrBusy], and nothing is closed: [Comm.Abort] ends such calls. On a
 // GPU it first waits until the work in the rank's context has ended, at most until the deadline. If
 // work still runs then, its memory stays mapped, and the error says so.
 func (c *Comm) Close() error {
+	if err := c.gates.close(); err != nil {
+		return fmt.Errorf("close communicator: %w", err)
+	}
 	errs := []error{c.leave()}
 	if c.released.Swap(true) {
 		return errors.Join(errs...)

@@ -33,6 +33,8 @@ var (
 	ErrMismatch = bootstrap.ErrMismatch
 	// ErrClosed: the communicator, window or handle was closed by this rank.
 	ErrClosed = errors.New("closed")
+	// ErrBusy: a call is in progress on what was to be closed.
+	ErrBusy = errors.New("busy")
 	// ErrMasked: this rank or the rank asked for is masked.
 	ErrMasked = channel.ErrMasked
 )

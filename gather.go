@@ -30,6 +30,10 @@ func (c *Comm) gather(ctx context.Context, op string, note []byte) ([][]byte, er
 	if len(note) > noteSize {
 		return nil, Invalidf("%s: a note of %d bytes, at most %d", op, len(note), noteSize)
 	}
+	if err := c.gate.Enter(op); err != nil {
+		return nil, err
+	}
+	defer c.gate.Leave()
 	if err := c.requireOneHost(op); err != nil {
 		return nil, err
 	}

@@ -113,6 +113,7 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 		processes:   make([]int, b.Size()),
 		ends:        ends{how: map[int]string{}, asked: map[int]bool{}},
 	}
+	c.gate = c.Operations().Gate("communicator")
 	c.record = &c.noRecord
 	var cpus channel.CPUs
 	addresses := make([]shm.Address, c.size)

@@ -30,9 +30,10 @@ import (
 // any go on.
 func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 	const op = "set mask"
-	if c.closed.Load() {
-		return fmt.Errorf("%s: communicator %w", op, ErrClosed)
+	if err := c.gate.Enter(op); err != nil {
+		return err
 	}
+	defer c.gate.Leave()
 	if err := c.requireOneHost(op); err != nil {
 		return err
 	}

@@ -87,6 +87,10 @@ func (o Operations) Window(id uint64) (*Window, bool) { return o.comm.windowOf(i
 // switches have room for few groups.
 func (o Operations) AllocDevice(ctx context.Context, size int) (*Window, error) {
 	const op = "alloc window"
+	if err := o.comm.gate.Enter(op); err != nil {
+		return nil, err
+	}
+	defer o.comm.gate.Leave()
 	if err := o.comm.begin(op); err != nil {
 		return nil, err
 	}

@@ -42,7 +42,11 @@ var errSlice = errors.New("slice of a wait")
 // refused, because its work has not run. On the host Wait only returns the failure.
 func (c *Comm) Wait(ctx context.Context, s *Stream) error {
 	const op = "wait"
-	if c.closed.Load() || c.device == nil {
+	if err := c.gate.Enter(op); err != nil {
+		return err
+	}
+	defer c.gate.Leave()
+	if c.device == nil {
 		return c.begin(op)
 	}
 	stream := s.CUDA()
@@ -59,6 +63,10 @@ func (c *Comm) Wait(ctx context.Context, s *Stream) error {
 
 // await waits for work of this rank's GPU, of which wait says when it has ended: see [Operations.Await].
 func (c *Comm) await(ctx context.Context, op string, wait func(context.Context) error) error {
+	if err := c.gate.Enter(op); err != nil {
+		return err
+	}
+	defer c.gate.Leave()
 	begun, report := time.Now(), bootstrap.ReportAfter
 	timeout := c.control.Waiter.Timeout + c.control.Waiter.Timeout/4
 	outer := ctx

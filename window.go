@@ -44,6 +44,10 @@ type Window struct {
 // Registers.
 func (c *Comm) Alloc(ctx context.Context, size int) (*Window, error) {
 	const op = "alloc window"
+	if err := c.gate.Enter(op); err != nil {
+		return nil, err
+	}
+	defer c.gate.Leave()
 	if err := c.begin(op); err != nil {
 		return nil, err
 	}
@@ -73,6 +77,13 @@ const populateLimit = 64 << 20
 func (c *Comm) Register(ctx context.Context, fd, size int) (*Window, error) {
 	const op = "register window"
 	own, err := shm.FromFD(fd, size)
+	if closed := c.gate.Enter(op); closed != nil {
+		if own != nil {
+			closed = errors.Join(closed, own.Release())
+		}
+		return nil, closed
+	}
+	defer c.gate.Leave()
 	switch {
 	case err != nil:
 		err = fmt.Errorf("%s: %w: %w", op, ErrInvalid, err)
@@ -86,6 +97,10 @@ func (c *Comm) Register(ctx context.Context, fd, size int) (*Window, error) {
 // memory stays the caller's and must outlive the window on every rank.
 func (c *Comm) RegisterMemory(ctx context.Context, mem []byte) (*Window, error) {
 	const op = "register memory"
+	if err := c.gate.Enter(op); err != nil {
+		return nil, err
+	}
+	defer c.gate.Leave()
 	if c.device != nil {
 		return nil, Unsupportedf("%s: the rank is on a GPU; use Alloc, or RegisterDevice with the device's memory", op)
 	}

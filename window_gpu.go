@@ -159,6 +159,10 @@ func (d *Device) exportSegment(p *segment, otherProcesses bool) (err error) {
 // and names the kind of memory.
 func (c *Comm) RegisterDevice(ctx context.Context, p cuda.Pointer, size int) (*Window, error) {
 	const op = "register device memory"
+	if err := c.gate.Enter(op); err != nil {
+		return nil, err
+	}
+	defer c.gate.Leave()
 	if err := c.begin(op); err != nil {
 		return nil, err
 	}

@@ -161,7 +161,8 @@ type Group struct {
 	queue     queue           // on the host
 	logged    map[string]bool // algorithms, by name; nil: nothing is logged
 
-	closed, released bool
+	gate     *weft.Gate
+	released bool
 }
 
 // Both engines.
@@ -244,12 +245,13 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 	if comm.Operations().Logger().Enabled(ctx, slog.LevelInfo) {
 		g.logged = map[string]bool{}
 	}
+	g.gate = comm.Operations().Gate("group")
 	return g, nil
 }
 
 // String says of which communicator the group is.
 func (g *Group) String() string {
-	if g.closed {
+	if g.gate.Closed() {
 		return "group, closed"
 	}
 	return fmt.Sprintf("group of %v", g.comm)
@@ -312,15 +314,20 @@ func (g *Group) Profile() string { return g.profile }
 // Close gives the group's memory up on this rank. Peers that are still in an operation that this
 // rank has finished may go on reading it. It waits until what was started has ended, and on a GPU until
 // nothing of the group's runs, for the communicator's deadline at most; if work still runs, the error
-// wraps [weft.ErrTimeout], and a later Close gives the memory up.
+// wraps [weft.ErrTimeout], and a later Close gives the memory up. While another goroutine is inside a call of
+// the group, the error wraps [weft.ErrBusy], and the group goes on: [weft.Comm.Abort] ends the call.
 func (g *Group) Close() (err error) {
 	if g.released {
 		return nil
 	}
-	g.closed = true
-	if err := g.queue.close(g.comm.Deadline()); err != nil {
-		return fmt.Errorf("close group: calls that were started still run: %w", err)
+	const op = "close group"
+	if err := g.queue.rest(g.comm.Deadline()); err != nil {
+		return fmt.Errorf("%s: calls that were started still run: %w", op, err)
 	}
+	if err := g.gate.Close(op); err != nil {
+		return err
+	}
+	g.queue.close()
 	if g.released, err = g.engine.Close(); g.released {
 		err = errors.Join(err, g.works.close())
 	}

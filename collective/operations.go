@@ -177,9 +177,10 @@ func (g *Group) begin(k Collective) *Call {
 
 // run runs a call of the group's own memory, which needs no allocation.
 func (g *Group) run(ctx context.Context, s *weft.Stream, c *Call) (err error) {
-	if g.closed {
-		return fmt.Errorf("%s: group %w", c.Name(), weft.ErrClosed)
+	if err := g.gate.Enter(c.Name()); err != nil {
+		return err
 	}
+	defer g.gate.Leave()
 	if err := g.queue.await(ctx); err != nil {
 		return g.comm.Operations().Fail(fmt.Errorf("%s: still waiting for calls that were started before: %w",
 			c.Name(), err))

@@ -85,18 +85,18 @@ func (q *queue) await(ctx context.Context) error {
 	}
 }
 
-// close ends the goroutine when it has run all, if it does so in time.
-func (q *queue) close(patience time.Duration) error {
-	if q.wake == nil {
-		return nil
-	}
+// rest waits until all has run, if it does so in time.
+func (q *queue) rest(patience time.Duration) error {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), patience, weft.ErrTimeout)
 	defer cancel()
-	if err := q.await(ctx); err != nil {
-		return err
+	return q.await(ctx)
+}
+
+// close ends the goroutine, which has run all.
+func (q *queue) close() {
+	if q.wake != nil {
+		close(q.wake)
+		q.worker.Wait()
+		q.wake = nil
 	}
-	close(q.wake)
-	q.worker.Wait()
-	q.wake = nil
-	return nil
 }

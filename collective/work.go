@@ -75,9 +75,15 @@ func (w *Work) String() string {
 // their Work.
 func (g *Group) Start(ctx context.Context, s *weft.Stream, c Call) (*Work, error) {
 	op := c.Name()
-	if g.closed {
-		return nil, fmt.Errorf("%s: group %w", op, weft.ErrClosed)
+	if err := g.gate.Enter(op); err != nil {
+		return nil, err
 	}
+	started := false
+	defer func() {
+		if !started { // what the queue runs leaves when it has ended
+			g.gate.Leave()
+		}
+	}()
 	if err := g.comm.Operations().Begin(op); err != nil {
 		return nil, err
 	}
@@ -96,7 +102,7 @@ func (g *Group) Start(ctx context.Context, s *weft.Stream, c Call) (*Work, error
 	if g.comm.Device() != nil {
 		err = w.enqueue(ctx)
 	} else {
-		err = w.refused
+		err, started = w.refused, true
 		g.queue.add(w)
 	}
 	if err != nil {
@@ -143,6 +149,7 @@ func (w *Work) release() {
 // run runs the call on the host.
 func (w *Work) run() {
 	algorithm, err := w.group.perform(context.Background(), w.stream, &w.call, w.refused)
+	w.group.gate.Leave() // before anybody sees the call ended, and closes
 	w.mu.Lock()
 	w.release()
 	w.algorithm, w.err = algorithm, err

@@ -25,6 +25,10 @@ type DispatchBackwardArgs struct {
 // none gives either. GradRows and GradRowWeights may hold the first rows only where Combine's Rows
 // may.
 func (h *Handle) DispatchBackward(ctx context.Context, s *weft.Stream, b DispatchBackwardArgs) error {
+	if err := h.base.Gate.Enter(spec.OpDispatchBackward); err != nil {
+		return err
+	}
+	defer h.base.Gate.Leave()
 	return h.engine.DispatchBackward(ctx, s, spec.SumArgs{
 		Batch: b.Routing.shared(), Rows: b.GradRows, Out: b.GradTokens,
 		Scalars: b.GradRowWeights, OutScalars: b.GradWeights,
@@ -48,6 +52,10 @@ type CombineBackwardArgs struct {
 // that went nowhere get 0. GradRows may be the same tensor as Rows, whose rows are overwritten after
 // they were read, but may not overlap it otherwise.
 func (h *Handle) CombineBackward(ctx context.Context, s *weft.Stream, b CombineBackwardArgs) error {
+	if err := h.base.Gate.Enter(spec.OpCombineBackward); err != nil {
+		return err
+	}
+	defer h.base.Gate.Leave()
 	return h.engine.CombineBackward(ctx, s, spec.SpreadArgs{
 		Batch: b.Routing.shared(), GradOut: b.GradOut, Rows: b.Rows, GradRows: b.GradRows, GradWeights: b.GradWeights,
 	})
@@ -62,7 +70,7 @@ func (h *Handle) CombineBackward(ctx context.Context, s *weft.Stream, b CombineB
 // stream. A CombineBackward with gradients in other memory overwrites it. SetMask may move it: ask
 // again then.
 func (h *Handle) GradientBuffer() weft.Tensor {
-	if h.base.Closed {
+	if h.base.Gate.Closed() {
 		return weft.Tensor{}
 	}
 	_, gradient := h.engine.OperandBuffers()

@@ -39,6 +39,10 @@ type CombineArgs struct {
 // arrived. Out does not overlap y, which other ranks read. Out may be the same tensor as a bias, but
 // may not overlap it otherwise.
 func (h *Handle) Combine(ctx context.Context, s *weft.Stream, c CombineArgs) error {
+	if err := h.base.Gate.Enter(spec.OpCombine); err != nil {
+		return err
+	}
+	defer h.base.Gate.Leave()
 	if err := h.checkOwnWeights(&c); err != nil {
 		return err
 	}
@@ -51,6 +55,10 @@ func (h *Handle) Combine(ctx context.Context, s *weft.Stream, c CombineArgs) err
 // A combine that stages rows or sums partially may wait first, until every rank has received the
 // operation that last used the staging window.
 func (h *Handle) SendCombine(ctx context.Context, s *weft.Stream, c CombineArgs) (*weft.Work, error) {
+	if err := h.base.Gate.Enter(spec.OpCombine); err != nil {
+		return nil, err
+	}
+	defer h.base.Gate.Leave()
 	if err := h.checkOwnWeights(&c); err != nil {
 		return nil, err
 	}
@@ -84,7 +92,7 @@ func (c *CombineArgs) sum() spec.SumArgs {
 // A handle has one such buffer. It is free again when the operation that read it has ended on its
 // stream. An operation whose rows are copied overwrites it. SetMask may move it: ask again then.
 func (h *Handle) CombineBuffer() weft.Tensor {
-	if h.base.Closed {
+	if h.base.Gate.Closed() {
 		return weft.Tensor{}
 	}
 	combine, _ := h.engine.OperandBuffers()

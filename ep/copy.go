@@ -2,7 +2,6 @@ package ep
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/weftgo/weft/ep/spec"
 
@@ -22,9 +21,10 @@ import (
 // refused call has written nothing.
 func (h *Handle) CopyReceived(ctx context.Context, s *weft.Stream, r *Received, to spec.Copies) error {
 	b := h.base
-	if b.Closed {
-		return fmt.Errorf("%s: handle %w", spec.OpCopy, weft.ErrClosed)
+	if err := b.Gate.Enter(spec.OpCopy); err != nil {
+		return err
 	}
+	defer b.Gate.Leave()
 	if err := b.Comm.Operations().Begin(spec.OpCopy); err != nil {
 		return err
 	}

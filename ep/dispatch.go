@@ -117,6 +117,11 @@ func (p *PendingDispatch) String() string {
 func (p *PendingDispatch) Receive(ctx context.Context) (*Received, error) {
 	if !p.over {
 		p.over = true
+		gate := p.handle.base.Gate
+		if p.err = gate.Enter(spec.OpDispatch); p.err != nil {
+			return nil, p.err
+		}
+		defer gate.Leave()
 		var a spec.Arrived
 		if a, p.err = p.second.Receive(ctx); p.err == nil {
 			p.received = p.handle.arrived(p.routing, &a)
@@ -129,6 +134,10 @@ func (p *PendingDispatch) Receive(ctx context.Context) (*Received, error) {
 // On the host, receivers read rows in place if they lie in a window of the communicator, and
 // Dispatch returns when all have read them. It copies other rows to a staging window first.
 func (h *Handle) Dispatch(ctx context.Context, s *weft.Stream, d DispatchArgs) (*Received, error) {
+	if err := h.base.Gate.Enter(spec.OpDispatch); err != nil {
+		return nil, err
+	}
+	defer h.base.Gate.Leave()
 	a, err := h.engine.Dispatch(ctx, s, d.move())
 	if err != nil {
 		return nil, err
@@ -144,6 +153,10 @@ func (h *Handle) Dispatch(ctx context.Context, s *weft.Stream, d DispatchArgs) (
 // A dispatch that stages rows may wait first, until every rank has received the operation that last
 // used the staging window.
 func (h *Handle) SendDispatch(ctx context.Context, s *weft.Stream, d DispatchArgs) (*PendingDispatch, error) {
+	if err := h.base.Gate.Enter(spec.OpDispatch); err != nil {
+		return nil, err
+	}
+	defer h.base.Gate.Leave()
 	second, err := h.engine.SendDispatch(ctx, s, d.move())
 	if err != nil {
 		return nil, err

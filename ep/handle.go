@@ -2,6 +2,7 @@ package ep
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 
@@ -44,7 +45,7 @@ func NewHandle(ctx context.Context, comm *weft.Comm, s Spec) (*Handle, error) {
 	}
 	h := &Handle{base: spec.NewBase(comm, s)}
 	if h.engine, err = newEngine(ctx, h.base); err != nil {
-		return nil, err
+		return nil, errors.Join(err, h.base.Gate.Close(op))
 	}
 	comm.Operations().Shelf().Add(h.base.Buffers)
 	h.log()
@@ -68,7 +69,7 @@ func (h *Handle) log() {
 // String names the handle and what it exchanges.
 func (h *Handle) String() string {
 	closed := ""
-	if h.base.Closed {
+	if h.base.Gate.Closed() {
 		closed = ", closed"
 	}
 	return fmt.Sprintf("handle of %v (%v%s)", h.base.Comm, h.base.Spec, closed)
@@ -106,7 +107,8 @@ func (h *Handle) GradientSMs() int { return h.engine.Resources().GradientSMs }
 
 // Close frees the handle's windows on this rank. Received tensors become invalid. Further calls do
 // nothing. Call it before the communicator's Close: on a GPU that ends the context, unless another
-// owner holds it, and with it the handle's memory.
+// owner holds it, and with it the handle's memory. While another goroutine is inside a call of the handle, the
+// error wraps [weft.ErrBusy], and the handle goes on: [weft.Comm.Abort] ends the call.
 //
 // On a GPU it first waits until all work in the rank's context has ended, also other libraries'
 // work, at most for the communicator's deadline. If work still runs then, the error wraps
@@ -116,7 +118,9 @@ func (h *Handle) Close() error {
 	if h.released {
 		return nil
 	}
-	h.base.Closed = true
+	if err := h.base.Gate.Close("close handle"); err != nil {
+		return err
+	}
 	h.base.Comm.Operations().Shelf().Remove(h.base.Buffers)
 	var err error
 	h.released, err = h.engine.Close()

@@ -68,6 +68,10 @@ func (r *Routing) Release() {
 // Dispatch or [Handle.SetWeights] brings them later. The caller may change both once Prepare has returned
 // or, with a stream, by later work in that stream.
 func (h *Handle) Prepare(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor) (*Routing, error) {
+	if err := h.base.Gate.Enter(spec.OpPrepare); err != nil {
+		return nil, err
+	}
+	defer h.base.Gate.Leave()
 	b, err := h.engine.Prepare(ctx, s, spec.PrepareArgs{TopK: topk, Weights: weights})
 	if err != nil {
 		return nil, err
@@ -84,6 +88,10 @@ func (h *Handle) Prepare(ctx context.Context, s *weft.Stream, topk, weights weft
 // On GPUs it enqueues one small kernel; use the stream of the later combine. With a nil stream it
 // runs in the communicator's own stream, and SetWeights returns when it is done.
 func (h *Handle) SetWeights(ctx context.Context, s *weft.Stream, r *Routing, weights weft.Tensor) error {
+	if err := h.base.Gate.Enter(spec.OpSetWeights); err != nil {
+		return err
+	}
+	defer h.base.Gate.Leave()
 	if err := h.checkWeights(spec.OpSetWeights, r, weights); err != nil {
 		return err
 	}
@@ -97,9 +105,6 @@ func (h *Handle) SetWeights(ctx context.Context, s *weft.Stream, r *Routing, wei
 // checkWeights refuses weights that do not fit a Routing.
 func (h *Handle) checkWeights(op string, r *Routing, weights weft.Tensor) error {
 	b := h.base
-	if b.Closed {
-		return fmt.Errorf("%s: handle %w", op, weft.ErrClosed)
-	}
 	if err := cmp.Or(b.Comm.Operations().Begin(op), r.shared().Check(b, op)); err != nil {
 		return err
 	}

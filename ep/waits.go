@@ -1,8 +1,6 @@
 package ep
 
 import (
-	"fmt"
-
 	"github.com/weftgo/weft"
 )
 
@@ -23,9 +21,10 @@ import (
 // CountWaits is local: each rank may count or not.
 func (h *Handle) CountWaits(dispatch, combine weft.Tensor) error {
 	const op = "count waits"
-	if h.base.Closed {
-		return fmt.Errorf("%s: handle %w", op, weft.ErrClosed)
+	if err := h.base.Gate.Enter(op); err != nil {
+		return err
 	}
+	defer h.base.Gate.Leave()
 	for _, t := range []weft.Tensor{dispatch, combine} {
 		if t.IsZero() {
 			continue

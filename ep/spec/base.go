@@ -14,7 +14,7 @@ type Base struct {
 	Spec     Spec // normalized
 	Geometry Geometry
 	Buffers  *engine.Buffers // of received rows
-	Closed   bool
+	Gate     *weft.Gate      // of the handle's calls
 }
 
 // NewBase makes the base of a handle for a Spec that is valid.
@@ -22,7 +22,7 @@ func NewBase(comm *weft.Comm, s Spec) *Base {
 	s = s.Normalize()
 	return &Base{
 		Comm: comm, Spec: s, Geometry: NewGeometry(s, comm.Size()),
-		Buffers: engine.NewBuffers(s.Live),
+		Buffers: engine.NewBuffers(s.Live), Gate: comm.Operations().Gate("handle"),
 	}
 }
 

@@ -22,6 +22,10 @@ func (h *handle) SendCombine(ctx context.Context, s *weft.Stream, a spec.SumArgs
 	}
 	half := h.lane.Sent(spec.OpCombine, s)
 	return weft.NewWork(func(ctx context.Context) error {
+		if err := h.Gate.Enter(spec.OpCombine); err != nil {
+			return err
+		}
+		defer h.Gate.Leave()
 		stream, err := half.Resume()
 		if err != nil {
 			return err

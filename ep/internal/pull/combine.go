@@ -28,6 +28,10 @@ func (h *host) SendCombine(ctx context.Context, s *weft.Stream, a spec.SumArgs) 
 	}
 	round := h.rounds.Last()
 	return weft.NewWork(func(ctx context.Context) error {
+		if err := h.Gate.Enter(spec.OpCombine); err != nil {
+			return err
+		}
+		defer h.Gate.Leave()
 		// The state of the second half is the host's; it is this one's only while nothing came
 		// between.
 		if err := h.resume(spec.OpCombine, round); err != nil {

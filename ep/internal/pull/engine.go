@@ -184,9 +184,6 @@ func (h *host) Close() (released bool, err error) {
 
 // enter begins an operation, and returns the round that opens it, which is its only one.
 func (h *host) enter(op string) (round uint64, err error) {
-	if h.Closed {
-		return 0, fmt.Errorf("%s: handle %w", op, weft.ErrClosed)
-	}
 	if err := h.rounds.Begin(op); err != nil {
 		return 0, err
 	}
@@ -211,9 +208,6 @@ func onHost(op string, s *weft.Stream) error {
 
 // resume begins the second half of the operation that opened in a round.
 func (h *host) resume(op string, round uint64) error {
-	if h.Closed {
-		return fmt.Errorf("%s: handle %w", op, weft.ErrClosed)
-	}
 	if err := h.rounds.Begin(op); err != nil {
 		return err
 	}
