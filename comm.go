@@ -34,6 +34,7 @@ type Comm struct {
 	mesh       *shm.Mesh
 	control    *control.Rank
 	regions    []*shm.Region // of control pages
+	options    config        // of Join
 	logger     *slog.Logger
 	hugePages  bool
 	local      int // ranks on this host, this one included

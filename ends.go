@@ -15,6 +15,8 @@ type ends struct {
 	sync.Mutex
 	how   map[int]string // by rank
 	asked map[int]bool   // the launcher was asked about it, once
+
+	foreign bool // the launcher's ranks have other numbers
 }
 
 // launcherGrace is how long an error waits for the launcher to say how a rank has ended. A rank's
@@ -37,7 +39,7 @@ func (c *Comm) noteEnd(e shm.Event) {
 func (c *Comm) endOf(rank int) string {
 	c.ends.Lock()
 	defer c.ends.Unlock()
-	if !c.ends.asked[rank] {
+	if !c.ends.asked[rank] && !c.ends.foreign {
 		c.ends.asked[rank] = true
 		if how := bootstrap.Ended(c.rank, c.size, rank, launcherGrace); how != "" {
 			c.ends.how[rank] = "its process ended: " + how

@@ -24,14 +24,19 @@ import (
 // environment gives the rank, the number of ranks and the address of the others (see
 // [bootstrap.Detect]); without an environment this is the only rank. Join is collective and returns
 // when all ranks have joined.
-func Join(ctx context.Context, options ...Option) (_ *Comm, err error) {
-	rank := 0
-	defer func() { err = ownLimit("join", rank, err) }()
-	begun := time.Now()
+func Join(ctx context.Context, options ...Option) (*Comm, error) {
 	cfg := config{deadline: DefaultDeadline, hugePages: true, driver: cuda.Open}
 	for _, o := range options {
 		o(&cfg)
 	}
+	return joinAs(ctx, cfg)
+}
+
+// joinAs is Join by options that have been read.
+func joinAs(ctx context.Context, options config) (_ *Comm, err error) {
+	rank, cfg := 0, options
+	defer func() { err = ownLimit("join", rank, err) }()
+	begun := time.Now()
 	var waits *slog.Logger
 	if cfg.logger, waits, err = loggers(cfg.logger, os.Getenv(LogVariable), os.Stderr); err != nil {
 		return nil, err
@@ -62,6 +67,7 @@ func Join(ctx context.Context, options ...Option) (_ *Comm, err error) {
 	if err != nil {
 		return nil, errors.Join(err, b.Close())
 	}
+	c.options = options
 	c.logJoin(time.Since(begun))
 	return c, nil
 }

@@ -235,7 +235,11 @@ func goweft_comm_destroy(id C.uint64_t) C.int {
 			errs = append(errs, child.close())
 			child.forget()
 		}
-		errs = append(errs, c.weft.Close())
+		err = c.weft.Close()
+		errs = append(errs, err)
+		if errors.Is(err, weft.ErrBusy) { // a call that was started has outlasted the deadline
+			return errors.Join(errs...)
+		}
 		comms.Remove(uint64(id))
 		c.log.stop()
 		return errors.Join(errs...)
@@ -401,6 +405,40 @@ func goweft_comm_set_mask(id C.uint64_t, in *C.uint64_t, n C.int, ms C.int64_t) 
 		}
 		return c.weft.SetMask(ctx, slices.Collect(set.All())...)
 	})
+}
+
+// derive makes a communicator of another one, which is NULL for a rank that is in none.
+func derive(id C.uint64_t, out *C.weft_comm, ms C.int64_t,
+	make func(context.Context, *weft.Comm) (*weft.Comm, error),
+) C.int {
+	return setUp(id, ms, func(ctx context.Context, c *comm) error {
+		if err := result(unsafe.Pointer(out), "weft_comm"); err != nil {
+			return err
+		}
+		made := &comm{}
+		var err error
+		if made.weft, err = make(ctx, c.weft); err != nil || made.weft == nil {
+			return err
+		}
+		return own(comms, made, &made.ops, unsafe.Pointer(out), made.weft)
+	})
+}
+
+//export goweft_comm_split
+func goweft_comm_split(id C.uint64_t, color, key C.int, out *C.weft_comm, ms C.int64_t) C.int {
+	return derive(id, out, ms, func(ctx context.Context, c *weft.Comm) (*weft.Comm, error) {
+		return c.Split(ctx, int(color), int(key))
+	})
+}
+
+//export goweft_comm_duplicate
+func goweft_comm_duplicate(id C.uint64_t, out *C.weft_comm, ms C.int64_t) C.int {
+	return derive(id, out, ms, func(ctx context.Context, c *weft.Comm) (*weft.Comm, error) { return c.Duplicate(ctx) })
+}
+
+//export goweft_comm_shrink
+func goweft_comm_shrink(id C.uint64_t, out *C.weft_comm, ms C.int64_t) C.int {
+	return derive(id, out, ms, func(ctx context.Context, c *weft.Comm) (*weft.Comm, error) { return c.Shrink(ctx) })
 }
 
 // words are the words of a set of ranks.

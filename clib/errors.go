@@ -31,6 +31,7 @@ var statuses = []struct {
 	{errInternal, C.WEFT_ERROR_INTERNAL},
 	{handle.ErrInvalid, C.WEFT_ERROR_HANDLE},
 	{handle.ErrBusy, C.WEFT_ERROR_BUSY},
+	{weft.ErrBusy, C.WEFT_ERROR_BUSY},
 	{weft.ErrDied, C.WEFT_ERROR_DIED},
 	{weft.ErrLeft, C.WEFT_ERROR_LEFT},
 	{weft.ErrMasked, C.WEFT_ERROR_MASKED},
@@ -89,6 +90,7 @@ var fieldsInC = map[string]string{
 // callsInC are C's names of what errors tell to do. WithDeadline sets a member of weft_comm_options.
 var callsInC = strings.NewReplacer(
 	"WithDeadline", "deadline_ms", "SetMask", "weft_comm_set_mask", "called Abort", "called weft_comm_abort",
+	"Abort ends it", "weft_comm_abort ends it", "Shrink makes", "weft_comm_shrink makes",
 	"which the context sets", "which weft_timeout_set sets",
 )
 

@@ -68,6 +68,18 @@ weft_status weft_comm_set_mask(weft_comm comm, const uint64_t *words, int n) {
 	return CALL(goweft_comm_set_mask(ID(comm), (uint64_t *)words, n, libweft_timeout));
 }
 
+weft_status weft_comm_split(weft_comm comm, int color, int key, weft_comm *made) {
+	return CALL(goweft_comm_split(ID(comm), color, key, made, libweft_timeout));
+}
+
+weft_status weft_comm_duplicate(weft_comm comm, weft_comm *made) {
+	return CALL(goweft_comm_duplicate(ID(comm), made, libweft_timeout));
+}
+
+weft_status weft_comm_shrink(weft_comm comm, weft_comm *made) {
+	return CALL(goweft_comm_shrink(ID(comm), made, libweft_timeout));
+}
+
 weft_status weft_comm_wait(weft_comm comm, weft_stream stream) {
 	return CALL(goweft_comm_wait(ID(comm), stream, libweft_timeout));
 }

@@ -320,6 +320,22 @@ weft_status weft_interrupt(weft_comm comm);
  */
 weft_status weft_comm_set_mask(weft_comm comm, const uint64_t *words, int n);
 
+/*
+ * Makes a communicator of each color from 0 on: of the ranks that gave it, numbered by their keys and, where those are
+ * equal, in the order that they have in comm. A color of -1 joins none, and made is NULL. It is collective over the
+ * ranks that are not masked. A new communicator has the options of comm and is on the same GPU. It is destroyed by
+ * itself, and writes to comm's log for as long as comm is there. If a rank's color is refused, all ranks get the error.
+ */
+weft_status weft_comm_split(weft_comm comm, int color, int key, weft_comm *made);
+
+/* weft_comm_split of all ranks, in their order. While ranks are masked it is refused: weft_comm_shrink leaves them
+ * out. */
+weft_status weft_comm_duplicate(weft_comm comm, weft_comm *made);
+
+/* Makes a communicator of the ranks that are not masked, numbered anew in their order: after a rank has died and
+ * weft_comm_set_mask. */
+weft_status weft_comm_shrink(weft_comm comm, weft_comm *made);
+
 /* Waits until the work that was enqueued on the stream has ended, and returns the failure that an operation has met
  * meanwhile. On the host it only returns the failure. */
 weft_status weft_comm_wait(weft_comm comm, weft_stream stream);

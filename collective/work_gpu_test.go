@@ -317,3 +317,24 @@ func TestStartFailsOnGPUs(t *testing.T) {
 		return errors.Join(w.Wait(ctx), w.Close())
 	})
 }
+
+// TestDuplicateOnGPUs: groups of a communicator and of its duplicate run side by side on the same GPUs.
+func TestDuplicateOnGPUs(t *testing.T) {
+	worksOnGPUs(t, 20*time.Second, func(ctx context.Context, r *workRank, _ bool) error {
+		twin, err := r.comm.Duplicate(ctx)
+		if err != nil {
+			return err
+		}
+		other, err := New(ctx, twin, Options{Staging: 192 << 10, SMs: 2})
+		if err != nil {
+			return errors.Join(err, twin.Close())
+		}
+		err = r.set(0, float32(1+r.comm.Rank()))
+		for range 3 {
+			if err == nil {
+				err = errors.Join(r.Do(ctx, nil, r.sum(1, 0)), other.Do(ctx, nil, r.sum(2, 1)), r.want(1, 3), r.want(2, 6))
+			}
+		}
+		return errors.Join(err, other.Close(), twin.Close())
+	})
+}

@@ -238,6 +238,35 @@ def test_busy(threads):
     assert threads(2, rank) == [1, 1]
 
 
+def test_split(threads):
+    """Communicators of the ranks of another one, and groups of both by turns."""
+
+    def rank(c):
+        x = np.full(3, c.rank, np.int64)
+        seen = []
+        with weft.Group(c) as g, c.duplicate() as twin, weft.Group(twin) as h:
+            seen.append([int(g.all_reduce(x)[0]), int(h.all_reduce(x)[0]), twin.rank])
+        part = c.split(None if c.rank == 1 else 0, -c.rank)
+        if part is not None:
+            with part, weft.Group(part) as g:
+                seen.append([part.rank, part.ranks, int(g.all_reduce(x)[0])])
+        with pytest.raises(weft.InvalidError, match="color -7"):
+            c.split(-7 if c.rank == 2 else 0)
+        c.set_mask([0]) if c.rank else None
+        if c.rank:
+            with pytest.raises(weft.UnsupportedError, match="shrink"):
+                c.duplicate()
+            with c.shrink() as less:
+                seen.append([less.rank, less.ranks, less.engine, less.deadline == c.deadline])
+        return seen
+
+    assert threads(3, rank) == [
+        [[3, 3, 0], [1, 2, 2]],
+        [[3, 3, 1], [0, 2, "host", True]],
+        [[3, 3, 2], [0, 2, 2], [1, 2, "host", True]],
+    ]
+
+
 def test_mask_of_ranks_that_are_not(comm):
     with pytest.raises(weft.InvalidError, match="rank 1 of 1"):
         comm.set_mask([1])

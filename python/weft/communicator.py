@@ -7,6 +7,7 @@ import ctypes
 import os
 import warnings
 from collections.abc import Callable, Iterable
+from operator import index
 from types import TracebackType
 from typing import Any
 
@@ -276,6 +277,53 @@ class Communicator(Resource):
                 self.wait(stream)
             return
         self._check(self._lib.comm_wait(self._handle, streams.address(stream, self._device)))
+
+    # Communicators of its ranks.
+
+    def split(self, color: int | None, key: int = 0, *, timeout: float | None = None) -> Communicator | None:
+        """Makes a communicator of each color, from 0 on: of the ranks that gave it, numbered by their keys and,
+        where those are equal, in the order that they have here. None as a color joins none, and gives None.
+
+        Collective over the ranks that are not masked. A new communicator has the options of this one and is on
+        the same GPU; it has failures and masks of its own, and is closed by itself. It writes to this one's
+        ``log`` for as long as this one is open.
+        """
+        color, key = -1 if color is None else index(color), index(key)
+        for name, value in ("color", color), ("key", key):
+            if not -1 << 31 <= value < 1 << 31:  # what the library refuses, it refuses on all ranks
+                raise InvalidError(f"split: {name} {value}, want a number of 32 bits")
+        return self._derived(lambda out: self._lib.comm_split(self._handle, color, key, out), timeout)
+
+    def duplicate(self, *, timeout: float | None = None) -> Communicator:
+        """Makes a communicator of the same ranks, in the same order: :meth:`split` with one color. While ranks are
+        masked it is refused; :meth:`shrink` leaves them out."""
+        made = self._derived(lambda out: self._lib.comm_duplicate(self._handle, out), timeout)
+        assert made is not None
+        return made
+
+    def shrink(self, *, timeout: float | None = None) -> Communicator:
+        """Makes a communicator of the ranks that are not masked, numbered anew in their order: after a rank has
+        died and :meth:`set_mask`. This communicator stays as it is."""
+        made = self._derived(lambda out: self._lib.comm_shrink(self._handle, out), timeout)
+        assert made is not None
+        return made
+
+    def _derived(self, make: Callable[[Any], int], timeout: float | None) -> Communicator | None:
+        if timeout is not None:
+            with limit(timeout):
+                return self._derived(make, None)
+        out = ctypes.c_uint64()
+        try:
+            self._check(make(ctypes.addressof(out)))
+            if not out.value:
+                return None
+            made = type(self)(self._lib, out.value, self._log)
+        except BaseException:  # an interrupt, which peers see at once
+            if out.value:
+                self._lib.comm_destroy(out.value)
+            raise
+        made._device = self._device
+        return made
 
     # The end.
 

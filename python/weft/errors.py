@@ -149,6 +149,7 @@ _CLASSES: dict[int, type[WeftError]] = {
 _WORDS = {
     "weft_comm_set_mask": "set_mask",
     "weft_comm_abort": "abort",
+    "weft_comm_shrink": "shrink",
     "weft_timeout_set": "weft.timeout",
     "deadline_ms": "deadline=",
 }
