@@ -65,6 +65,7 @@ type Domain struct {
 
 	polls   atomic.Uint64 // made for callers
 	waiting atomic.Int32  // callers that wait
+	wanted  atomic.Int32  // callers that want the lock for a moment
 	stop    chan struct{}
 	stopped chan struct{}
 
@@ -200,6 +201,15 @@ func (d *Domain) key(epoch uint32) uint64 {
 
 // Capabilities are what the endpoint was found to do when it was opened.
 func (d *Domain) Capabilities() Capabilities { return d.caps }
+
+// Rank is this rank's.
+func (d *Domain) Rank() int { return d.options.Rank }
+
+// Size is the number of ranks.
+func (d *Domain) Size() int { return d.options.Size }
+
+// Signals is how many signals each peer has.
+func (d *Domain) Signals() int { return d.options.Signals }
 
 // Card is what peers need to connect to this domain. A bootstrap carries it to them.
 func (d *Domain) Card() []byte { return append([]byte(nil), d.card...) }

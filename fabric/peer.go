@@ -20,7 +20,8 @@ type Peer struct {
 	// Under the domain's lock.
 	cause     error // why nothing is written to it any more
 	connected bool
-	warm      bool // a write to it has completed
+	warm      bool      // a write to it has completed
+	refused   time.Time // since when an endpoint without anything underway turns writes to it away
 	address   provider.Address
 	base, key uint64 // of its board
 
@@ -91,10 +92,12 @@ func (d *Domain) Connect(ctx context.Context, rank int, card []byte) (*Peer, err
 	p.connected, p.base, p.key = true, c.Base, c.Key
 	w := wait{d: d, ctx: ctx}
 	defer w.end()
-	err = p.enqueue(&w, op, func(post *provider.Post) error {
-		p.inline(post, wordSize, d.board.unread())
-		post.Data, post.HasData = data(kindNotice, d.options.Rank, 0), true
-		return nil
+	err = p.repeat(&w, op, func() error {
+		return p.try(op, func(post *provider.Post) error {
+			p.inline(post, wordSize, d.board.unread())
+			post.Data, post.HasData = data(kindNotice, d.options.Rank, 0), true
+			return nil
+		})
 	})
 	if err == nil {
 		err = p.await(&w, op, func() bool { return p.done.next == p.posted })
@@ -146,15 +149,8 @@ func (p *Peer) Region(card []byte) (Remote, error) {
 // before any later Signal or Add to the peer takes effect.
 func (p *Peer) Write(ctx context.Context, to Remote, at int, from *Region, offset, n int) error {
 	const op = "write"
-	switch {
-	case to.rank != p.rank:
-		return invalid("write to rank %d: the region is rank %d's", p.rank, to.rank)
-	case from.d != p.d:
-		return invalid("write to rank %d: the source is a region of another domain", p.rank)
-	case n < 0 || offset < 0 || offset > len(from.memory) || n > len(from.memory)-offset:
-		return invalid("write to rank %d: %d bytes at %d of a source of %d", p.rank, n, offset, len(from.memory))
-	case !to.holds(at, n):
-		return invalid("write to rank %d: %d bytes at %d of a region of %d", p.rank, n, at, to.length)
+	if err := p.checkWrite(to, at, from, offset, n); err != nil {
+		return err
 	}
 	d := p.d
 	d.mu.Lock()
@@ -162,39 +158,69 @@ func (p *Peer) Write(ctx context.Context, to Remote, at int, from *Region, offse
 	w := wait{d: d, ctx: ctx}
 	defer w.end()
 	for n > 0 {
-		if err := p.mark(&w, op); err != nil {
+		part := 0
+		if err := p.repeat(&w, op, func() (err error) {
+			part, err = p.write(to, at, from, offset, n)
 			return err
-		}
-		part := min(n, d.caps.MaxWrite)
-		if err := p.enqueue(&w, op, func(post *provider.Post) error {
-			if err := from.usable(); err != nil {
-				return err
-			}
-			post.From, post.Local, post.Bytes = unsafe.Pointer(&from.memory[offset]), from.granted, part
-			post.Remote, post.Key = to.base+uint64(at), to.key
-			if post.HasData = !d.caps.Ordered; post.HasData {
-				if p.writes-p.covered >= span {
-					return provider.ErrAgain
-				}
-				post.Data = data(kindWrite, d.options.Rank, p.writes)
-			}
-			return nil
 		}); err != nil {
 			return err
 		}
-		p.writes++
 		n, at, offset = n-part, at+part, offset+part
 	}
 	return nil
 }
 
+// checkWrite refuses a write that lies outside of its regions, and one between regions of others.
+func (p *Peer) checkWrite(to Remote, at int, from *Region, offset, n int) error {
+	switch {
+	case to.rank != p.rank:
+		return invalid("write to rank %d: the region is rank %d's", p.rank, to.rank)
+	case from.d != p.d:
+		return invalid("write to rank %d: the source is a region of another domain", p.rank)
+	case n < 0 || offset < 0 || offset > len(from.memory) || n > len(from.memory)-offset:
+		return invalid("write to rank %d: %d bytes at %d of a source of %d", p.rank, n, offset, len(from.memory))
+	case !to.Holds(at, n):
+		return invalid("write to rank %d: %d bytes at %d of a region of %d", p.rank, n, at, to.length)
+	}
+	return nil
+}
+
+// write tries to post as much as one write carries, and tells how much that was.
+func (p *Peer) write(to Remote, at int, from *Region, offset, n int) (int, error) {
+	const op = "write"
+	d := p.d
+	if err := p.mark(op); err != nil {
+		return 0, err
+	}
+	part := min(n, d.caps.MaxWrite)
+	err := p.try(op, func(post *provider.Post) error {
+		if err := from.usable(); err != nil {
+			return err
+		}
+		post.From, post.Local, post.Bytes = unsafe.Pointer(&from.memory[offset]), from.granted, part
+		post.Remote, post.Key = to.base+uint64(at), to.key
+		if post.HasData = !d.caps.Ordered; post.HasData {
+			if p.writes-p.covered >= span {
+				return provider.ErrAgain
+			}
+			post.Data = data(kindWrite, d.options.Rank, p.writes)
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, err
+	}
+	p.writes++
+	return part, nil
+}
+
 // mark asks the peer to tell how far writes have arrived, before more of them are underway than it can
 // tell apart.
-func (p *Peer) mark(w *wait, op string) error {
+func (p *Peer) mark(op string) error {
 	if p.d.caps.Ordered || p.writes-max(p.marked, p.covered) < span/2 {
 		return nil
 	}
-	err := p.request(w, op, func() request { return request{kind: requestMark} })
+	err := p.request(op, func() request { return request{kind: requestMark} })
 	if err == nil {
 		p.marked = p.writes
 	}
@@ -205,34 +231,46 @@ func (p *Peer) mark(w *wait, op string) error {
 // rank posted to it before has landed and, of adds, taken effect.
 func (p *Peer) Signal(ctx context.Context, id int) error {
 	const op = "signal"
-	d := p.d
-	if id < 0 || id >= d.options.Signals {
-		return invalid("signal %d to rank %d: there are %d", id, p.rank, d.options.Signals)
+	if err := p.checkSignal(id); err != nil {
+		return err
 	}
+	d := p.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	w := wait{d: d, ctx: ctx}
 	defer w.end()
+	return p.repeat(&w, op, func() error { return p.signal(id) })
+}
+
+func (p *Peer) checkSignal(id int) error {
+	if id < 0 || id >= p.d.options.Signals {
+		return invalid("signal %d to rank %d: there are %d", id, p.rank, p.d.options.Signals)
+	}
+	return nil
+}
+
+// signal tries to post a signal.
+func (p *Peer) signal(id int) error {
+	const op = "signal"
+	d := p.d
+	var err error
 	if !d.caps.Ordered || !d.caps.Words {
-		err := p.request(&w, op, func() request {
+		err = p.request(op, func() request {
 			return request{kind: requestSignal, offset: uint64(id), value: p.sent[id] + 1}
 		})
-		if err == nil {
-			p.sent[id]++
-		}
-		return err
+	} else {
+		// The value itself goes behind the data. An add is executed by the peer's processor, so it must be
+		// waited for.
+		err = p.try(op, func(post *provider.Post) error {
+			if p.executed < p.adds {
+				return provider.ErrAgain
+			}
+			binary.NativeEndian.PutUint64(d.board.line(post.Token), p.sent[id]+1)
+			p.inline(post, wordSize, id*wordSize)
+			post.Data, post.HasData = data(kindNotice, d.options.Rank, 0), true
+			return nil
+		})
 	}
-	// The value itself goes behind the data. An add is executed by the peer's processor, so it must be
-	// waited for.
-	err := p.enqueue(&w, op, func(post *provider.Post) error {
-		if p.executed < p.adds {
-			return provider.ErrAgain
-		}
-		binary.NativeEndian.PutUint64(d.board.line(post.Token), p.sent[id]+1)
-		p.inline(post, wordSize, id*wordSize)
-		post.Data, post.HasData = data(kindNotice, d.options.Rank, 0), true
-		return nil
-	})
 	if err == nil {
 		p.sent[id]++
 	}
@@ -243,21 +281,32 @@ func (p *Peer) Signal(ctx context.Context, id int) error {
 // add, after all that this rank posted to the peer before. Words that peers add to must not be written
 // in another way. [Peer.Flush] waits for it.
 func (p *Peer) Add(ctx context.Context, to Remote, at int, value uint64) error {
-	const op = "add"
-	switch {
-	case to.rank != p.rank:
-		return invalid("add at rank %d: the region is rank %d's", p.rank, to.rank)
-	case !to.holds(at, wordSize):
-		return invalid("add at rank %d: a word at %d of a region of %d bytes", p.rank, at, to.length)
-	case at%wordSize != 0 || !to.aligned:
-		return invalid("add at rank %d: offset %d: the word's address must be a multiple of 8", p.rank, at)
+	if err := p.checkAdd(to, at); err != nil {
+		return err
 	}
 	d := p.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	w := wait{d: d, ctx: ctx}
 	defer w.end()
-	err := p.request(&w, op, func() request {
+	return p.repeat(&w, "add", func() error { return p.add(to, at, value) })
+}
+
+func (p *Peer) checkAdd(to Remote, at int) error {
+	switch {
+	case to.rank != p.rank:
+		return invalid("add at rank %d: the region is rank %d's", p.rank, to.rank)
+	case !to.Holds(at, wordSize):
+		return invalid("add at rank %d: a word at %d of a region of %d bytes", p.rank, at, to.length)
+	case at%wordSize != 0 || !to.aligned:
+		return invalid("add at rank %d: offset %d: the word's address must be a multiple of 8", p.rank, at)
+	}
+	return nil
+}
+
+// add tries to post an add.
+func (p *Peer) add(to Remote, at int, value uint64) error {
+	err := p.request("add", func() request {
 		return request{kind: requestAdd, key: to.key, offset: uint64(at), value: value}
 	})
 	if err == nil {
@@ -354,42 +403,43 @@ func (p *Peer) usable(op string) error {
 	return nil
 }
 
-// enqueue posts a write when fill does not ask to try again and the endpoint takes it. The lock is held,
-// and let go only before another try: fill's view of the peer holds for the write.
-func (p *Peer) enqueue(w *wait, op string, fill func(*provider.Post) error) error {
+// try posts a write, if fill does not ask to try again and the endpoint takes it. The lock is held.
+func (p *Peer) try(op string, fill func(*provider.Post) error) error {
 	d := p.d
-	for {
-		if err := p.usable(op); err != nil {
+	if err := p.usable(op); err != nil {
+		return err
+	}
+	n := len(d.free)
+	if n == 0 || p.posted-p.done.next >= span {
+		return provider.ErrAgain
+	}
+	d.post = provider.Post{Token: d.free[n-1], To: p.address}
+	if err := fill(&d.post); errors.Is(err, provider.ErrAgain) {
+		return err
+	} else if err != nil {
+		return fmt.Errorf("%s to rank %d: %w", op, p.rank, err)
+	}
+	switch err := d.endpoint.Write(&d.post); {
+	case err == nil:
+	case errors.Is(err, provider.ErrAgain):
+		if !p.gone() {
 			return err
 		}
-		err := provider.ErrAgain
-		if n := len(d.free); n > 0 && p.posted-p.done.next < span {
-			d.post = provider.Post{Token: d.free[n-1], To: p.address}
-			if err = fill(&d.post); err == nil {
-				if err = d.endpoint.Write(&d.post); errors.Is(err, provider.ErrAgain) && p.gone(w) {
-					p.fail(fmt.Errorf("%w: libfabric has taken no write to it for %v: its process or its network has ended",
-						ErrLost, lostAfter))
-					continue
-				}
-			}
-			if err == nil {
-				d.free = d.free[:n-1]
-				d.operations[d.post.Token] = operation{peer: p, number: p.posted, name: op}
-				p.posted++
-				return nil
-			}
-		}
+		p.fail(fmt.Errorf("%w: libfabric has taken no write to it for %v: its process or its network has ended",
+			ErrLost, lostAfter))
+		return p.usable(op)
+	default:
 		if failure, ok := errors.AsType[*ProviderError](err); ok {
 			p.fail(fmt.Errorf("%w: %s: %w", ErrLost, op, failure))
-			continue
+			return p.usable(op)
 		}
-		if !errors.Is(err, provider.ErrAgain) {
-			return fmt.Errorf("%s to rank %d: %w", op, p.rank, err)
-		}
-		if err := w.turn(); err != nil {
-			return p.late(op, err)
-		}
+		return fmt.Errorf("%s to rank %d: %w", op, p.rank, err)
 	}
+	d.free = d.free[:n-1]
+	d.operations[d.post.Token] = operation{peer: p, number: p.posted, name: op}
+	p.posted++
+	p.refused = time.Time{}
+	return nil
 }
 
 // lostAfter is how long an idle endpoint may turn away writes to a peer that it was connected to.
@@ -398,9 +448,28 @@ const lostAfter = time.Second
 // gone says whether a write that was turned away means that the peer's connection has ended: nothing else is
 // underway that could fill the endpoint, so libfabric must be trying to connect again. It says nothing
 // of an ended connection unless a write is underway.
-func (p *Peer) gone(w *wait) bool {
-	d := p.d
-	return p.warm && len(d.free) == cap(d.free) && !w.idle.IsZero() && time.Since(w.idle) > lostAfter
+func (p *Peer) gone() bool {
+	if !p.warm || len(p.d.free) != cap(p.d.free) {
+		p.refused = time.Time{}
+		return false
+	}
+	if p.refused.IsZero() {
+		p.refused = time.Now()
+	}
+	return time.Since(p.refused) > lostAfter
+}
+
+// repeat takes turns until what is tried is taken. The lock is let go between tries only: what a try sees
+// of the peer holds for its write.
+func (p *Peer) repeat(w *wait, op string, try func() error) error {
+	for {
+		if err := try(); !errors.Is(err, provider.ErrAgain) {
+			return err
+		}
+		if err := w.turn(); err != nil {
+			return p.late(op, err)
+		}
+	}
 }
 
 // await takes turns until something is true.
@@ -432,15 +501,17 @@ func (p *Peer) inline(post *provider.Post, n, offset int) {
 	post.Remote, post.Key = p.base+uint64(d.options.Rank*d.board.part+offset), p.key
 }
 
-// request writes a request into the peer's board when there is room.
-func (p *Peer) request(w *wait, op string, build func() request) error {
+// request tries to write a request into the peer's board.
+func (p *Peer) request(op string, build func() request) error {
 	d := p.d
-	slot := 0
-	err := p.enqueue(w, op, func(post *provider.Post) error {
-		slot = int(p.asked % ring)
-		if p.asked-p.executed >= ring || p.done.next < p.slots[slot] {
-			return provider.ErrAgain
+	slot := int(p.asked % ring)
+	if p.asked-p.executed >= ring || p.done.next < p.slots[slot] {
+		if err := p.usable(op); err != nil {
+			return err
 		}
+		return provider.ErrAgain
+	}
+	err := p.try(op, func(post *provider.Post) error {
 		r := build()
 		if !d.caps.Ordered {
 			r.covers = p.writes

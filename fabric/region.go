@@ -123,7 +123,12 @@ type Remote struct {
 // Bytes is the region's length.
 func (r Remote) Bytes() int { return int(r.length) }
 
-// holds says whether n bytes at an offset lie in the region.
-func (r Remote) holds(offset, n int) bool {
+// Word says whether the region has a word to add to at an offset.
+func (r Remote) Word(offset int) bool {
+	return offset%wordSize == 0 && r.aligned && r.Holds(offset, wordSize)
+}
+
+// Holds says whether n bytes at an offset lie in the region.
+func (r Remote) Holds(offset, n int) bool {
 	return offset >= 0 && n >= 0 && uint64(offset) <= r.length && uint64(n) <= r.length-uint64(offset)
 }

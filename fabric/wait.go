@@ -39,6 +39,9 @@ func (w *wait) turn() error {
 	}
 	if w.turns++; w.turns%checkEvery != 0 {
 		d.mu.Unlock()
+		if d.wanted.Load() > 0 { // a lock that is taken again at once is never given to another
+			runtime.Gosched()
+		}
 		d.mu.Lock()
 		return d.failed()
 	}

@@ -11,6 +11,7 @@ type Class struct {
 	PicksKeys bool // the network picks the keys of regions
 	Virtual   bool // peers give addresses, not offsets
 	Unchecked bool // keys are not looked at, as no domain accepts
+	Prompt    bool // writes land whole when they are posted, as no network does: to measure what is built on it
 	KeyBytes  int
 	DataBytes int
 	MaxWrite  int

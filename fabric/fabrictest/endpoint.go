@@ -139,6 +139,9 @@ func (e *endpoint) Write(post *provider.Post) error {
 		return errClosed
 	}
 	l := n.link(e, to)
+	if n.class.Prompt && !l.cut && !to.dead {
+		l.connected = true
+	}
 	if !l.connected {
 		if l.cut || to.dead || l.refusals > 0 {
 			l.refusals--
@@ -146,7 +149,7 @@ func (e *endpoint) Write(post *provider.Post) error {
 		}
 		l.connected = true
 	}
-	if e.underway >= n.class.Depth || n.random.IntN(8) == 0 {
+	if e.underway >= n.class.Depth || !n.class.Prompt && n.random.IntN(8) == 0 {
 		return provider.ErrAgain
 	}
 	local := post.Local.(*memory)
@@ -160,9 +163,16 @@ func (e *endpoint) Write(post *provider.Post) error {
 		remote: post.Remote, key: post.Key, data: post.Data, hasData: post.HasData,
 	}
 	p.sum = maphash.Bytes(hashSeed, p.source)
-	p.divide()
+	if n.class.Prompt {
+		p.left = []piece{{0, len(p.source)}}
+	} else {
+		p.divide()
+	}
 	e.underway++
 	l.queue = append(l.queue, p)
+	for n.class.Prompt && !l.cut && len(l.queue) > 0 {
+		n.move(l)
+	}
 	to.rouse()
 	return nil
 }
