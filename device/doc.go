@@ -12,6 +12,7 @@
 //	wait.cuh     waits for peers with deadline and abort word
 //	flags.cuh    values that are their own flags
 //	channel.cuh  put, get, signal, wait and packets: enough for most kernels of your own
+//	port.cuh     port channels: triggers for a proxy on the host, to ranks that this GPU does not reach
 //	progress.cuh words by which a kernel meets a collective of another stream, part by part
 //	opening.cuh  the opening exchange: which ranks have begun, and with which call
 //	marks.cuh    a barrier between the blocks of one number on all ranks

@@ -19,12 +19,17 @@ func TestLayout(t *testing.T) {
 		layout.Of("Group", reflect.TypeFor[device.Group](), nil) +
 		layout.Of("State", reflect.TypeFor[device.State](), nil) + layout.Of("Count", reflect.TypeFor[device.Count](), nil) +
 		layout.Of("AlgorithmArgs", reflect.TypeFor[device.AlgorithmArgs](), nil) +
+		layout.Of("PortChannel", reflect.TypeFor[device.PortChannel](), nil) +
 		layout.Of("Divisor", reflect.TypeFor[device.Divisor](), nil) +
 		layout.Constants(map[string]int{
 			"sizeof(Record)": device.RecordBytes, "sizeof(State)": device.StateBytes, "sizeof(Count)": device.CountBytes,
 			"MAX_RANKS": device.MaxRanks, "RECORD_EMPTY": device.RecordEmpty, "RECORD_WRITTEN": device.RecordWritten,
 			"CAUSE_TIMEOUT": device.CauseTimeout, "CAUSE_ABORT": device.CauseAbort,
 			"CAUSE_STOPPED": device.CauseStopped, "CAUSE_MISMATCH": device.CauseMismatch,
+			"CAUSE_LOST": device.CauseLost, "CAUSE_INVALID": device.CauseInvalid,
+			"sizeof(PortLine)": device.PortLineBytes, "sizeof(PortHead)": device.PortHeadBytes,
+			"PORT_PUT": device.PortPut, "PORT_SIGNAL": device.PortSignal, "PORT_ADD": device.PortAdd,
+			"PORT_FLUSH":    device.PortFlush,
 			"OPENING_BYTES": device.OpeningBytes, "PACKET_BYTES": device.PacketBytes,
 			"VALUES": device.Values, "PHASES": device.Phases,
 		})

@@ -34,6 +34,8 @@ const (
 	// CauseMismatch: the peer made another call. Expected is the tag of this rank's call, and Seen
 	// that of the peer's.
 	CauseMismatch = 4
+	CauseLost     = 5 // the port channel to the peer has failed; its host knows why
+	CauseInvalid  = 6 // what was asked of the port channel to the peer does not fit its memories
 )
 
 // Words are the names, in errors, of the numbers in a lane's records. The owner of a lane's

@@ -45,10 +45,23 @@
 // An AtomicAdd is executed by the peer's processor, behind what its rail carried before. A channel that
 // spreads has none, since it would overtake what other rails carry.
 //
+// # Kernels
+//
+// Each GPU has a ring of its own: see [Proxy.Kernels]. Slots and tail lie in pinned memory of the host, the head in
+// the GPU's, since atomic operations of GPUs on host memory do not work everywhere. Before a trigger's
+// words go a fence of system scope, so the proxy sees what the kernel stored before it pushed. The proxy
+// writes a line for each channel, in pinned memory too: how many signals have come, and up to which position
+// of the ring flushes are over. Its top bit says that the channel has failed. A kernel's waits end at the
+// deadline of its State, by the abort word, or by that bit.
+//
+// A put reads its source by the fabric's means. Where the fabric reaches host memory alone, the source and the
+// destination are pinned memory of the host.
+//
 // # Sleep
 //
 // The proxy polls for [Options].Spin without anything to do, then sleeps until this process pushes again. The domain's
-// own goroutine moves it meanwhile. Wait polls the domain by itself, and needs no proxy.
+// own goroutine moves it meanwhile. While kernels may push, or something is underway, it naps for 50 us at most.
+// Wait polls the domain by itself, and needs no proxy.
 //
 // # Failures
 //

@@ -22,7 +22,7 @@ type Options struct {
 	// channel: fabric.DefaultTimeout if 0.
 	Timeout time.Duration
 	// Spin is how long the proxy polls without anything to do before it sleeps: 200 us if 0. With a processor
-	// to itself it may spin for long.
+	// to itself it may spin for long, which kernels want: they cannot wake it.
 	Spin time.Duration
 	// Spread is from how many bytes on a channel that spreads divides a put among the rails: 512 KiB if 0.
 	Spread int
@@ -68,9 +68,12 @@ type Proxy struct {
 	lanes   atomic.Pointer[[]*lane]
 	locals  atomic.Pointer[[]*Memory]
 	remotes atomic.Pointer[[]*Remote]
-	rings   atomic.Pointer[[]*ring]
 
-	active []*lane // with something to do; the proxy's alone
+	calls chan func() // that only the proxy's goroutine may make
+	// The proxy's alone.
+	rings   []*ring
+	active  []*lane // with something to do
+	kernels []*Kernels
 
 	mu     sync.Mutex // around changes of the tables, and below
 	closed bool
@@ -95,13 +98,14 @@ func New(o Options, rails ...*fabric.Domain) (*Proxy, error) {
 	x := &Proxy{
 		options: o, rails: rails, host: newRing(make([]slot, o.Depth), new(atomic.Uint64), new(atomic.Uint64)),
 		stop: make(chan struct{}), stopped: make(chan struct{}), wake: make(chan struct{}, 1), peers: map[int]*Peer{},
+		calls: make(chan func()),
 	}
 	x.host.flushed = func(l *lane, position uint64) { l.flushed.Store(position + 1) }
 	x.ended, x.end = context.WithCancelCause(context.Background())
 	x.lanes.Store(new([]*lane))
 	x.locals.Store(new([]*Memory))
 	x.remotes.Store(new([]*Remote))
-	x.rings.Store(&[]*ring{x.host})
+	x.rings = []*ring{x.host}
 	go x.run()
 	return x, nil
 }
@@ -126,7 +130,7 @@ func (x *Proxy) run() {
 	var idle, looked time.Time
 	for turns := 0; ; turns++ {
 		some := false
-		for _, r := range *x.rings.Load() {
+		for _, r := range x.rings {
 			some = x.drain(r) || some
 		}
 		some = x.work() || some
@@ -137,6 +141,7 @@ func (x *Proxy) run() {
 			}
 			some = n > 0 || some
 		}
+		some = x.show() || some
 		if some {
 			idle = time.Time{}
 			if turns%256 != 0 {
@@ -149,6 +154,8 @@ func (x *Proxy) run() {
 		select {
 		case <-x.stop:
 			return
+		case f := <-x.calls:
+			f()
 		default:
 		}
 		now := time.Now()
@@ -212,6 +219,27 @@ func (x *Proxy) work() (some bool) {
 	return some
 }
 
+// show tells kernels what has changed.
+func (x *Proxy) show() (some bool) {
+	for _, k := range x.kernels {
+		for _, l := range k.lines {
+			some = l.show() || some
+		}
+	}
+	return some
+}
+
+// call makes a call on the proxy's goroutine, or on this one when that has ended.
+func (x *Proxy) call(f func()) {
+	done := make(chan struct{})
+	select {
+	case x.calls <- func() { f(); close(done) }:
+		<-done
+	case <-x.stopped:
+		f()
+	}
+}
+
 // look gives up what has failed, and what was aborted.
 func (x *Proxy) look(now time.Time) {
 	if f := x.abort.Load(); f != nil {
@@ -228,22 +256,26 @@ func (x *Proxy) failAll(err error) {
 	}
 }
 
-// sleep waits for a pusher of this process. While something is underway it naps.
+// sleep waits for a pusher of this process. While something is underway, or kernels may push, it naps.
 func (x *Proxy) sleep() {
 	nap := time.Second / 10
-	if len(x.active) > 0 {
+	if len(x.active) > 0 || len(x.kernels) > 0 {
 		nap = 50 * time.Microsecond
 	}
 	x.asleep.Store(true)
 	defer x.asleep.Store(false)
-	if _, ok := x.host.next(); ok {
-		return
+	if t, ok := x.host.next(); ok {
+		if lanes := *x.lanes.Load(); int(t.channel) >= len(lanes) || lanes[t.channel].length < laneDepth {
+			return // it was pushed before the pusher could see that the proxy sleeps
+		}
 	}
 	alarm := time.NewTimer(nap)
 	defer alarm.Stop()
 	select {
 	case <-x.wake:
 	case <-x.stop:
+	case f := <-x.calls:
+		f()
 	case <-alarm.C:
 	}
 }
@@ -283,9 +315,12 @@ func (x *Proxy) Close() error {
 	<-x.stopped
 	x.failAll(fabric.ErrClosed) // the proxy's goroutine has ended, so this one may
 	x.end(fabric.ErrClosed)
-	for _, r := range *x.rings.Load() {
+	x.mu.Lock()
+	for _, r := range x.rings {
 		r.tail.Store(r.taken | shut)
 	}
+	x.show()
+	x.mu.Unlock()
 	var first error
 	for _, m := range *x.locals.Load() {
 		if m != nil {

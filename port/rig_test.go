@@ -16,7 +16,19 @@ import (
 	"github.com/weftgo/weft/port"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// kernelDir is where compiled kernels are, for all tests of a run.
+var kernelDir string
+
+func TestMain(m *testing.M) {
+	var err error
+	if kernelDir, err = os.MkdirTemp("", "weft-port-"); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		os.RemoveAll(kernelDir)
+		os.Exit(code)
+	}))
+}
 
 // A backend is what the tests run on: a network for each rail, or libfabric.
 type backend struct {
@@ -27,6 +39,7 @@ type backend struct {
 	seed     uint64
 	spread   bool // channels spread over all rails
 	options  port.Options
+	memories [][]byte // of the ranks, if they are not Go's
 }
 
 // backends are twins of every class with some seeds, alone and beside others, and what libfabric has between
@@ -116,7 +129,12 @@ func (b backend) ranks(t testing.TB, size, bytes int) []*rank {
 	}
 	all := make([]*rank, size)
 	for i := range all {
-		r := &rank{index: i, memory: make([]byte, bytes), peers: make([]*port.Peer, size), b: b}
+		r := &rank{index: i, peers: make([]*port.Peer, size), b: b}
+		if b.memories != nil {
+			r.memory = b.memories[i]
+		} else {
+			r.memory = make([]byte, bytes)
+		}
 		r.remotes = make([]*port.Remote, size)
 		for rail := range b.rails {
 			r.domains = append(r.domains, b.open(ctx, t, i, size, rail))

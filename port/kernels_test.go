@@ -1,0 +1,461 @@
+package port_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/cudatest"
+	"github.com/weftgo/weft/cuda/cudatest/emulate"
+	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
+	"github.com/weftgo/weft/fabric"
+	"github.com/weftgo/weft/fabric/fabrictest"
+	"github.com/weftgo/weft/port"
+)
+
+// source has the kernels of the tests. The memory of a rank is host memory that the GPU reaches.
+const source = `#include "port.cuh"
+using namespace weft;
+
+struct Arguments {
+	PortChannel channel;
+	State *state;
+	unsigned char *memory; // of this rank, as the GPU sees it
+	u64 *result;
+	u64 mode, rounds, slot, at;
+	Group group;
+};
+
+enum { PING = 1 };
+
+// ping puts slots of a pattern, round by round, and waits for the peer's; the peer checks them. Two slots by
+// parity are put from and into, so the peer's signal of a round says that those of the round before are free.
+extern "C" __global__ void ping(const __grid_constant__ Arguments a) {
+	Operation o;
+	if (!o.begin(a.group, a.state, 0, PING)) return;
+	Wait wait(a.group, a.state, PING, o.epoch);
+	__shared__ u32 wrong;
+	for (u64 round = 0; round < a.rounds; round++) {
+		u64 from = (2 + (round & 1)) * a.slot, to = (round & 1) * a.slot;
+		if (threadIdx.x == 0) wrong = 0;
+		for (u64 i = threadIdx.x; i < a.slot / 4; i += blockDim.x)
+			store_relaxed_sys4(a.memory + from + 4 * i, (u32)(i * 3 + round * 7 + a.group.rank));
+		__syncthreads();
+		bool on = true;
+		if (threadIdx.x == 0) {
+			if (a.mode == 0) on = a.channel.put(wait, to, from, a.slot) && a.channel.signal(wait) && a.channel.flush(wait);
+			if (a.mode == 1) on = a.channel.put_with_signal(wait, to, from, a.slot) && a.channel.flush(wait);
+			if (a.mode == 2) on = a.channel.put_with_signal_and_flush(wait, to, from, a.slot);
+			if (on && (round & 1)) {
+				while (!a.channel.poll() && (on = wait.more(a.channel.peer, round, 0))) {}
+			} else {
+				on = on && a.channel.wait(wait);
+			}
+		}
+		if (__syncthreads_or(!on)) break;
+		for (u64 i = threadIdx.x; i < a.slot / 4; i += blockDim.x)
+			if (load_relaxed_sys4(a.memory + to + 4 * i) != (u32)(i * 3 + round * 7 + 1 - a.group.rank)) atomicAdd(&wrong, 1u);
+		__syncthreads();
+		if (threadIdx.x == 0 && wrong == 0) a.result[0] = a.result[0] + 1;
+	}
+	o.end(a.state);
+}
+
+// crowd pushes adds and signals from all threads of all blocks, more than the ring holds.
+extern "C" __global__ void crowd(const __grid_constant__ Arguments a) {
+	Operation o;
+	if (!o.begin(a.group, a.state, 0, PING)) return;
+	Wait wait(a.group, a.state, PING, o.epoch);
+	for (u64 round = 0; round < a.rounds; round++) {
+		if (!a.channel.atomic_add(wait, a.at, threadIdx.x) || !a.channel.atomic_add(wait, a.at + 8, ~0ull)) break;
+		if (!a.channel.signal(wait)) break;
+	}
+	a.channel.flush(wait);
+	o.end(a.state);
+}
+
+// echo times flushes of nothing: from a push until the proxy's answer is seen, in bursts.
+extern "C" __global__ void echo(const __grid_constant__ Arguments a) {
+	Operation o;
+	if (!o.begin(a.group, a.state, 0, PING)) return;
+	Wait wait(a.group, a.state, PING, o.epoch);
+	for (u64 burst = 0; burst < a.rounds; burst++) {
+		u64 begun = nanoseconds();
+		for (u64 i = 0; i < a.slot; i++)
+			if (!a.channel.flush(wait)) break;
+		a.result[burst] = nanoseconds() - begun;
+	}
+	o.end(a.state);
+}
+
+// wrong asks for what does not fit.
+extern "C" __global__ void wrong(const __grid_constant__ Arguments a) {
+	Operation o;
+	if (!o.begin(a.group, a.state, 0, PING)) return;
+	Wait wait(a.group, a.state, PING, o.epoch);
+	bool done = true;
+	if (threadIdx.x == 0) {
+		switch (a.mode) {
+		case 0: done = a.channel.put(wait, a.at, 0, 1); break;
+		case 1: done = a.channel.put_with_signal(wait, 0, a.at, 8); break;
+		case 2: done = a.channel.put_with_signal_and_flush(wait, 0, 0, ~0ull); break;
+		case 3: done = a.channel.atomic_add(wait, 4, 1); break;
+		case 4: done = a.channel.atomic_add(wait, a.at, 1); break;
+		case 5: done = a.channel.wait(wait); break;  // which nobody signals
+		case 6: // until the channel has failed
+			do done = a.channel.put_with_signal_and_flush(wait, 0, 0, 4096);
+			while (done);
+			break;
+		}
+		a.result[0] = done ? 1 : 2;
+	}
+	o.end(a.state);
+}
+`
+
+// arguments is Arguments.
+type arguments struct {
+	Channel                device.PortChannel
+	State, Memory, Result  cuda.Pointer
+	Mode, Rounds, Slot, At uint64
+	Group                  device.Group
+}
+
+// A gpu is a rank with a GPU, or with a part of one.
+type gpu struct {
+	*rank
+	context  *cuda.Context
+	kernels  *port.Kernels
+	stream   *cuda.Stream
+	module   *cuda.Module
+	pinned   *cuda.HostMemory // the record, the abort word, the result
+	state    *cuda.Memory
+	argument arguments
+}
+
+const (
+	recordAt, abortAt, resultAt = 0, 64, 128
+	bursts                      = 30
+	claimAt                     = 256 // behind a State and a Count for each block
+)
+
+// openGPU opens this machine's driver, or skips the test by name where there is none. WEFT_REQUIRE_GPU=1 turns
+// the skip into a failure.
+func openGPU(t testing.TB) *cuda.Driver {
+	t.Helper()
+	d, err := cuda.Open()
+	if err != nil {
+		if os.Getenv("WEFT_REQUIRE_GPU") == "1" {
+			t.Fatal(err)
+		}
+		t.Skipf("needs a GPU: %v", err)
+	}
+	return d
+}
+
+// onGPUs runs a test with two ranks on emulated GPUs and on this machine's, on each kind of network.
+func onGPUs(t *testing.T, test func(*testing.T, backend, func(b backend, bytes int) [2]*gpu)) {
+	classes := map[string]func() backend{}
+	for _, make := range backends(1) {
+		b := make()
+		classes[b.name] = func() backend { b := make(); b.options.Depth = 16; return b }
+	}
+	t.Run("emulated", func(t *testing.T) {
+		emulate.Need(t)
+		for name, make := range classes {
+			t.Run(name, func(t *testing.T) {
+				machine := emulate.New(cudatest.Config{Devices: 2}, emulate.Options{Tear: true, Seed: 3})
+				t.Cleanup(func() {
+					if err := machine.Check(); err != nil {
+						t.Error(err)
+					}
+				})
+				d, err := machine.Open()
+				if err != nil {
+					t.Fatal(err)
+				}
+				cache := kernel.New(kernel.Options{Compiler: emulate.Compiler, Dir: kernelDir, ReadOnly: []string{}})
+				test(t, make(), func(b backend, bytes int) [2]*gpu { return gpus(t, d, cache, b, bytes) })
+			})
+		}
+	})
+	t.Run("GPU", func(t *testing.T) {
+		d := openGPU(t)
+		cudatest.NVRTC(t)
+		cache := kernel.New(kernel.Options{Dir: kernelDir, ReadOnly: []string{}})
+		for name, make := range classes {
+			t.Run(name, func(t *testing.T) {
+				test(t, make(), func(b backend, bytes int) [2]*gpu { return gpus(t, d, cache, b, bytes) })
+			})
+		}
+	})
+}
+
+func gpus(t testing.TB, d *cuda.Driver, cache *kernel.Cache, b backend, bytes int) (all [2]*gpu) {
+	t.Helper()
+	var contexts [2]*cuda.Context
+	var memories [2][]byte
+	for i := range contexts {
+		devices := d.Devices()
+		c, err := devices[i%len(devices)].Primary()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		contexts[i] = c
+		m, err := c.AllocHost(bytes, cuda.HostOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := m.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		clear(m.Bytes())
+		memories[i] = m.Bytes()
+		all[i] = &gpu{context: c}
+		all[i].argument.Memory = m.Pointer()
+	}
+	b.memories = memories[:]
+	ranks := b.ranks(t, 2, bytes)
+	for i, g := range all {
+		g.rank = ranks[i]
+		g.load(t, cache)
+	}
+	return all
+}
+
+// load makes a rank's kernels ready.
+func (g *gpu) load(t testing.TB, cache *kernel.Cache) {
+	t.Helper()
+	c := g.context
+	arch, err := c.Device().Architecture()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cubin, err := cache.Load(t.Context(), kernel.Spec{Name: "port", Source: source, Headers: device.Headers(), Arch: arch})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closes := func(f func() error) {
+		t.Cleanup(func() {
+			if err := f(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if g.module, err = c.LoadModule(cubin.Image()); err != nil {
+		t.Fatal(err)
+	}
+	closes(g.module.Close)
+	if g.stream, err = c.NewStream(cuda.StreamOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	closes(g.stream.Close)
+	if g.pinned, err = c.AllocHost(resultAt+8*bursts, cuda.HostOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	closes(g.pinned.Close)
+	clear(g.pinned.Bytes())
+	if g.state, err = c.Alloc(claimAt + 64); err != nil {
+		t.Fatal(err)
+	}
+	closes(g.state.Close)
+	g.reset(t, 30*time.Second)
+	if g.kernels, err = g.Kernels(c); err != nil {
+		t.Fatal(err)
+	}
+	closes(g.kernels.Close)
+	a := &g.argument
+	a.Channel, err = g.kernels.Channel(g.channel(t, 1-g.index, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.State, a.Result = g.state.Pointer(), g.pinned.Pointer().Add(resultAt)
+	a.Group.Ranks, a.Group.Rank = 2, uint32(g.index)
+	a.Group.Record, a.Group.Abort = uint64(g.pinned.Pointer().Add(recordAt)), uint64(g.pinned.Pointer().Add(abortAt))
+	a.Group.Claim = uint64(g.state.Pointer().Add(claimAt))
+}
+
+// reset begins the rank's State anew.
+func (g *gpu) reset(t testing.TB, timeout time.Duration) {
+	t.Helper()
+	begin := make([]byte, claimAt+64)
+	binary.LittleEndian.PutUint64(begin[16:], uint64(timeout)) // State.timeout
+	if err := g.context.Upload(g.state.Pointer(), begin); err != nil {
+		t.Fatal(err)
+	}
+	clear(g.pinned.Bytes())
+}
+
+// run runs a kernel to its end.
+func (g *gpu) run(t testing.TB, name string, blocks, threads uint32) error {
+	f, err := g.module.Function(name)
+	if err != nil {
+		return err
+	}
+	l, err := f.Prepare(cuda.LaunchConfig{Grid: cuda.Dim{X: blocks}, Block: cuda.Dim{X: threads}}, g.argument)
+	if err != nil {
+		return err
+	}
+	return errors.Join(l.Start(g.stream), g.stream.Wait(t.Context()))
+}
+
+func (g *gpu) result() uint64 { return binary.LittleEndian.Uint64(g.pinned.Bytes()[resultAt:]) }
+
+// record is the cause and the peer of the record that a kernel left.
+func (g *gpu) record() (cause, peer uint32) {
+	b := g.pinned.Bytes()[recordAt:]
+	return binary.LittleEndian.Uint32(b[24:]), binary.LittleEndian.Uint32(b[20:])
+}
+
+// both runs a kernel on both ranks.
+func both(t *testing.T, all [2]*gpu, name string, blocks, threads uint32) {
+	t.Helper()
+	errs := make(chan error, 2)
+	for _, g := range all {
+		go func() { errs <- g.run(t, name, blocks, threads) }()
+	}
+	if err := errors.Join(<-errs, <-errs); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestKernels: kernels of two ranks put to each other, signal, flush, poll and wait, and see the other's bytes.
+func TestKernels(t *testing.T) {
+	const rounds = 12
+	onGPUs(t, func(t *testing.T, b backend, start func(backend, int) [2]*gpu) {
+		all := start(b, 4*1000)
+		total := uint64(0)
+		for mode := range uint64(3) {
+			for _, g := range all {
+				g.argument.Mode, g.argument.Rounds, g.argument.Slot = mode, rounds, 1000-4*mode
+			}
+			both(t, all, "ping", 1, 64)
+			for _, g := range all {
+				if cause, peer := g.record(); g.result() != rounds || cause != 0 {
+					t.Fatalf("mode %d, rank %d: %d rounds of %d passed; cause %d, peer %d", mode, g.index, g.result(), rounds,
+						cause, peer)
+				}
+				g.pinned.Bytes()[resultAt] = 0
+			}
+			total += rounds
+		}
+	})
+}
+
+// TestCrowd: all threads of several blocks push more than the ring holds; all adds are counted, and all signals.
+func TestCrowd(t *testing.T) {
+	const blocks, threads, rounds, at = 2, 32, 4, 64
+	onGPUs(t, func(t *testing.T, b backend, start func(backend, int) [2]*gpu) {
+		b.spread = false
+		all := start(b, 128)
+		for _, g := range all {
+			g.argument.Rounds, g.argument.At = rounds, at
+		}
+		both(t, all, "crowd", blocks, threads)
+		for _, g := range all {
+			if cause, peer := g.record(); cause != 0 {
+				t.Fatalf("rank %d: cause %d, peer %d", g.index, cause, peer)
+			}
+			sum, ones := word(g.memory, at).Load(), word(g.memory, at+8).Load()
+			if want := uint64(blocks * rounds * threads * (threads - 1) / 2); sum != want {
+				t.Errorf("rank %d: the sum is %d, want %d", g.index, sum, want)
+			}
+			if want := uint64(blocks * rounds * threads); -ones != want {
+				t.Errorf("rank %d: %d times one was taken away, want %d", g.index, -ones, want)
+			}
+		}
+	})
+}
+
+// TestKernelWaits: what does not fit is refused, and waits of kernels end at their deadline, by the abort word
+// and with their channel. The record says why, and names the peer.
+func TestKernelWaits(t *testing.T) {
+	onGPUs(t, func(t *testing.T, b backend, start func(backend, int) [2]*gpu) {
+		b.spread = false
+		all := start(b, 4096)
+		g := all[0]
+		before := bytes.Clone(all[1].memory)
+		want := func(mode, at uint64, timeout time.Duration, cause uint32) {
+			t.Helper()
+			g.reset(t, timeout)
+			if cause == device.CauseAbort {
+				g.pinned.Bytes()[abortAt] = 1
+			}
+			g.argument.Mode, g.argument.At = mode, at
+			if err := g.run(t, "wrong", 1, 32); err != nil {
+				t.Fatal(err)
+			}
+			if got, peer := g.record(); g.result() != 2 || got != cause || peer != 1 {
+				t.Errorf("mode %d at %d: result %d, cause %d, peer %d; want cause %d", mode, at, g.result(), got, peer, cause)
+			}
+		}
+		for _, at := range []uint64{4096, 4097, 1 << 48, ^uint64(0)} {
+			want(0, at, time.Minute, device.CauseInvalid)
+			want(1, at, time.Minute, device.CauseInvalid)
+			want(4, at, time.Minute, device.CauseInvalid)
+		}
+		want(1, 4089, time.Minute, device.CauseInvalid)
+		want(2, 0, time.Minute, device.CauseInvalid)
+		want(3, 0, time.Minute, device.CauseInvalid)
+		want(4, 4090, time.Minute, device.CauseInvalid)
+		want(5, 0, 50*time.Millisecond, device.CauseTimeout)
+		want(5, 0, time.Minute, device.CauseAbort)
+		if !bytes.Equal(before, all[1].memory) {
+			t.Error("something was put all the same")
+		}
+		reason := errors.New("the peer's heartbeat stopped")
+		stop := time.AfterFunc(20*time.Millisecond, func() { g.Abort(reason) })
+		defer stop.Stop()
+		want(6, 0, time.Minute, device.CauseLost)
+		want(5, 0, time.Minute, device.CauseLost)
+		if _, err := g.kernels.Channel(all[1].channel(t, 0, 7)); !errors.Is(err, fabric.ErrInvalid) {
+			t.Errorf("a channel of another proxy: %v", err)
+		}
+	})
+}
+
+// BenchmarkKernel is the time from a kernel's push until it sees the proxy's answer, on a GPU. The push is seen by the
+// proxy after less than that; the way back is a word in host memory that the kernel polls.
+func BenchmarkKernel(b *testing.B) {
+	d := openGPU(b)
+	cudatest.NVRTC(b)
+	cache := kernel.New(kernel.Options{Dir: kernelDir, ReadOnly: []string{}})
+	const burst = 64
+	class := fabrictest.Class{
+		Name: "prompt", Ordered: true, Words: true, Delivered: true, Prompt: true, KeyBytes: 8, DataBytes: 8,
+		MaxWrite: 1 << 30, Depth: 256,
+	}
+	all := gpus(b, d, cache, backend{
+		networks: []*fabrictest.Network{fabrictest.New(class, 1)}, rails: 1, options: port.Options{Spin: time.Minute},
+	}, 4096)
+	g := all[0]
+	g.argument.Rounds, g.argument.Slot = bursts, burst
+	var samples []uint64
+	for b.Loop() {
+		if err := g.run(b, "echo", 1, 1); err != nil {
+			b.Fatal(err)
+		}
+		for i := range bursts {
+			samples = append(samples, binary.LittleEndian.Uint64(g.pinned.Bytes()[resultAt+8*i:])/burst)
+		}
+	}
+	if cause, _ := g.record(); cause != 0 {
+		b.Fatalf("a wait ended with cause %d", cause)
+	}
+	slices.Sort(samples)
+	b.ReportMetric(float64(samples[0]), "best-ns")
+	b.ReportMetric(float64(samples[len(samples)/2]), "p50-ns")
+}
