@@ -7,7 +7,8 @@
 // next value; readers that see the value see the data (the store is a release, the load an
 // acquire). Everything else is made of Counters: a [Semaphore] is two of them, one in each rank's
 // memory; a [Memory] channel is a Semaphore and two mapped regions. [Packets] carry the counter
-// inside the data and so need no second line.
+// inside the data and so need no second line. A [Channel] is what memory channels and the port channels of
+// package port have in common.
 //
 // # Waiting
 //
