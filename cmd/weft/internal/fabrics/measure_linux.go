@@ -2,6 +2,7 @@ package fabrics
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/fabric"
+	"github.com/weftgo/weft/port"
 )
 
 // Options say what to measure.
@@ -24,6 +26,7 @@ type Options struct {
 const (
 	pingPong = 0
 	ready    = 1
+	channel  = 2
 )
 
 // depth is how many writes of a stream are underway at once.
@@ -99,7 +102,7 @@ func Measure(ctx context.Context, meet bootstrap.Bootstrap, o Options, each func
 func floorOf(floors []Row, r Row) float64 {
 	for _, f := range floors {
 		switch {
-		case r.What == Signal && f.What == Floor:
+		case (r.What == Signal || r.What == Port) && f.What == Floor:
 			return f.P50
 		case (r.What == Write || r.What == Add) && f.What == Floor:
 			return 2 * f.P50
@@ -140,6 +143,7 @@ func (b *bench) rows() (rows []Row, err error) {
 		return b.peer.Write(b.ctx, b.remote, 0, b.region, 0, 8)
 	}))
 	add(b.signals())
+	add(b.port())
 	add(b.single(Row{What: Add, Bytes: 8, Batch: 1}, 100, func() error {
 		return b.peer.Add(b.ctx, b.remote, 8, 1)
 	}))
@@ -218,22 +222,27 @@ func (b *bench) signals() (Row, error) {
 	if err := b.meet.Barrier(b.ctx); err != nil {
 		return r, err
 	}
+	err := b.pingPong(&r, func() error { return b.peer.Signal(b.ctx, pingPong) }, func() error {
+		b.pings++
+		return b.peer.Await(b.ctx, pingPong, b.pings)
+	})
+	return r, errors.Join(err, b.meet.Barrier(b.ctx))
+}
+
+// pingPong times round trips: rank 0 begins, rank 1 answers.
+func (b *bench) pingPong(r *Row, send, receive func() error) error {
+	steps := []func() error{send, receive}
+	if b.meet.Rank() == 1 {
+		slices.Reverse(steps)
+	}
 	var bursts [][]time.Duration
 	for range b.o.Bursts {
 		times := make([]time.Duration, 100)
 		for i := range times {
-			b.pings++
 			begun := time.Now()
-			steps := []func() error{
-				func() error { return b.peer.Signal(b.ctx, pingPong) },
-				func() error { return b.peer.Await(b.ctx, pingPong, b.pings) },
-			}
-			if b.meet.Rank() == 1 {
-				slices.Reverse(steps)
-			}
 			for _, step := range steps {
 				if err := step(); err != nil {
-					return r, err
+					return err
 				}
 			}
 			times[i] = time.Since(begun) / 2
@@ -241,7 +250,65 @@ func (b *bench) signals() (Row, error) {
 		bursts = append(bursts, times)
 	}
 	r.set(bursts)
-	return r, b.meet.Barrier(b.ctx)
+	return nil
+}
+
+// port times a ping-pong through the proxies of both ranks. Each put carries its number.
+func (b *bench) port() (r Row, err error) {
+	r = Row{What: Port, Bytes: 8, Batch: 1, Verified: true}
+	proxy, err := port.New(port.Options{}, b.domain)
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, proxy.Close()) }()
+	const places = 128 // what comes, and what is put in turn
+	bytes := make([]byte, 8*(1+places))
+	memory, err := proxy.Register(bytes, 0)
+	if err != nil {
+		return r, err
+	}
+	other := 1 - b.meet.Rank()
+	cards, err := b.meet.AllGather(b.ctx, proxy.Card())
+	if err != nil {
+		return r, err
+	}
+	memories, err := b.meet.AllGather(b.ctx, memory.Card())
+	if err != nil {
+		return r, err
+	}
+	peer, err := proxy.Connect(b.ctx, other, cards[other])
+	if err != nil {
+		return r, err
+	}
+	remote, err := peer.Memory(memories[other])
+	if err != nil {
+		return r, err
+	}
+	c, err := peer.Channel(port.ChannelOptions{Signal: channel}, remote, memory)
+	if err != nil {
+		return r, err
+	}
+	if err := b.meet.Barrier(b.ctx); err != nil {
+		return r, err
+	}
+	var sent, received uint64
+	err = b.pingPong(&r, func() error {
+		at := 8 * (1 + int(sent%places))
+		if at == 8 {
+			if err := c.Flush(b.ctx); err != nil {
+				return err
+			}
+		}
+		sent++
+		binary.LittleEndian.PutUint64(bytes[at:], sent)
+		return c.PutWithSignal(b.ctx, 0, at, 8)
+	}, func() error {
+		received++
+		err := c.Wait(b.ctx)
+		r.Verified = r.Verified && binary.LittleEndian.Uint64(bytes) == received
+		return err
+	})
+	return r, errors.Join(err, c.Flush(b.ctx), b.meet.Barrier(b.ctx))
 }
 
 // stream times batches of writes to different places, and a Flush at the end of each. A burst is one

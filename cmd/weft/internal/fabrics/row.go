@@ -9,6 +9,7 @@ import (
 const (
 	Write  = "write"        // a write and its Flush
 	Signal = "signal"       // a signal one way: half of a round trip
+	Port   = "port"         // a put of 8 bytes with a signal through a proxy, one way: half of a round trip
 	Add    = "add"          // an add and its Flush
 	Writes = "writes"       // writes in bursts, then a Flush
 	Stream = "stream"       // writes of a size, several at once, then a Flush
