@@ -31,7 +31,7 @@ func (t *tcpRank) dial(ctx context.Context, r role, peer int, addrs []string) (*
 	for {
 		refusals := 0
 		for _, addr := range addrs {
-			conn, job, err := t.dialOnce(ctx, r, peer, addr, len(addrs) > 1)
+			conn, job, err := t.id.dialOnce(ctx, r, peer, addr, len(addrs) > 1)
 			if err == nil {
 				return conn, job, nil
 			}
@@ -88,7 +88,7 @@ func hopeless(r role, err error) bool {
 // addressTimeout bounds one attempt to connect where there are other addresses to try.
 const addressTimeout = time.Second
 
-func (t *tcpRank) dialOnce(ctx context.Context, r role, peer int, addr string, others bool) (*net.TCPConn,
+func (id identity) dialOnce(ctx context.Context, r role, peer int, addr string, others bool) (*net.TCPConn,
 	jobID, error,
 ) {
 	d := net.Dialer{Timeout: handshakeTimeout}
@@ -105,7 +105,7 @@ func (t *tcpRank) dialOnce(ctx context.Context, r role, peer int, addr string, o
 	conn := c.(*net.TCPConn)
 	conn.SetDeadline(time.Now().Add(handshakeTimeout))
 	interrupt := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Now()) })
-	job, err := t.id.introduce(conn, r, peer)
+	job, err := id.introduce(conn, r, peer)
 	if !interrupt() && err == nil {
 		err = late(ctx)
 	}

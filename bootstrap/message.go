@@ -40,14 +40,10 @@ type role uint8
 const (
 	roleHub  role = iota // from a rank to rank 0, for the life of both
 	rolePair             // between two other ranks, from the first Send on
+	roleDoor             // to a rank's Door
 )
 
-func (r role) String() string {
-	if r == roleHub {
-		return "hub"
-	}
-	return "pair"
-}
+func (r role) String() string { return [...]string{"hub", "pair", "door"}[r] }
 
 // The messages of the handshake, in their order; auth.go says what each proves.
 type (
@@ -222,7 +218,7 @@ func parseMessage(k kind, payload []byte) (message, error) {
 		v := hello{role: role(f.u8()), rank: f.u32(), peer: f.u32(), size: f.u32()}
 		copy(v.job[:], f.take(len(v.job)))
 		copy(v.nonce[:], f.take(len(v.nonce)))
-		f.bad = f.bad || v.role > rolePair
+		f.bad = f.bad || v.role > roleDoor
 		m = v
 	case kindChallenge:
 		v := challenge{rank: f.u32(), size: f.u32()}

@@ -59,8 +59,9 @@ type tcpRank struct {
 	id     identity
 	life   context.Context // ends with Close
 	end    context.CancelFunc
-	port   *port     // rank 0: where ranks arrive
-	listen *listener // other ranks: where pairs arrive
+	port   *port      // rank 0: where ranks arrive
+	listen *listener  // other ranks: where pairs arrive
+	bound  netip.Addr // the address that it listens on; invalid for all
 
 	admission sync.Mutex // held while one arrival is decided
 	arrived   int        // rank 0: ranks that were sent whether they are in
@@ -137,6 +138,7 @@ func (t *tcpRank) host(ctx context.Context, cfg TCPConfig) error {
 	if t.id.job == (jobID{}) {
 		rand.Read(t.id.job[:])
 	}
+	t.bound = bind.Addr()
 	if t.port, err = takePort(bind, t); err != nil {
 		return fmt.Errorf("join: rank 0 can't listen: %w", err)
 	}
@@ -253,6 +255,7 @@ func (t *tcpRank) join(ctx context.Context, cfg TCPConfig) error {
 	case len(t.id.secret) == 0:
 		host = addrOf(conn.LocalAddr())
 	}
+	t.bound = host
 	t.listen, err = listenOn(netip.AddrPortFrom(host, 0), t.accept, t.starved)
 	if err != nil {
 		return t.withdraw(conn, fmt.Errorf("join: %w", err))
