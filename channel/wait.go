@@ -67,6 +67,12 @@ type Waiter struct {
 	// that grow twofold. A ReportAfter of 0 is [bootstrap.ReportAfter].
 	Report      func(op string, peer int, waited time.Duration)
 	ReportAfter time.Duration
+	// Standstill is how long a waiting rank's beat must stand still to show that its process is
+	// stopped. It is longer than a quarter of a second where Statuses are replicated.
+	Standstill time.Duration
+	// Behind, if set, gives the rank that keeps what a peer shows from being seen here, where there
+	// is one, else the peer.
+	Behind func(peer int) int
 }
 
 // Wait returns when c has reached want. It fails when the deadline passes, the communicator is
@@ -401,14 +407,21 @@ func (w *Waiter) Culprit(own Record, grace time.Duration) int {
 			time.Sleep(time.Millisecond)
 		}
 		if p.peer.Load() == 0 || p.final.Load() == 0 && !w.beats(p) {
-			return peer
+			return w.behind(peer)
 		}
 		r := p.Record()
 		if r.Peer < 0 || r.Peer == peer {
-			return peer
+			return w.behind(peer)
 		}
 		chain, records = append(chain, peer), append(records, r)
 	}
+}
+
+func (w *Waiter) behind(peer int) int {
+	if w.Behind == nil {
+		return peer
+	}
+	return w.Behind(peer)
 }
 
 // stands reports whether ranks still wait as they did, and have looked again since.
@@ -444,7 +457,7 @@ func cycleOf(chain []int, records []Record) string {
 	return words
 }
 
-// standstill is how long a waiting rank's beat must stand still to show that its process is
+// standstill is how long a waiting rank's beat must stand still at least to show that its process is
 // stopped, rather than short of a processor.
 const standstill = 50 * slice
 
@@ -455,7 +468,7 @@ const pace = 20 * slice
 // the same about us.
 func (w *Waiter) beats(p *Status) bool {
 	before := p.beat.Load()
-	for start := time.Now(); time.Since(start) < standstill; {
+	for start := time.Now(); time.Since(start) < max(w.Standstill, standstill); {
 		w.Own.beat.Add(1)
 		time.Sleep(time.Millisecond)
 		if p.beat.Load() != before {

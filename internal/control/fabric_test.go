@@ -121,34 +121,25 @@ func (n *node) send(peer int, deliver func(to *node)) {
 	}
 }
 
-func (n *node) toAll(deliver func(to *node, view *page)) {
+func (n *node) toAll(deliver func(to *node)) {
 	for peer := range n.fabric.nodes {
 		if peer != n.rank {
-			n.send(peer, func(to *node) { deliver(to, to.Rank.views[n.rank]) })
+			n.send(peer, deliver)
 		}
 	}
 }
 
 func (n *node) Publish(part Part) {
-	switch part {
-	case Notes:
-		round := n.own.notes.round.Load()
-		half := n.own.notes.half[round&1]
-		n.toAll(func(_ *node, view *page) {
-			view.notes.half[round&1] = half
-			view.notes.round.Publish(round)
-		})
-	case Intent:
-		target, set, _ := n.own.intent.read()
-		after := n.own.intent.after.Load()
-		n.toAll(func(_ *node, view *page) { view.intent.write(target, after, set) })
-	}
+	now := AppendPart(nil, n.views[n.rank], part)
+	n.toAll(func(to *node) {
+		if err := SetPart(to.views[n.rank], part, now); err != nil {
+			panic(err)
+		}
+	})
 }
 
 // showStatus replicates the rank's status again and again.
 func (n *node) showStatus() {
-	type words [unsafe.Sizeof(channel.Status{}) / 8]atomic.Uint64
-	own := (*words)(unsafe.Pointer(&n.own.fault.Status))
 	for tick := time.NewTicker(2 * time.Millisecond); ; {
 		select {
 		case <-n.fabric.stop:
@@ -156,24 +147,20 @@ func (n *node) showStatus() {
 			return
 		case <-tick.C:
 		}
-		now := make([]uint64, len(own))
-		for i := range own {
-			now[i] = own[i].Load()
-		}
-		n.toAll(func(_ *node, view *page) {
-			to := (*words)(unsafe.Pointer(&view.fault.Status))
-			for i, w := range now {
-				to[i].Store(w)
-			}
-		})
+		n.Publish(Record)
+		n.Publish(Words)
 	}
 }
 
-func (n *node) Abort(peer int, f channel.Fault) {
-	n.send(peer, func(to *node) { to.own.fault.Abort(f) })
+func (n *node) Abort(peers rankset.Set, f channel.Fault) {
+	for p := range peers.All() {
+		n.send(p, func(to *node) { to.own.fault.Abort(f) })
+	}
 }
 
 func (n *node) Decision() Decision { return *n.known.Load() }
+
+func (n *node) Decides() bool { return true }
 
 // Decide goes to the fabric itself, which outlives all ranks, and from there to each rank.
 func (n *node) Decide(last uint64, next Decision) {
@@ -220,7 +207,7 @@ func (f *fabric) killed() (set rankset.Set) {
 
 // die kills a rank. Its peers see that after all that it had sent.
 func (n *node) die() {
-	n.toAll(func(to *node, _ *page) { to.MarkDied(n.rank, errors.New("killed")) })
+	n.toAll(func(to *node) { to.MarkDied(n.rank, errors.New("killed")) })
 	n.killed.Store(true)
 	n.kill()
 }

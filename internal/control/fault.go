@@ -5,6 +5,7 @@ import (
 
 	"github.com/weftgo/weft/channel"
 	"github.com/weftgo/weft/internal/filelimit"
+	"github.com/weftgo/weft/internal/rankset"
 )
 
 // Failed reports whether the abort word is set. What that means is for Fault to say.
@@ -77,11 +78,13 @@ func (r *Rank) Tell(f channel.Fault) {
 	f = r.report(f)
 	r.logger.Warn("fault", "peer", f.Rank, "cause", f.Cause.String())
 	r.own.fault.Abort(f)
+	var peers rankset.Set
 	for p, v := range r.views {
 		if v != nil && p != r.rank && !r.Masked(p) && !r.maskedBy(v) {
-			r.transport.Abort(p, f)
+			peers = peers.With(p)
 		}
 	}
+	r.transport.Abort(peers, f)
 }
 
 // MarkLeft notes that a peer has left in good order.

@@ -42,7 +42,7 @@ func (r *Rank) SetMask(ctx context.Context, op string, set rankset.Set, entered 
 		r.accuse(channel.CauseDied, dead)
 	}
 	for p := range set.All() {
-		r.transport.Abort(p, r.report(channel.Fault{Cause: channel.CauseMasked, Rank: p}))
+		r.transport.Abort(rankset.Of(p), r.report(channel.Fault{Cause: channel.CauseMasked, Rank: p}))
 	}
 	r.logger.Info("mask", "op", op, "set", set.String(), "generation", target)
 	return nil
@@ -116,7 +116,7 @@ func (r *Rank) agree(ctx context.Context, op string, set rankset.Set) (uint64, e
 				r.transport.Decide(last.Generation, Decision{Generation: target, Leader: r.rank, Out: set})
 				// Until the outcome shows, the proposal may be decided at any moment, and is not given up.
 				for r.transport.Decision().Generation == last.Generation && ctx.Err() == nil &&
-					watch.Look() <= r.Waiter.Timeout {
+					watch.Look() <= r.Waiter.Timeout && r.transport.Decides() {
 					time.Sleep(nap)
 				}
 				continue
@@ -188,6 +188,11 @@ func (r *Rank) refusal(ctx context.Context, op string, last Decision, first, tar
 	}
 	if err := r.Lost(op, set); err != nil {
 		return err
+	}
+	if !r.transport.Decides() {
+		err := fmt.Errorf("%w: it reaches at most half of the ranks that were to go on, and the others may go on "+
+			"without it; wait until it reaches them, or end it", channel.ErrMasked)
+		return &channel.PeerError{Rank: r.rank, Op: op, Err: err}
 	}
 	// What another rank of the side has met in its SetMask ends this one, too: all call again, and
 	// with the same set.

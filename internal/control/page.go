@@ -34,11 +34,13 @@ func pageAt(mem []byte) *page {
 // notes are the two halves of a gather, by parity of the round.
 type notes struct {
 	round channel.Counter
-	half  [2]struct {
-		len  uint64
-		data [NoteSize]byte
-		_    [channel.Stride - 8]byte
-	}
+	half  [2]half
+}
+
+type half struct {
+	len  uint64
+	data [NoteSize]byte
+	_    [channel.Stride - 8]byte
 }
 
 // intent is what a rank wants of SetMask.

@@ -36,11 +36,18 @@ const _ = uint(1<<leaderBits - rankset.Max)
 
 func (s shared) Publish(Part) {}
 
-func (s shared) Abort(peer int, f channel.Fault) { s[peer].fault.Abort(f) }
+func (s shared) Abort(peers rankset.Set, f channel.Fault) {
+	for p := range peers.All() {
+		s[p].fault.Abort(f)
+	}
+}
+
+// Decides is true: the word of the decision outlives all ranks.
+func (s shared) Decides() bool { return true }
 
 func (s shared) Decision() Decision {
 	if s[0] == nil {
-		return Decision{} // ranks of several hosts do not share the word, and do not decide
+		return Decision{} // this rank has yet to connect
 	}
 	for {
 		// The leader does not change a roster while the word names it.

@@ -1,6 +1,9 @@
 package control
 
-import "github.com/weftgo/weft/channel"
+import (
+	"github.com/weftgo/weft/channel"
+	"github.com/weftgo/weft/internal/rankset"
+)
 
 // Transport carries what a rank does beyond its own page. Its methods do not wait for peers, and may
 // take effect later; the package's documentation says in which order. They are called by several
@@ -8,13 +11,16 @@ import "github.com/weftgo/weft/channel"
 type Transport interface {
 	// Publish shows the peers a part of the rank's page as it is now.
 	Publish(part Part)
-	// Abort sets the abort word of a peer that the rank has a view of, unless a fault of the same
+	// Abort sets the abort words of peers that the rank has views of, unless a fault of the same
 	// generation is there already.
-	Abort(peer int, f channel.Fault)
+	Abort(peers rankset.Set, f channel.Fault)
 	// Decide replaces the decision of that generation, if it is still the last one.
 	Decide(last uint64, next Decision)
 	// Decision is the last decision that the rank can know of.
 	Decision() Decision
+	// Decides reports whether a decision after the last one can be made with the ranks that this one
+	// reaches. If not, the others may go on without them.
+	Decides() bool
 }
 
 // Part is what a rank publishes at once.
@@ -24,4 +30,5 @@ type Part int
 const (
 	Notes Part = iota
 	Intent
+	partCount
 )
