@@ -159,42 +159,44 @@ func openGPU(t testing.TB) *cuda.Driver {
 	return d
 }
 
-// onGPUs runs a test with two ranks on emulated GPUs and on this machine's, on each kind of network.
-func onGPUs(t *testing.T, test func(*testing.T, backend, func(b backend, bytes int) [2]*gpu)) {
-	classes := map[string]func() backend{}
+// A start makes two ranks, each with a memory of so many bytes.
+type start func(b backend, bytes int) [2]*gpu
+
+// onEmulated runs a test with two ranks on emulated GPUs, on networks of each kind.
+func onEmulated(t *testing.T, test func(*testing.T, backend, start)) {
+	emulate.Need(t)
 	for _, make := range backends(1) {
 		b := make()
-		classes[b.name] = func() backend { b := make(); b.options.Depth = 16; return b }
-	}
-	t.Run("emulated", func(t *testing.T) {
-		emulate.Need(t)
-		for name, make := range classes {
-			t.Run(name, func(t *testing.T) {
-				machine := emulate.New(cudatest.Config{Devices: 2}, emulate.Options{Tear: true, Seed: 3})
-				t.Cleanup(func() {
-					if err := machine.Check(); err != nil {
-						t.Error(err)
-					}
-				})
-				d, err := machine.Open()
-				if err != nil {
-					t.Fatal(err)
+		t.Run(b.name, func(t *testing.T) {
+			machine := emulate.New(cudatest.Config{Devices: 2}, emulate.Options{Tear: true, Seed: 3})
+			t.Cleanup(func() {
+				if err := machine.Check(); err != nil {
+					t.Error(err)
 				}
-				cache := kernel.New(kernel.Options{Compiler: emulate.Compiler, Dir: kernelDir, ReadOnly: []string{}})
-				test(t, make(), func(b backend, bytes int) [2]*gpu { return gpus(t, d, cache, b, bytes) })
 			})
-		}
-	})
-	t.Run("GPU", func(t *testing.T) {
-		d := openGPU(t)
-		cudatest.NVRTC(t)
-		cache := kernel.New(kernel.Options{Dir: kernelDir, ReadOnly: []string{}})
-		for name, make := range classes {
-			t.Run(name, func(t *testing.T) {
-				test(t, make(), func(b backend, bytes int) [2]*gpu { return gpus(t, d, cache, b, bytes) })
-			})
-		}
-	})
+			d, err := machine.Open()
+			if err != nil {
+				t.Fatal(err)
+			}
+			cache := kernel.New(kernel.Options{Compiler: emulate.Compiler, Dir: kernelDir, ReadOnly: []string{}})
+			b.options.Depth = 16
+			test(t, b, func(b backend, bytes int) [2]*gpu { return gpus(t, d, cache, b, bytes) })
+		})
+	}
+}
+
+// onGPU runs it on this machine's GPUs: the first two, or both ranks on one.
+func onGPU(t *testing.T, test func(*testing.T, backend, start)) {
+	d := openGPU(t)
+	cudatest.NVRTC(t)
+	cache := kernel.New(kernel.Options{Dir: kernelDir, ReadOnly: []string{}})
+	for _, make := range backends(1) {
+		b := make()
+		t.Run(b.name, func(t *testing.T) {
+			b.options.Depth = 16
+			test(t, b, func(b backend, bytes int) [2]*gpu { return gpus(t, d, cache, b, bytes) })
+		})
+	}
 }
 
 func gpus(t testing.TB, d *cuda.Driver, cache *kernel.Cache, b backend, bytes int) (all [2]*gpu) {
@@ -333,103 +335,107 @@ func both(t *testing.T, all [2]*gpu, name string, blocks, threads uint32) {
 }
 
 // TestKernels: kernels of two ranks put to each other, signal, flush, poll and wait, and see the other's bytes.
-func TestKernels(t *testing.T) {
+func TestKernels(t *testing.T) { onEmulated(t, exchanges) }
+
+func TestKernelsOnGPU(t *testing.T) { onGPU(t, exchanges) }
+
+func exchanges(t *testing.T, b backend, begin start) {
 	const rounds = 12
-	onGPUs(t, func(t *testing.T, b backend, start func(backend, int) [2]*gpu) {
-		all := start(b, 4*1000)
-		total := uint64(0)
-		for mode := range uint64(3) {
-			for _, g := range all {
-				g.argument.Mode, g.argument.Rounds, g.argument.Slot = mode, rounds, 1000-4*mode
-			}
-			both(t, all, "ping", 1, 64)
-			for _, g := range all {
-				if cause, peer := g.record(); g.result() != rounds || cause != 0 {
-					t.Fatalf("mode %d, rank %d: %d rounds of %d passed; cause %d, peer %d", mode, g.index, g.result(), rounds,
-						cause, peer)
-				}
-				g.pinned.Bytes()[resultAt] = 0
-			}
-			total += rounds
+	all := begin(b, 4*1000)
+	for mode := range uint64(3) {
+		for _, g := range all {
+			g.argument.Mode, g.argument.Rounds, g.argument.Slot = mode, rounds, 1000-4*mode
 		}
-	})
+		both(t, all, "ping", 1, 64)
+		for _, g := range all {
+			if cause, peer := g.record(); g.result() != rounds || cause != 0 {
+				t.Fatalf("mode %d, rank %d: %d rounds of %d passed; cause %d, peer %d", mode, g.index, g.result(), rounds,
+					cause, peer)
+			}
+			g.pinned.Bytes()[resultAt] = 0
+		}
+	}
 }
 
 // TestCrowd: all threads of several blocks push more than the ring holds; all adds are counted, and all signals.
-func TestCrowd(t *testing.T) {
+func TestCrowd(t *testing.T) { onEmulated(t, crowds) }
+
+func TestCrowdOnGPU(t *testing.T) { onGPU(t, crowds) }
+
+func crowds(t *testing.T, b backend, begin start) {
 	const blocks, threads, rounds, at = 2, 32, 4, 64
-	onGPUs(t, func(t *testing.T, b backend, start func(backend, int) [2]*gpu) {
-		b.spread = false
-		all := start(b, 128)
-		for _, g := range all {
-			g.argument.Rounds, g.argument.At = rounds, at
+	b.spread = false
+	all := begin(b, 128)
+	for _, g := range all {
+		g.argument.Rounds, g.argument.At = rounds, at
+	}
+	both(t, all, "crowd", blocks, threads)
+	for _, g := range all {
+		if cause, peer := g.record(); cause != 0 {
+			t.Fatalf("rank %d: cause %d, peer %d", g.index, cause, peer)
 		}
-		both(t, all, "crowd", blocks, threads)
-		for _, g := range all {
-			if cause, peer := g.record(); cause != 0 {
-				t.Fatalf("rank %d: cause %d, peer %d", g.index, cause, peer)
-			}
-			sum, ones := word(g.memory, at).Load(), word(g.memory, at+8).Load()
-			if want := uint64(blocks * rounds * threads * (threads - 1) / 2); sum != want {
-				t.Errorf("rank %d: the sum is %d, want %d", g.index, sum, want)
-			}
-			if want := uint64(blocks * rounds * threads); -ones != want {
-				t.Errorf("rank %d: %d times one was taken away, want %d", g.index, -ones, want)
-			}
+		sum, ones := word(g.memory, at).Load(), word(g.memory, at+8).Load()
+		if want := uint64(blocks * rounds * threads * (threads - 1) / 2); sum != want {
+			t.Errorf("rank %d: the sum is %d, want %d", g.index, sum, want)
 		}
-	})
+		if want := uint64(blocks * rounds * threads); -ones != want {
+			t.Errorf("rank %d: %d times one was taken away, want %d", g.index, -ones, want)
+		}
+	}
 }
 
 // TestKernelWaits: what does not fit is refused, and waits of kernels end at their deadline, by the abort word
 // and with their channel. The record says why, and names the peer.
-func TestKernelWaits(t *testing.T) {
-	onGPUs(t, func(t *testing.T, b backend, start func(backend, int) [2]*gpu) {
-		b.spread = false
-		all := start(b, 4096)
-		g := all[0]
-		before := bytes.Clone(all[1].memory)
-		want := func(mode, at uint64, timeout time.Duration, cause uint32) {
-			t.Helper()
-			g.reset(t, timeout)
-			if cause == device.CauseAbort {
-				g.pinned.Bytes()[abortAt] = 1
-			}
-			g.argument.Mode, g.argument.At = mode, at
-			if err := g.run(t, "wrong", 1, 32); err != nil {
-				t.Fatal(err)
-			}
-			if got, peer := g.record(); g.result() != 2 || got != cause || peer != 1 {
-				t.Errorf("mode %d at %d: result %d, cause %d, peer %d; want cause %d", mode, at, g.result(), got, peer, cause)
-			}
+func TestKernelWaits(t *testing.T) { onEmulated(t, ends) }
+
+func TestKernelWaitsOnGPU(t *testing.T) { onGPU(t, ends) }
+
+func ends(t *testing.T, b backend, begin start) {
+	b.spread = false
+	all := begin(b, 4096)
+	g := all[0]
+	before := bytes.Clone(all[1].memory)
+	want := func(mode, at uint64, timeout time.Duration, cause uint32) {
+		t.Helper()
+		g.reset(t, timeout)
+		if cause == device.CauseAbort {
+			g.pinned.Bytes()[abortAt] = 1
 		}
-		for _, at := range []uint64{4096, 4097, 1 << 48, ^uint64(0)} {
-			want(0, at, time.Minute, device.CauseInvalid)
-			want(1, at, time.Minute, device.CauseInvalid)
-			want(4, at, time.Minute, device.CauseInvalid)
+		g.argument.Mode, g.argument.At = mode, at
+		if err := g.run(t, "wrong", 1, 32); err != nil {
+			t.Fatal(err)
 		}
-		want(1, 4089, time.Minute, device.CauseInvalid)
-		want(2, 0, time.Minute, device.CauseInvalid)
-		want(3, 0, time.Minute, device.CauseInvalid)
-		want(4, 4090, time.Minute, device.CauseInvalid)
-		want(5, 0, 50*time.Millisecond, device.CauseTimeout)
-		want(5, 0, time.Minute, device.CauseAbort)
-		if !bytes.Equal(before, all[1].memory) {
-			t.Error("something was put all the same")
+		if got, peer := g.record(); g.result() != 2 || got != cause || peer != 1 {
+			t.Errorf("mode %d at %d: result %d, cause %d, peer %d; want cause %d", mode, at, g.result(), got, peer, cause)
 		}
-		reason := errors.New("the peer's heartbeat stopped")
-		stop := time.AfterFunc(20*time.Millisecond, func() { g.Abort(reason) })
-		defer stop.Stop()
-		want(6, 0, time.Minute, device.CauseLost)
-		want(5, 0, time.Minute, device.CauseLost)
-		if _, err := g.kernels.Channel(all[1].channel(t, 0, 7)); !errors.Is(err, fabric.ErrInvalid) {
-			t.Errorf("a channel of another proxy: %v", err)
-		}
-	})
+	}
+	for _, at := range []uint64{4096, 4097, 1 << 48, ^uint64(0)} {
+		want(0, at, time.Minute, device.CauseInvalid)
+		want(1, at, time.Minute, device.CauseInvalid)
+		want(4, at, time.Minute, device.CauseInvalid)
+	}
+	want(1, 4089, time.Minute, device.CauseInvalid)
+	want(2, 0, time.Minute, device.CauseInvalid)
+	want(3, 0, time.Minute, device.CauseInvalid)
+	want(4, 4090, time.Minute, device.CauseInvalid)
+	want(5, 0, 50*time.Millisecond, device.CauseTimeout)
+	want(5, 0, time.Minute, device.CauseAbort)
+	if !bytes.Equal(before, all[1].memory) {
+		t.Error("something was put all the same")
+	}
+	reason := errors.New("the peer's heartbeat stopped")
+	stop := time.AfterFunc(20*time.Millisecond, func() { g.Abort(reason) })
+	defer stop.Stop()
+	want(6, 0, time.Minute, device.CauseLost)
+	want(5, 0, time.Minute, device.CauseLost)
+	if _, err := g.kernels.Channel(all[1].channel(t, 0, 7)); !errors.Is(err, fabric.ErrInvalid) {
+		t.Errorf("a channel of another proxy: %v", err)
+	}
 }
 
-// BenchmarkKernel is the time from a kernel's push until it sees the proxy's answer, on a GPU. The push is seen by the
-// proxy after less than that; the way back is a word in host memory that the kernel polls.
-func BenchmarkKernel(b *testing.B) {
+// BenchmarkPushOnGPU is the time from a kernel's push until it sees the proxy's answer, on a GPU. The proxy sees the
+// push after less than that; the way back is a word in host memory that the kernel polls.
+func BenchmarkPushOnGPU(b *testing.B) {
 	d := openGPU(b)
 	cudatest.NVRTC(b)
 	cache := kernel.New(kernel.Options{Dir: kernelDir, ReadOnly: []string{}})
