@@ -334,6 +334,21 @@ func both(t *testing.T, all [2]*gpu, name string, blocks, threads uint32) {
 	}
 }
 
+// TestSourceCompiles: NVRTC takes the kernels of these tests without a warning, for GPUs of each kind.
+func TestSourceCompiles(t *testing.T) {
+	cudatest.NVRTC(t)
+	c, err := kernel.NVRTC()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, arch := range []string{"sm_80", "sm_90a", "sm_100a"} {
+		code, err := c.Compile(t.Context(), kernel.Spec{Name: "port", Source: source, Headers: device.Headers(), Arch: arch})
+		if err != nil || code.Log != "" {
+			t.Errorf("%s: %v %s", arch, err, code.Log)
+		}
+	}
+}
+
 // TestKernels: kernels of two ranks put to each other, signal, flush, poll and wait, and see the other's bytes.
 func TestKernels(t *testing.T) { onEmulated(t, exchanges) }
 

@@ -58,9 +58,9 @@ func TestPut(t *testing.T) {
 // memory may be written again.
 func TestRounds(t *testing.T) {
 	const size, slot, pieces = 3, 2048, 5
-	rounds := 40
+	rounds := 24
 	if testing.Short() {
-		rounds = 12
+		rounds = 10
 	}
 	onBackends(t, func(t *testing.T, b backend) {
 		// Two slots by parity for each source, then what is put, by parity.
