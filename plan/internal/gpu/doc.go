@@ -26,8 +26,10 @@
 // An operation of the file becomes one of few kinds: copies of pairs, a fold of sources into sinks, signals, waits,
 // barriers, semaphores and loops. Sources of a fold are packets or plain, and so are its sinks, so that kind serves
 // every fused operation. Neighbours that unpack packets are one operation. Where no other block writes a plain
-// source, it is read while packets are on the way. Signals and waits have a bit for each end that the block uses, and the thread of an end's
-// number serves it: it alone touches the counts of that end.
+// source, it is read while packets are on the way.
+//
+// Signals and waits have a bit for each end that the block uses, and the thread of an end's number serves it: it alone
+// touches the counts of that end.
 //
 // A block runs what ports do itself: all threads copy, and what is pushed behind a transfer goes when all have done so.
 // That is one of the orders in which a port may work. Operations of switches are loops over the members in rank

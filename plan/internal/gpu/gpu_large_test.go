@@ -32,8 +32,10 @@ func TestLargeOnGPUs(t *testing.T) {
 					return err
 				}
 				for n, l := range []launchOf{
-					{dtype: weft.BFloat16, chunk: 64}, {dtype: weft.BFloat16, chunk: chunk, window: true},
-					{dtype: weft.BFloat16, chunk: 1 << 10}, {dtype: weft.BFloat16, chunk: chunk},
+					{dtype: weft.BFloat16, chunk: 64},
+					{dtype: weft.BFloat16, chunk: chunk, window: true},
+					{dtype: weft.BFloat16, chunk: 1 << 10},
+					{dtype: weft.BFloat16, chunk: chunk},
 					{dtype: weft.BFloat16, chunk: chunk - 16, shift: 2},
 				} {
 					if err := r.launch(ctx, x, l, uint64(n)); err != nil {

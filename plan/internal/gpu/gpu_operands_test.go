@@ -13,8 +13,8 @@ import (
 	"github.com/weftgo/weft/plan/internal/plantest"
 )
 
-// testPlaces has operands lie elsewhere on one rank than on the others: all refuse that, for peers reach them. Then they
-// lie at the same place.
+// testPlaces has operands lie elsewhere on one rank than on the others: all refuse that, for peers reach them. Then
+// they lie at the same place.
 func testPlaces(t *testing.T, g *ranktest.GPUs) {
 	f := build(t, plantest.TwoShot(2))
 	run(t, g, 2, memoryBytes, executor.Options{}, patience, func(ctx context.Context, r *rank) error {

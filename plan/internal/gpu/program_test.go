@@ -23,7 +23,8 @@ func launchOf(tb testing.TB, p *plan.Plan) *launch.Plan {
 	return l
 }
 
-// operations are the kinds of a block's operations, with their flags above 8 bits, and how many sources those on data have.
+// operations are the kinds of a block's operations, with their flags above 8 bits, and how many sources those on data
+// have.
 func operations(p *program, block int) (kinds, sources []uint32) {
 	word := func(at int) uint32 {
 		return binary.LittleEndian.Uint32(p.code[block*p.stride+p.operands*entryBytes+4*at:])
