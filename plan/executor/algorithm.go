@@ -27,10 +27,10 @@ var collectives = map[string]spec.Collective{
 var noName = regexp.MustCompile(`[^A-Za-z0-9_.+-]+`)
 
 // Algorithm makes a plan an algorithm of groups of package collective, for their Options, whose name is like
-// "all-reduce/plan/two-shot". It takes calls of the plan's collective, number of ranks, sizes, reduction and placement of operands; the caller may narrow
-// that down. Calls find it as they find the library's: by name, by Options.Force and Options.Select, and without these
-// where a table of tuning has measured it. A plan whose sums are in an order of its own has other bits than the
-// library's algorithms, and is chosen by the first three alone.
+// "all-reduce/plan/two-shot". It takes calls of the plan's collective, number of ranks, sizes, reduction and placement
+// of operands; the caller may narrow that down. Calls find it as they find the library's: by name, by Options.Force and
+// Options.Select, and without these where a table of tuning has measured it. A plan whose sums are in an order of its
+// own has other bits than the library's algorithms, and is chosen by the first three alone.
 func Algorithm(f *plan.File) (spec.Algorithm, error) {
 	p, err := launch.Of(f)
 	if err != nil {

@@ -48,8 +48,10 @@ func TestAlgorithms(t *testing.T) {
 		collective.AllToAll:      build(t, plantest.Pipelined(3)),
 	}
 	err := ranktest.Run(3, ranktest.OnHost, func(ctx context.Context, c *weft.Comm) error {
-		all := []*plan.File{files[collective.AllReduce], files[collective.AllGather], files[collective.ReduceScatter],
-			files[collective.AllToAll]}
+		all := []*plan.File{
+			files[collective.AllReduce], files[collective.AllGather], files[collective.ReduceScatter],
+			files[collective.AllToAll],
+		}
 		g, err := groupOf(ctx, c, collective.Options{}, all...)
 		if err != nil {
 			return err
