@@ -53,7 +53,7 @@ func joinAs(ctx context.Context, options config) (_ *Comm, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("join: %w", err)
 		}
-		cfg.logger.Info("launch environment", "rank", env.Rank, "op", "join", "environment", env.String())
+		cfg.logger.Debug("launch environment", "rank", env.Rank, "op", "join", "environment", env.String())
 		if err := checkSize(env.Size); err != nil {
 			return nil, err
 		}
