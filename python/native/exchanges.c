@@ -247,8 +247,8 @@ static void normal_dealloc(PyObject *self) {
 	freed(self, (PyObject *[]){(PyObject *)m->of, m->shown, m->group_object}, 3);
 }
 
-/* Normal(calls, shown, live, experts, expands, always, most, tokens, hidden, topk, experts of all, and samples of: rows,
- * scales, int64 ids, and weights: those of ids, or of rows that are selections') */
+/* Normal(calls, shown, live, experts, expands, always, most, tokens, hidden, topk, experts of all, and samples of:
+ * rows, scales, int64 ids, and weights: those of ids, or of rows that are selections') */
 static PyObject *normal_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
 	PyObject *of, *shown, *rows, *scales, *ids, *sums;
 	int live, experts, expands, always;
