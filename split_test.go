@@ -62,6 +62,9 @@ func TestSplit(t *testing.T) {
 		if err != nil {
 			return err
 		}
+		if _, err := gathered(ctx, twin, 0); err != nil { // all have it
+			return err
+		}
 		for c.Rank() == 1 && c.Err() == nil {
 			c.Abort()
 		}
