@@ -294,7 +294,6 @@ func messagesDiffer(t *testing.T, g *ranktest.GPUs) {
 			t.Run(fmt.Sprint(c, behind), func(t *testing.T) {
 				onGPUs(t, g, 2, Options{Staging: gpuStaging, SMs: 2}, func(ctx context.Context, r *gpuRank) error {
 					me := r.comm.Rank()
-					same := of(2<<20, weft.Int16, 600)(r)
 					sent := of(0, weft.DType(c.send[0]), c.send[1])(r)
 					received := of(1<<20, weft.DType(c.receive[0]), c.receive[1])(r)
 					// A rank must not fail while another makes its group.
@@ -302,7 +301,8 @@ func messagesDiffer(t *testing.T, g *ranktest.GPUs) {
 						return err
 					}
 					err := r.Batch(ctx, nil, func(b *Batch) error {
-						for range behind {
+						for i := range behind {
+							same := of(2<<20+2048*i, weft.Int16, 600)(r)
 							if me == 0 {
 								b.Send(same, 1)
 							} else {

@@ -11,7 +11,10 @@ import (
 const PointToPoint = spec.PointToPoint
 
 // Batch collects the messages of [Group.Batch].
-type Batch struct{ transfers []Transfer }
+type Batch struct {
+	transfers []Transfer
+	open      bool // its function has not returned
+}
 
 // Send adds a message to a rank.
 func (b *Batch) Send(t weft.Tensor, to int) {
@@ -23,10 +26,22 @@ func (b *Batch) Recv(t weft.Tensor, from int) {
 	b.transfers = append(b.transfers, Transfer{Tensor: t, Peer: from, Receive: true})
 }
 
+// begin takes the last messages out.
+func (b *Batch) begin(op string) error {
+	if b.open {
+		return weft.Invalidf("%s: it is inside a batch's function, whose messages would be lost; add it to that Batch, "+
+			"or call it after", op)
+	}
+	clear(b.transfers)
+	b.transfers = b.transfers[:0]
+	return nil
+}
+
 // Batch sends and receives messages together: those that add gives to its Batch are launched when it
 // returns. They go on side by side, so ranks may exchange messages in any pattern, and a rank may send
 // to itself. Messages between two ranks are matched in their order. Tensors that are received into
-// overlap no other tensor of the batch. If add fails nothing is launched, and its error is returned.
+// overlap no other tensor of the batch. If add fails nothing is launched, and its error is returned. Within add
+// other messages of the group than those of its Batch are refused.
 //
 // Only the ranks that messages name take part. Batches of different ranks need not be alike: one rank's
 // batch may meet several calls of another, as long as the messages of each pair are in the same order.
@@ -37,9 +52,13 @@ func (b *Batch) Recv(t weft.Tensor, from int) {
 // communicator's failure. A batch there has two thousand messages at most, and one warp for each rank and
 // direction at least: more than the group's SMs have room for are refused.
 func (g *Group) Batch(ctx context.Context, s *weft.Stream, add func(*Batch) error) error {
-	clear(g.batch.transfers)
-	g.batch.transfers = g.batch.transfers[:0]
-	if err := add(&g.batch); err != nil {
+	if err := g.batch.begin("batch"); err != nil {
+		return err
+	}
+	g.batch.open = true
+	err := add(&g.batch)
+	g.batch.open = false
+	if err != nil {
 		return err
 	}
 	return g.exchange(ctx, s)
@@ -48,7 +67,9 @@ func (g *Group) Batch(ctx context.Context, s *weft.Stream, add func(*Batch) erro
 // Send sends a message to another rank, which receives it. It returns when the rank has taken the
 // message, whatever its size: two ranks that both send first wait for each other.
 func (g *Group) Send(ctx context.Context, s *weft.Stream, t weft.Tensor, to int) error {
-	g.batch.transfers = g.batch.transfers[:0]
+	if err := g.batch.begin("send"); err != nil {
+		return err
+	}
 	g.batch.Send(t, to)
 	return g.exchange(ctx, s)
 }
@@ -56,7 +77,9 @@ func (g *Group) Send(ctx context.Context, s *weft.Stream, t weft.Tensor, to int)
 // Recv receives a message from another rank. It has the type and the number of elements that the rank
 // sends: see [Group.Batch].
 func (g *Group) Recv(ctx context.Context, s *weft.Stream, t weft.Tensor, from int) error {
-	g.batch.transfers = g.batch.transfers[:0]
+	if err := g.batch.begin("receive"); err != nil {
+		return err
+	}
 	g.batch.Recv(t, from)
 	return g.exchange(ctx, s)
 }

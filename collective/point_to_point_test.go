@@ -169,17 +169,16 @@ func TestMessagesDiffer(t *testing.T) {
 			{weft.TensorOf(make([]float32, 0)), "0 fp32"},
 			{weft.TensorOf(make([]int32, n)), fmt.Sprintf("%d int32", n)},
 		} {
-			x, y := make([]float32, n), make([]float32, n)
+			x, y, z := make([]float32, n), make([]float32, n), make([]float32, n)
 			x[0] = 5
 			errs := j.each(t, func(ctx context.Context, r int) error {
 				return groups[r].Batch(ctx, nil, func(b *Batch) error {
-					for range 3 {
+					for _, to := range []weft.Tensor{c.receive, weft.TensorOf(y), weft.TensorOf(z)} {
 						if r == 0 {
 							b.Send(weft.TensorOf(x), 1)
-							continue
+						} else {
+							b.Recv(to, 0)
 						}
-						b.Recv(c.receive, 0)
-						c.receive = weft.TensorOf(y)
 					}
 					return nil
 				})
@@ -329,14 +328,14 @@ func TestMessagesRefused(t *testing.T) {
 // TestMessageWithoutPeer: waits end at the deadline, with the context and when the peer leaves, and the
 // survivors go on with the group.
 func TestMessageWithoutPeer(t *testing.T) {
-	x := weft.TensorOf(make([]float32, 100_000))
+	x, y := weft.TensorOf(make([]float32, 100_000)), weft.TensorOf(make([]float32, 100_000))
 	one := weft.TensorOf(make([]float32, 1))
 	for name, call := range map[string]func(context.Context, *Group) error{
 		"send":  func(ctx context.Context, g *Group) error { return g.Send(ctx, nil, one, 2) },
 		"chunk": func(ctx context.Context, g *Group) error { return g.Send(ctx, nil, x, 2) },
 		"recv":  func(ctx context.Context, g *Group) error { return g.Recv(ctx, nil, x, 2) },
 		"batch": func(ctx context.Context, g *Group) error {
-			return g.Batch(ctx, nil, func(b *Batch) error { b.Send(x, 2); b.Send(one, 2); b.Recv(x, 2); return nil })
+			return g.Batch(ctx, nil, func(b *Batch) error { b.Send(x, 2); b.Send(one, 2); b.Recv(y, 2); return nil })
 		},
 	} {
 		for _, end := range []string{"deadline", "context", "left"} {
@@ -453,4 +452,53 @@ func TestMessagesAllocateNothing(t *testing.T) {
 		}
 	}
 	runtime.KeepAlive(groups)
+}
+
+// TestBatchRefused: a batch inside a batch's function, which would lose messages, and receives that overlap.
+func TestBatchRefused(t *testing.T) {
+	j := newJob(t, 2)
+	groups := j.group(t, Options{})
+	x := make([]float32, 8)
+	send := func(from, to int) Transfer { return Transfer{Tensor: weft.TensorOf(x[from:to]), Peer: 1} }
+	receive := func(from, to int) Transfer {
+		return Transfer{Tensor: weft.TensorOf(x[from:to]), Peer: 1, Receive: true}
+	}
+	j.must(t, func(ctx context.Context, r int) error {
+		g, peer := groups[r], 1-r
+		var inner []error
+		y := make([]int32, 4)
+		if err := g.Batch(ctx, nil, func(b *Batch) error {
+			b.Send(weft.TensorOf(y[:2]), peer)
+			inner = []error{
+				g.Batch(ctx, nil, func(*Batch) error { return nil }), g.Send(ctx, nil, weft.TensorOf(y), peer),
+				g.Recv(ctx, nil, weft.TensorOf(y), peer),
+			}
+			b.Recv(weft.TensorOf(y[2:]), peer)
+			return nil
+		}); err != nil {
+			return err
+		}
+		for _, err := range inner {
+			if !errors.Is(err, weft.ErrInvalid) {
+				return fmt.Errorf("a call inside a batch's function: %w", err)
+			}
+		}
+		return g.Barrier(ctx, nil)
+	})
+	for name, c := range map[string]struct {
+		transfers []Transfer
+		refused   bool
+	}{
+		"receives":            {[]Transfer{receive(0, 4), receive(3, 5)}, true},
+		"a send in a receive": {[]Transfer{send(2, 3), receive(0, 8)}, true},
+		"behind a short one":  {[]Transfer{receive(0, 8), send(1, 2), send(6, 7)}, true},
+		"sends":               {[]Transfer{send(0, 4), send(2, 6), receive(6, 8)}, false},
+		"apart":               {[]Transfer{receive(4, 8), receive(0, 4)}, false},
+		"nothing":             {[]Transfer{receive(0, 4), receive(2, 2)}, false},
+	} {
+		call := Call{Collective: PointToPoint, Transfers: c.transfers}
+		if err := call.Check(0, 2); errors.Is(err, weft.ErrInvalid) != c.refused {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
 }

@@ -1,7 +1,9 @@
 package spec
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 
 	"github.com/weftgo/weft"
 )
@@ -67,8 +69,8 @@ func (c *Call) checkTransfers(rank, ranks int) error {
 			return err
 		}
 	}
-	if !own {
-		return nil
+	if err := c.checkReceives(); err != nil || !own {
+		return err
 	}
 	// A rank's messages to itself meet no other rank, so they are matched here.
 	n := len(c.Transfers)
@@ -82,6 +84,42 @@ func (c *Call) checkTransfers(rank, ranks int) error {
 			return weft.Invalidf("%s: rank %d to itself: %s", c.Name(), rank, send.Differs(uint64(f)))
 		}
 		s, r = c.NextOwn(rank, false, s+1), c.NextOwn(rank, true, r+1)
+	}
+	return nil
+}
+
+// checkReceives refuses messages that are received into memory of another one.
+func (c *Call) checkReceives() error {
+	if len(c.Transfers) < 2 {
+		return nil
+	}
+	var few [16]*Transfer
+	order := few[:0]
+	for i := range c.Transfers {
+		if t := &c.Transfers[i]; t.Tensor.Bytes() > 0 {
+			order = append(order, t)
+		}
+	}
+	at := func(t *Transfer) uintptr { return uintptr(t.Tensor.Data) }
+	slices.SortFunc(order, func(a, b *Transfer) int { return cmp.Compare(at(a), at(b)) })
+	// Of what begins before a message, it is enough to know what ends last: of all, and of those received.
+	var last, received *Transfer
+	end := func(t *Transfer) uintptr { return at(t) + uintptr(t.Tensor.Bytes()) }
+	for _, t := range order {
+		other := received
+		if t.Receive {
+			other = last
+		}
+		if other != nil && at(t) < end(other) {
+			return weft.Invalidf("%s: the tensor of a %s with rank %d overlaps that of a %s with rank %d; what is "+
+				"received lies apart", c.Name(), t.Name(), t.Peer, other.Name(), other.Peer)
+		}
+		if last == nil || end(t) > end(last) {
+			last = t
+		}
+		if t.Receive && (received == nil || end(t) > end(received)) {
+			received = t
+		}
 	}
 	return nil
 }
