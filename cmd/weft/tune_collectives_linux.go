@@ -24,6 +24,7 @@ import (
 	"github.com/weftgo/weft/cmd/weft/internal/terminal"
 	"github.com/weftgo/weft/collective"
 	"github.com/weftgo/weft/collective/tuning"
+	"github.com/weftgo/weft/device"
 )
 
 // tuneCollectives is the command tune collectives.
@@ -143,9 +144,23 @@ func (t *tuneCollectives) check(cmd *cobra.Command) error {
 		}
 		t.planned = append(t.planned, p)
 	}
+	if profiles := tuning.Profiles(); t.profile != "" && !slices.Contains(profiles, t.profile) {
+		_, found, err := tuning.Find(t.out, t.profile)
+		if err != nil {
+			return err
+		}
+		if !found {
+			return fmt.Errorf("--profile %s: there is no such table; want one of %s, or one that the file of tables has",
+				t.profile, strings.Join(profiles, ", "))
+		}
+	}
 	t.sweep.Bytes, t.sweep.Kind = t.sizes, t.kinds[0]
 	for _, n := range t.ranks {
-		if err := timing.Within("ranks", n, 0, weft.MaxRanks); err != nil {
+		most := weft.MaxRanks
+		if gpu {
+			most = device.MaxRanks
+		}
+		if err := timing.Within("ranks", n, 0, most); err != nil {
 			return err
 		}
 	}

@@ -82,16 +82,19 @@ func TestTuneCollectives(t *testing.T) {
 
 func TestTuneCollectivesFindsMistakes(t *testing.T) {
 	for line, want := range map[string]string{
-		"--kinds barrier":                   "want some of allreduce",
-		"--device gpu --time 1s":            "--time is for --device host",
-		"--loopback":                        "--loopback is for --device gpu",
-		"--repeats 0":                       "at least 1",
-		"--profile x":                       "--show",
-		"--sizes 0":                         "0",
-		"--device gpu --sms -1":             "at least 0",
-		"--device gpu --show --profile x":   "--ranks",
-		"--device gpu --loopback --ranks 1": "at least 2",
-		"--device gpu --operations 0":       "operations 0",
+		"--kinds barrier":                 "want some of allreduce",
+		"--device gpu --time 1s":          "--time is for --device host",
+		"--loopback":                      "--loopback is for --device gpu",
+		"--repeats 0":                     "at least 1",
+		"--profile x":                     "--show",
+		"--sizes 0":                       "0",
+		"--device gpu --sms -1":           "at least 0",
+		"--device gpu --show --profile x": "--ranks",
+
+		"--device gpu --show --profile x --ranks 4":              "there is no such table; want one of h100-nvswitch",
+		"--device gpu --show --profile h200-nvswitch --ranks 73": "want 0 to 72",
+		"--device gpu --loopback --ranks 1":                      "at least 2",
+		"--device gpu --operations 0":                            "operations 0",
 	} {
 		_, errs := command(t, 2, append([]string{"tune", "collectives"}, strings.Fields(line)...)...)
 		if !strings.HasPrefix(errs, "weft: ") || !strings.Contains(errs, want) {

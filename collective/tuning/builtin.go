@@ -2,6 +2,7 @@ package tuning
 
 import (
 	"embed"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -37,6 +38,9 @@ var builtin = func() map[string]*Table {
 	}
 	return all
 }()
+
+// Profiles are the names of this package's tables.
+func Profiles() []string { return slices.Sorted(maps.Keys(builtin)) }
 
 // Builtin is this package's table for a profile: its own, or the one that serves for such profiles.
 func Builtin(profile string) *Table {

@@ -61,8 +61,8 @@ func Missing(path, namedBy string) error {
 	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) || namedBy == "" {
 		return nil
 	}
-	return weft.Invalidf("%s names %s, which does not exist: write it with \"weft tune\", or leave it empty",
-		namedBy, path)
+	return weft.Invalidf("%s names %s, which does not exist: write it with \"weft tune collectives\" or "+
+		"\"weft tune ep\", or leave the name empty", namedBy, path)
 }
 
 // NamedBy is the variable, if it names the file.
