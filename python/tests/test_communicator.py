@@ -241,6 +241,8 @@ def test_busy(threads):
 def test_split(threads):
     """Communicators of the ranks of another one, and groups of both by turns."""
 
+    split = threading.Barrier(3)
+
     def rank(c):
         x = np.full(3, c.rank, np.int64)
         seen = []
@@ -252,8 +254,9 @@ def test_split(threads):
                 seen.append([part.rank, part.ranks, int(g.all_reduce(x)[0])])
         with pytest.raises(weft.InvalidError, match="color -7"):
             c.split(-7 if c.rank == 2 else 0)
-        c.set_mask([0]) if c.rank else None
+        split.wait(20)
         if c.rank:
+            c.set_mask([0])
             with pytest.raises(weft.UnsupportedError, match="shrink"):
                 c.duplicate()
             with c.shrink() as less:
@@ -265,6 +268,20 @@ def test_split(threads):
         [[3, 3, 1], [0, 2, "host", True]],
         [[3, 3, 2], [0, 2, 2], [1, 2, "host", True]],
     ]
+
+
+def test_stream_on_the_host(threads):
+    """A rank that names a stream is refused, and its peers are with it."""
+
+    def rank(c):
+        with weft.Group(c) as g:
+            with pytest.raises(weft.UnsupportedError, match="no streams"):
+                g.all_reduce(np.ones(2), **({"stream": 3} if c.rank else {}))
+            with pytest.raises(weft.InvalidError, match="which has none"):
+                c.wait(3)
+            return float(g.all_reduce(np.ones(2))[0])
+
+    assert threads(2, rank) == [2, 2]
 
 
 def test_mask_of_ranks_that_are_not(comm):
