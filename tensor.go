@@ -2,6 +2,8 @@ package weft
 
 import (
 	"fmt"
+	"math"
+	"math/bits"
 	"unsafe"
 
 	"github.com/weftgo/weft/cuda"
@@ -94,6 +96,9 @@ func TensorOf[T Element](s []T, shape ...int) Tensor {
 		shape = []int{len(s)}
 	}
 	t := Tensor{Data: unsafe.Pointer(unsafe.SliceData(s)), DType: DTypeOf[T](), Shape: shape}
+	if err := t.CheckShape(); err != nil {
+		panic("weft: " + err.Error())
+	}
 	if t.Elems() != len(s) {
 		panic(fmt.Sprintf("weft: shape %v has %d elements, the slice %d", shape, t.Elems(), len(s)))
 	}
@@ -104,6 +109,9 @@ func TensorOf[T Element](s []T, shape ...int) Tensor {
 // small.
 func TensorAt(mem []byte, d DType, shape ...int) Tensor {
 	t := Tensor{Data: unsafe.Pointer(unsafe.SliceData(mem)), DType: d, Shape: shape}
+	if err := t.CheckShape(); err != nil {
+		panic("weft: " + err.Error())
+	}
 	if t.Bytes() > len(mem) {
 		panic(fmt.Sprintf("weft: a %v tensor of shape %v needs %d bytes, the memory has %d", d, shape, t.Bytes(), len(mem)))
 	}
@@ -130,6 +138,28 @@ func SliceOf[T Element](t Tensor) []T {
 
 // IsZero reports whether the tensor is absent: no memory and no shape.
 func (t Tensor) IsZero() bool { return t.Data == nil && t.Shape == nil }
+
+// CheckShape refuses negative dimensions, and shapes whose bytes are more than an int counts.
+func (t Tensor) CheckShape() error {
+	bytes, empty := max(t.DType.Size(), 1), false
+	for _, d := range t.Shape {
+		high, low := bits.Mul64(uint64(bytes), uint64(d))
+		switch {
+		case d < 0:
+			return Invalidf("shape %v: the dimension %d is negative", t.Shape, d)
+		case d == 0:
+			empty = true
+		case high != 0 || low > math.MaxInt:
+			bytes = math.MaxInt // unless a dimension is 0
+		default:
+			bytes = int(low)
+		}
+	}
+	if bytes == math.MaxInt && !empty {
+		return Invalidf("shape %v of %v: it has more bytes than an int counts", t.Shape, t.DType)
+	}
+	return nil
+}
 
 // Elems is the number of elements.
 func (t Tensor) Elems() int {

@@ -726,3 +726,38 @@ func TestLog(t *testing.T) {
 type writer func([]byte) (int, error)
 
 func (w writer) Write(p []byte) (int, error) { return w(p) }
+
+// TestRefusalsSayWhatIsMissing: shapes that no memory has, and algorithms that do not fit.
+func TestRefusalsSayWhatIsMissing(t *testing.T) {
+	j := newJob(t, 2)
+	groups := j.group(t, Options{})
+	x := make([]float32, 4)
+	shaped := func(shape ...int) weft.Tensor {
+		return weft.Tensor{Data: unsafe.Pointer(&x[0]), DType: weft.Float32, Shape: shape}
+	}
+	for words, c := range map[string]Call{
+		"negative":               {Collective: AllReduce, In: shaped(-2, -2), Out: shaped(-2, -2)},
+		"more bytes than an int": {Collective: AllReduce, In: shaped(1<<32, 1<<32), Out: shaped(1<<32, 1<<32)},
+		"in windows (Comm.Alloc": {
+			Collective: AllReduce, In: shaped(4), Out: shaped(4), Algorithm: "all-reduce/window",
+		},
+	} {
+		for r, err := range j.each(t, func(ctx context.Context, r int) error { return groups[r].Do(ctx, nil, c) }) {
+			refused := errors.Is(err, weft.ErrInvalid) || errors.Is(err, weft.ErrUnsupported)
+			if !refused || !strings.Contains(err.Error(), words) {
+				t.Errorf("rank %d, want %q: %v", r, words, err)
+			}
+		}
+	}
+	for r, err := range j.each(t, func(ctx context.Context, r int) error {
+		_, err := New(ctx, j.comms[r], Options{Staging: math.MaxInt})
+		return err
+	}) {
+		if !errors.Is(err, weft.ErrInvalid) || !strings.Contains(err.Error(), "it may be 0 to 68719476736") {
+			t.Errorf("rank %d, all the staging memory there is: %v", r, err)
+		}
+	}
+	if err := shaped(1<<40, 0, 1<<40).CheckShape(); err != nil {
+		t.Errorf("an empty tensor: %v", err)
+	}
+}

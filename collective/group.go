@@ -23,11 +23,12 @@ import (
 const MaxHidden = gpu.MaxHidden
 
 // DefaultScratch is the staging memory of a rank on the host unless [Options] say otherwise, and
-// MaxScratch the most they may ask for. DefaultStaging is that of a rank on a GPU.
+// MaxScratch the most they may ask for. DefaultStaging and MaxStaging are the same of a rank on a GPU.
 const (
 	DefaultScratch = 4 << 20
 	MaxScratch     = 1 << 30
 	DefaultStaging = 64 << 20
+	MaxStaging     = 64 << 30
 )
 
 // Options configures [New]. All ranks pass the same.
@@ -39,9 +40,9 @@ type Options struct {
 
 	// Staging is how many bytes of each GPU's memory hold what peers send. Larger operands take
 	// several launches: [GPUCaps] says of what size. 0 means what WEFT_COLLECTIVE_STAGING says, or else
-	// [DefaultStaging]. Beside it three things take a quarter as much each: words by which moved floats keep
-	// all their bits, pieces of large operands, and messages, these 16 MiB at most, but for each rank 4 KiB
-	// at least.
+	// [DefaultStaging]; more than [MaxStaging] is refused. Beside it three things take a quarter as much each:
+	// words by which moved floats keep all their bits, pieces of large operands, and messages, these 16 MiB at
+	// most, but for each rank 4 KiB at least.
 	Staging int
 
 	// SMs bounds the multiprocessors of a GPU that a group's kernels fill, those of all ranks that share it together.
@@ -179,8 +180,8 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 	switch {
 	case opts.Scratch < 0 || opts.Scratch > MaxScratch:
 		err = weft.Invalidf("%s: scratch memory of %d bytes; it may be 0 to %d", op, opts.Scratch, MaxScratch)
-	case opts.Staging < 0:
-		err = weft.Invalidf("%s: staging memory of %d bytes", op, opts.Staging)
+	case opts.Staging < 0 || opts.Staging > MaxStaging:
+		err = weft.Invalidf("%s: staging memory of %d bytes; it may be 0 to %d", op, opts.Staging, MaxStaging)
 	case opts.SMs < 0 || opts.SerialGroup < 0:
 		err = weft.Invalidf("%s: %d SMs, serial group %d", op, opts.SMs, opts.SerialGroup)
 	case opts.Loopback != 0 && (comm.Size() != 1 || comm.Device() == nil || opts.Loopback < 0 ||
@@ -283,8 +284,8 @@ func staging() (int, error) {
 		return DefaultStaging, nil
 	}
 	n, err := strconv.Atoi(v)
-	if err != nil || n < 1 {
-		return 0, weft.Invalidf("%s=%s: it is a number of bytes", stagingVariable, v)
+	if err != nil || n < 1 || n > MaxStaging {
+		return 0, weft.Invalidf("%s=%s: it is a number of bytes, 1 to %d", stagingVariable, v, MaxStaging)
 	}
 	return n, nil
 }

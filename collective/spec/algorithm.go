@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -26,6 +27,7 @@ type Algorithm struct {
 	DTypes             []weft.DType // one of them, if there are any
 	Ops                []weft.Op    // the same, of reductions
 	Supports           func(Request) bool
+	Demands            string // what Supports wants of a call, in errors: "needs inputs in windows"
 
 	// Cost is the time that a request is expected to take, in microseconds. Of all algorithms that fit, the one
 	// that costs least runs. An algorithm without it runs only where a call or a group names it, or a selector
@@ -102,7 +104,7 @@ func (a *Algorithm) misfit(q *Request) string {
 	case a.Variant != q.Variant:
 		return "is not for calls with a norm or words, or for those alone"
 	case q.Windows&a.Needs != a.Needs:
-		return "needs operands in windows, on GPUs those of a symmetric call"
+		return fmt.Sprintf("needs %v in windows, on GPUs those of a symmetric call", a.Needs&^q.Windows)
 	case q.Bytes < a.MinBytes:
 		return "is for more bytes"
 	case a.MaxBytes > 0 && q.Bytes > a.MaxBytes:
@@ -120,7 +122,7 @@ func (a *Algorithm) misfit(q *Request) string {
 	case len(a.Ops) > 0 && q.Collective.Reduces() && !slices.Contains(a.Ops, q.Op):
 		return "is for other operations"
 	case a.Supports != nil && !a.Supports(*q):
-		return "does not support that"
+		return cmp.Or(a.Demands, "refuses the call")
 	}
 	return ""
 }

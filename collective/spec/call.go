@@ -134,9 +134,12 @@ func checkTensor(name, what string, t *weft.Tensor) (n int, err error) {
 	if why := t.Absence(); why != "" {
 		return 0, weft.Invalidf("%s: %s", name, why)
 	}
+	if err := t.CheckShape(); err != nil {
+		return 0, fmt.Errorf("%s: %s: %w", name, what, err)
+	}
 	n = t.Elems()
 	switch {
-	case n < 0 || n > maxElems:
+	case n > maxElems:
 		return 0, weft.Invalidf("%s: %s of %d elements", name, what, n)
 	case n > 0 && (t.Data == nil || t.DType.Size() == 0):
 		return 0, weft.Invalidf("%s: %s of %d elements of type %v without memory", name, what, n, t.DType)

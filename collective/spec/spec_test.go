@@ -91,12 +91,13 @@ func TestMisfits(t *testing.T) {
 		{Algorithm{}, ""},
 		{Algorithm{Collective: Gather}, "another collective"},
 		{Algorithm{Variant: WithWords}, "norm or words"},
-		{Algorithm{Needs: Inputs | Outputs}, "needs operands in windows"},
+		{Algorithm{Needs: Inputs | Outputs}, "needs outputs in windows"},
 		{Algorithm{MinBytes: 65}, "more bytes"},
 		{Algorithm{MaxBytes: 63}, "fewer bytes"},
 		{Algorithm{InPlace: OnlyInPlace}, "outputs that are inputs alone"},
 		{Algorithm{WorldSize: 5}, "number of ranks"},
-		{Algorithm{Supports: func(Request) bool { return false }}, "does not support"},
+		{Algorithm{Supports: func(Request) bool { return false }}, "refuses the call"},
+		{Algorithm{Supports: func(Request) bool { return false }, Demands: "needs rain"}, "needs rain"},
 		{Algorithm{Needs: Inputs, MinBytes: 64, MaxBytes: 64, InPlace: OnlyApart, WorldSize: 4}, ""},
 	} {
 		a := tc.a

@@ -66,7 +66,8 @@ var algorithms = []*algorithm{
 	// 2(n-1) 2.2 + 2(n-1)/n S/361. It has bits of its own, so no group chooses it.
 	{Algorithm: spec.Algorithm{
 		Name: relaxedRing, Collective: spec.AllReduce, Needs: spec.Outputs, MaxBytes: mostWhole, Supports: relaxable,
-		Tags: map[string]string{"opt-in": "bits of its own"},
+		Demands: "takes no average of integers",
+		Tags:    map[string]string{"opt-in": "bits of its own"},
 	}, start: (*Engine).startRelaxedRing},
 	// 4.6 + moved/331, with 6 to 12 blocks.
 	loadedLate(largeOf("reduce-scatter/pull", spec.ReduceScatter, spec.Inputs, spec.BulkCopies, (*Engine).startPull)),
@@ -121,8 +122,16 @@ func largeOf(name string, k spec.Collective, w spec.Windows, able spec.Abilities
 	a := &algorithm{Algorithm: spec.Algorithm{Name: name, Collective: k, Needs: w, MaxBytes: mostWhole}, start: run}
 	if able != 0 {
 		a.Supports = func(q spec.Request) bool { return q.Able&able == able }
+		a.Demands = demands[able]
 	}
 	return a
+}
+
+// demands say how to have an ability.
+var demands = map[spec.Abilities]string{
+	spec.BulkCopies: "needs bulk copies, which GPUs have from compute capability 9.0 on",
+	spec.Lines: "needs lines of 128 bytes that arrive whole: on several GPUs set " + LinesVariable +
+		"=1 on all ranks",
 }
 
 // loadedLate has an algorithm's kernels loaded when one of them first runs.

@@ -12,6 +12,7 @@ type form struct {
 	name     string
 	eager    bool
 	supports func(q spec.Request) bool
+	demands  string // what supports wants, in errors
 	run      func(ctx context.Context, c *call) error
 }
 
@@ -43,7 +44,7 @@ var algorithms = func() (all []*algorithm) {
 	for kind := range spec.Collectives {
 		for _, f := range forms[kind] {
 			all = append(all, &algorithm{spec.Algorithm{
-				Name: kind.String() + "/" + f.name, Collective: kind, Eager: f.eager, Supports: f.supports,
+				Name: kind.String() + "/" + f.name, Collective: kind, Eager: f.eager, Supports: f.supports, Demands: f.demands,
 			}, f})
 		}
 	}

@@ -12,6 +12,8 @@ import (
 var eager = form{
 	name:  "eager",
 	eager: true,
+
+	demands: "sends what fits in one slot of Options.Scratch",
 	supports: func(q spec.Request) bool {
 		if q.Collective == spec.AllToAllV {
 			return q.Sent <= eagerRoom(q.Slot, q.Ranks)

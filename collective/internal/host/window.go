@@ -15,6 +15,8 @@ import (
 // publishes the result, and that overwrites the chunk.
 var window = form{
 	name: "window",
+
+	demands: "reads inputs in windows (Comm.Alloc, Comm.Register) of every rank and, but for a reduce, outputs there",
 	supports: func(q spec.Request) bool {
 		if q.Collective == spec.Reduce {
 			return q.Windows&spec.Inputs != 0
