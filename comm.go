@@ -15,6 +15,7 @@ import (
 	"github.com/weftgo/weft/device"
 	"github.com/weftgo/weft/engine"
 	"github.com/weftgo/weft/internal/control"
+	"github.com/weftgo/weft/internal/relay"
 	"github.com/weftgo/weft/internal/shm"
 )
 
@@ -43,7 +44,10 @@ type Comm struct {
 	sameProcess []bool // by rank
 	processes   []int  // by rank: process ids on this host, else 0
 	ends        ends
-	remote      int // the lowest rank on another host, or -1
+	hosts       []int         // by rank: its host
+	remote      int           // the lowest rank on another host, or -1
+	node        *relay.Node   // of this process, where there are ranks on other hosts
+	between     *relay.Member // this rank's part in it
 
 	device   *Device        // nil on the host
 	record   *device.Record // the device's, or noRecord
@@ -71,6 +75,10 @@ func (c *Comm) Size() int { return c.size }
 
 // LocalSize is the number of ranks on this host.
 func (c *Comm) LocalSize() int { return c.local }
+
+// Host is the number of a rank's host. Ranks of one host share memory; all ranks have agreed on the
+// hosts when they joined, and number them from 0 in the order of their lowest ranks.
+func (c *Comm) Host(rank int) int { return c.hosts[rank] }
 
 // String says which rank of how many this is, and on which engine: "rank 2 of 4 on the host".
 func (c *Comm) String() string {
@@ -169,8 +177,9 @@ func (c *Comm) event(e shm.Event) {
 	case shm.Left:
 		c.control.MarkLeft(e.Peer)
 	case shm.Died:
-		c.noteEnd(e)
+		c.noteEnd(e.Peer, e.Err)
 		c.control.MarkDied(e.Peer, e.Err)
+		c.witness(e)
 	}
 }
 
@@ -198,6 +207,9 @@ func (c *Comm) leave() error {
 	c.closing.Unlock()
 	if again {
 		return nil
+	}
+	if c.between != nil {
+		c.between.Leave()
 	}
 	var err error
 	if c.mesh != nil {

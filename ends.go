@@ -1,6 +1,7 @@
 package weft
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -24,14 +25,17 @@ type ends struct {
 const launcherGrace = 100 * time.Millisecond
 
 // noteEnd keeps how a peer ended.
-func (c *Comm) noteEnd(e shm.Event) {
-	if e.Err == nil {
+func (c *Comm) noteEnd(peer int, err error) {
+	if err == nil {
 		return
 	}
 	c.ends.Lock()
 	defer c.ends.Unlock()
-	if c.ends.how[e.Peer] == "" {
-		c.ends.how[e.Peer] = trimCause(e.Err, shm.ErrDied)
+	if c.ends.how[peer] == "" {
+		c.ends.how[peer] = trimCause(err, shm.ErrDied)
+		if errors.Is(err, ErrDied) {
+			c.ends.how[peer] = trimCause(err, ErrDied)
+		}
 	}
 }
 

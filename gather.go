@@ -34,9 +34,6 @@ func (c *Comm) gather(ctx context.Context, op string, note []byte) ([][]byte, er
 		return nil, err
 	}
 	defer c.gate.Leave()
-	if err := c.requireOneHost(op); err != nil {
-		return nil, err
-	}
 	if err := c.begin(op); err != nil {
 		return nil, err
 	}
@@ -186,11 +183,12 @@ func pairs(text string) (names []string, values map[string]string) {
 // messageText is a message without its mark.
 func messageText(note []byte) []byte { return note[min(1, len(note)):] }
 
-// requireOneHost refuses what needs shared memory with ranks of other hosts.
+// requireOneHost refuses what needs memory that all ranks map. All ranks refuse alike, and before they
+// compare anything.
 func (c *Comm) requireOneHost(op string) error {
 	if c.remote >= 0 {
-		return Unsupportedf("%s: rank %d is on another host, and this build reaches only ranks of one host; "+
-			"start all ranks on one host", op, c.remote)
+		return Unsupportedf("%s: ranks 0 and %d are on different hosts, and windows reach only ranks of one host; "+
+			"make a communicator of each host's ranks, or start all ranks on one host", op, slices.Index(c.hosts, 1))
 	}
 	return nil
 }

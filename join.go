@@ -92,7 +92,7 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 	// every other wait.
 	ctx, cancel := awake(ctx, cfg.deadline)
 	defer cancel()
-	listener, err := shm.Listen()
+	listener, err := shm.ListenOn(cfg.host)
 	if err != nil {
 		return nil, giveUp(b, err)
 	}
@@ -115,6 +115,7 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 		remote:    -1,
 		device:    gpu,
 
+		hosts:       hostsOf(peers),
 		sameProcess: make([]bool, b.Size()),
 		processes:   make([]int, b.Size()),
 		ends:        ends{how: map[int]string{}, asked: map[int]bool{}},
@@ -124,17 +125,17 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 	var cpus channel.CPUs
 	addresses := make([]shm.Address, c.size)
 	for r, p := range peers {
-		addresses[r] = p.address
 		switch {
 		case !own.address.SameHost(p.address):
 			if c.remote < 0 {
 				c.remote = r
 			}
-			continue
+			continue // its address stays empty: the mesh is this host's
 		case own.address.SameProcess(p.address):
 			c.inProcess++
 			c.sameProcess[r] = true
 		}
+		addresses[r] = p.address
 		c.local++
 		c.processes[r] = p.address.PID
 		cpus.Add(p.cpus)
@@ -162,12 +163,14 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 		}
 	}
 	if c.remote >= 0 {
-		// Ranks of other hosts are reached through the bootstrap only; see requireOneHost.
-		if unbound != nil {
-			return nil, errors.Join(unbound, listener.Close(), gpu.close(), region.Release())
+		if c.node, err = c.openNode(ctx, peers, notes); err != nil {
+			return nil, errors.Join(giveUp(b, err), listener.Close(), gpu.close(), region.Release())
 		}
-		c.regions = []*shm.Region{region}
-		return c, listener.Close()
+		defer func() {
+			if err != nil {
+				c.node.Forsake()
+			}
+		}()
 	}
 
 	ctx, stop := untilBlamed(ctx, b)
@@ -187,17 +190,30 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 	}
 	pages := make([][]byte, c.size)
 	for r, g := range c.regions {
-		pages[r] = g.Bytes()
+		if g != nil {
+			pages[r] = g.Bytes()
+		}
 	}
-	c.control.Connect(pages, control.Shared(pages))
-	if gpu != nil {
-		if err := c.verifyDevices(ctx, unbound); err != nil {
-			errs := []error{err, c.mesh.Close(), gpu.close()}
-			for _, g := range c.regions {
+	if c.node == nil {
+		c.control.Connect(pages, control.Shared(pages))
+	} else if err = c.connectHosts(ctx, pages); err != nil {
+		err = giveUp(b, err)
+	}
+	if err == nil && gpu != nil {
+		err = c.verifyDevices(ctx, unbound)
+	}
+	if err != nil {
+		errs := []error{err}
+		if c.between != nil {
+			c.between.Leave()
+		}
+		errs = append(errs, c.mesh.Close(), gpu.close())
+		for _, g := range c.regions {
+			if g != nil {
 				errs = append(errs, g.Release())
 			}
-			return nil, errors.Join(errs...)
 		}
+		return nil, errors.Join(errs...)
 	}
 	return c, nil
 }

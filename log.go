@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"strings"
 	"time"
 
@@ -101,7 +102,7 @@ func (c *Comm) logJoin(took time.Duration) {
 	}
 	switch {
 	case c.remote >= 0:
-		transport = "none to other hosts"
+		transport = "shared memory within a host, none for data between hosts"
 	case c.size == 1:
 		transport = "none"
 	case c.device != nil && c.device.virtual:
@@ -112,6 +113,7 @@ func (c *Comm) logJoin(took time.Duration) {
 	if c.device != nil {
 		engine = "gpu"
 	}
-	c.logger.Info("joined", "op", "join", "ranks", c.size, "local", c.local, "engine", engine, "transport", transport,
+	c.logger.Info("joined", "op", "join", "ranks", c.size, "local", c.local, "hosts", slices.Max(c.hosts)+1,
+		"engine", engine, "transport", transport,
 		"control_bytes", memory, "deadline", c.Deadline().String(), "took", took.Round(time.Microsecond).String())
 }

@@ -34,9 +34,6 @@ func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 		return err
 	}
 	defer c.gate.Leave()
-	if err := c.requireOneHost(op); err != nil {
-		return err
-	}
 	var set RankSet
 	for _, r := range ranks {
 		if r < 0 || r >= c.size {

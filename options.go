@@ -21,6 +21,7 @@ type config struct {
 	policy    *channel.Policy
 	logger    *slog.Logger
 	hugePages bool
+	host      string // which this rank takes its host for; for tests
 
 	context  *cuda.Context
 	onDevice bool

@@ -51,6 +51,9 @@ func (c *Comm) Alloc(ctx context.Context, size int) (*Window, error) {
 	if err := c.begin(op); err != nil {
 		return nil, err
 	}
+	if err := c.requireOneHost(op); err != nil {
+		return nil, err
+	}
 	if size < 0 {
 		return c.window(ctx, op, size, nil, Invalidf("%s: %d bytes", op, size))
 	}
@@ -101,6 +104,9 @@ func (c *Comm) RegisterMemory(ctx context.Context, mem []byte) (*Window, error) 
 		return nil, err
 	}
 	defer c.gate.Leave()
+	if err := c.requireOneHost(op); err != nil {
+		return nil, err
+	}
 	if c.device != nil {
 		return nil, Unsupportedf("%s: the rank is on a GPU; use Alloc, or RegisterDevice with the device's memory", op)
 	}
@@ -127,6 +133,12 @@ func (c *Comm) RegisterMemory(ctx context.Context, mem []byte) (*Window, error) 
 
 // window makes a window of this rank's segment, or passes err to the other ranks.
 func (c *Comm) window(ctx context.Context, op string, size int, own *shm.Region, err error) (*Window, error) {
+	if err := c.requireOneHost(op); err != nil {
+		if own != nil {
+			err = errors.Join(err, own.Release())
+		}
+		return nil, err
+	}
 	if err := c.verifySame(ctx, op, fmt.Sprintf("bytes: %d", size), err); err != nil {
 		if own != nil {
 			return nil, errors.Join(err, own.Release())

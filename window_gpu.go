@@ -86,6 +86,9 @@ func parseSegment(b []byte, size int) (p segment, err error) {
 
 // allocDevice makes a window of new device memory, with multicast addresses if they are wanted.
 func (c *Comm) allocDevice(ctx context.Context, op string, size int, multicast bool) (*Window, error) {
+	if err := c.requireOneHost(op); err != nil {
+		return nil, err
+	}
 	own := &segment{}
 	var err error
 	extent := max(size, 1)
@@ -168,6 +171,9 @@ func (c *Comm) RegisterDevice(ctx context.Context, p cuda.Pointer, size int) (*W
 	}
 	if c.device == nil {
 		return nil, Unsupportedf("%s: the rank is on the host; Join with WithGPU or WithDevice", op)
+	}
+	if err := c.requireOneHost(op); err != nil {
+		return nil, err
 	}
 	own, err := c.device.inspectSegment(op, p, size, c.inProcess != c.size)
 	if err == nil {

@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Connect forms a full mesh among the ranks at addrs; self is this listener's own position in it.
+// Connect forms a full mesh among the ranks at addrs; self is this listener's own position in it. A
+// zero address stands for a rank that is on another host, and is no peer.
 // It returns when every rank is connected, or with a [*PeerError] that names one that is gone, is
 // not on this host ([ErrOtherHost]), belongs to another user ([ErrOtherUser]), has another list
 // ([ErrMismatch]), or had not come when ctx ended. Whatever the result, the listener is used up and
@@ -92,6 +93,10 @@ func (l *Listener) checkMembers(self int, addrs []Address) (roster [16]byte, err
 	seen := make(map[[16]byte]int, len(addrs))
 	hash := sha256.New()
 	for i, a := range addrs {
+		if a == (Address{}) {
+			hash.Write([]byte{0}) // which no address begins with
+			continue
+		}
 		if !a.SameHost(l.address) {
 			return roster, &PeerError{Peer: i, Err: fmt.Errorf("on %s: %w %s", a.Host, ErrOtherHost, l.address.Host)}
 		}
@@ -375,7 +380,7 @@ func (j *join) admit(ctx context.Context, c *conn, cred *unix.Ucred) bool {
 		return false
 	}
 	p := j.mesh.peers[g.from]
-	if believe(cred, p.address) != nil || !g.shows(p.address, j.listener.address) || !j.mesh.attach(p, c) {
+	if p == nil || believe(cred, p.address) != nil || !g.shows(p.address, j.listener.address) || !j.mesh.attach(p, c) {
 		return false
 	}
 	err = c.write(ctx, frame{kind: kindWelcome, payload: j.greeting(p).encode()}, -1)

@@ -24,8 +24,14 @@ type Listener struct {
 
 // Listen opens an abstract Unix socket under a random name. It belongs to no file system and is
 // gone with the process.
-func Listen() (*Listener, error) {
-	host, err := hostIdentity()
+//
+// The host has the name that the environment or the system gives it.
+func Listen() (*Listener, error) { return ListenOn("") }
+
+// ListenOn is Listen for a rank that takes its host for one of another name. An empty name changes
+// nothing.
+func ListenOn(host string) (*Listener, error) {
+	host, err := hostIdentity(host)
 	if err != nil {
 		return nil, err
 	}

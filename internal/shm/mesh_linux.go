@@ -26,7 +26,7 @@ type Mesh struct {
 	self    int
 	token   [16]byte
 	mailbox *mailbox
-	peers   []*peer // nil at self
+	peers   []*peer // nil at self, and for ranks of other hosts
 	watch   *watch
 	onEvent func(Event)
 	running sync.WaitGroup
@@ -64,7 +64,7 @@ func newMesh(self int, addrs []Address, box *mailbox, onEvent func(Event)) (*Mes
 		peers: make([]*peer, len(addrs)), changed: make(chan struct{}),
 	}
 	for i, a := range addrs {
-		if i != self {
+		if i != self && a != (Address{}) {
 			m.peers[i] = &peer{position: i, address: a, offers: make(map[uint64]offer), unwanted: make(map[uint64]struct{})}
 		}
 	}
@@ -275,7 +275,7 @@ func (m *Mesh) Self() int { return m.self }
 // it was read: one to a peer that is about to be reported gone may be lost without an error. For a
 // peer that has long not read it waits a second, then returns [ErrBusy].
 func (m *Mesh) Send(peer int, data []byte) error {
-	if peer < 0 || peer >= len(m.peers) || peer == m.self {
+	if peer < 0 || peer >= len(m.peers) || m.peers[peer] == nil {
 		return fmt.Errorf("send to peer %d of %d from %d: no such peer", peer, len(m.peers), m.self)
 	}
 	if len(data) > MaxMessage {

@@ -40,6 +40,9 @@ type Listener struct{ OnFailure func(err error) }
 // Listen returns [ErrNeedsLinux].
 func Listen() (*Listener, error) { return nil, ErrNeedsLinux }
 
+// ListenOn returns [ErrNeedsLinux].
+func ListenOn(string) (*Listener, error) { return nil, ErrNeedsLinux }
+
 // Address returns the zero address.
 func (*Listener) Address() Address { return Address{} }
 

@@ -1,0 +1,109 @@
+package weft_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/internal/ranktest"
+)
+
+// joinHosts makes goroutine ranks, of which each takes its host for one of the given name.
+func joinHosts(t testing.TB, hosts []string, options ...weft.Option) []*weft.Comm {
+	t.Helper()
+	group, err := ranktest.JoinEach(len(hosts), func(rank int) []weft.Option {
+		return append(slices.Clone(options), weft.OnHost(hosts[rank]))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := ranktest.Close(group); err != nil {
+			t.Error(err)
+		}
+	})
+	return group
+}
+
+// TestHosts joins ranks of several hosts, in any order. They gather, mask, abort and go on as on one.
+func TestHosts(t *testing.T) {
+	for _, hosts := range [][]string{
+		{"a", "b"}, {"a", "a", "b", "b"}, {"a", "b", "a", "b", "c"}, {"a", "b", "c", "d", "e", "e"},
+	} {
+		t.Run(fmt.Sprint(hosts), func(t *testing.T) {
+			group := joinHosts(t, hosts, weft.WithDeadline(30*time.Second))
+			n := len(group)
+			numbers := map[string]int{}
+			for r, c := range group {
+				if _, ok := numbers[hosts[r]]; !ok {
+					numbers[hosts[r]] = len(numbers)
+				}
+				local := 0
+				for p := range hosts {
+					if hosts[p] == hosts[r] {
+						local++
+					}
+					if want := numbers[hosts[p]]; p <= r && c.Host(p) != want {
+						t.Errorf("rank %d takes rank %d's host for %d, not %d", r, p, c.Host(p), want)
+					}
+				}
+				if c.LocalSize() != local {
+					t.Errorf("rank %d: %d local ranks, not %d", r, c.LocalSize(), local)
+				}
+			}
+			must(t, group, func(c *weft.Comm) error {
+				for i := range 20 {
+					if err := c.Operations().VerifySame(testContext(t), "test", fmt.Sprint(i), nil); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			for r, err := range each(group, func(c *weft.Comm) error {
+				_, err := c.Alloc(testContext(t), 100)
+				return err
+			}) {
+				if !errors.Is(err, weft.ErrUnsupported) || group[r].Err() != nil {
+					t.Errorf("rank %d allocates between hosts: %v", r, err)
+				}
+			}
+			for r, err := range each(group, func(c *weft.Comm) error {
+				if c.Rank() == n-1 {
+					c.Abort()
+					return c.Err()
+				}
+				return c.Operations().VerifySame(testContext(t), "test", "never", nil)
+			}) {
+				blames(t, r, err, n-1, weft.ErrAborted)
+			}
+			must(t, group, func(c *weft.Comm) error { return c.SetMask(testContext(t)) })
+			if n > 2 {
+				must(t, group[1:], func(c *weft.Comm) error { return c.SetMask(testContext(t), 0) })
+				var others []int
+				for r := range n - 1 {
+					others = append(others, r+1)
+				}
+				if err := group[0].SetMask(testContext(t), others...); !errors.Is(err, weft.ErrMasked) {
+					t.Errorf("the one that is left out goes on: %v", err)
+				}
+				must(t, group, func(c *weft.Comm) error { return c.SetMask(testContext(t)) })
+			}
+			must(t, group, func(c *weft.Comm) error {
+				return c.Operations().VerifySame(testContext(t), "test", "together", nil)
+			})
+			if err := group[n-1].Close(); err != nil {
+				t.Error(err)
+			}
+			rest := group[:n-1]
+			for r, err := range each(rest, func(c *weft.Comm) error {
+				return c.Operations().VerifySame(testContext(t), "test", "left", nil)
+			}) {
+				blames(t, r, err, n-1, weft.ErrLeft)
+			}
+			must(t, rest, func(c *weft.Comm) error { return c.SetMask(testContext(t), n-1) })
+		})
+	}
+}

@@ -1,0 +1,284 @@
+package relay
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/weftgo/weft/channel"
+	"github.com/weftgo/weft/internal/rankset"
+)
+
+// TestProcessDies kills processes at each place of a tree. The others blame it at once, and go on.
+func TestProcessDies(t *testing.T) {
+	for _, fanout := range []int{1, 2, 32} {
+		for victim := range 5 {
+			t.Run(fmt.Sprint(fanout, " wide, process ", victim), func(t *testing.T) {
+				w := newNetwork(layout{
+					perProcess: []int{2, 1, 1, 2, 1}, heartbeat: 20 * time.Second, timeout: 30 * time.Second, fanout: fanout,
+					late: time.Millisecond,
+				})
+				defer w.close()
+				w.formed(t)
+				gatherAll(t, w.all(), 2)
+				w.kill(victim, -1)
+				start := time.Now()
+				ranks := w.all()
+				for i, err := range each(ranks, func(k *rank) error {
+					_, err := k.gather(nil)
+					return err
+				}) {
+					peer, ok := errors.AsType[*channel.PeerError](err)
+					if !ok || w.procs[0].ProcessOf(peer.Rank) != victim || !errors.Is(err, channel.ErrDied) {
+						t.Errorf("rank %d: %v, want the death of process %d", ranks[i].number, err, victim)
+					}
+				}
+				if took := time.Since(start); took > 10*time.Second {
+					t.Errorf("a death was told after %v", took)
+				}
+				out := rankset.Of(w.procs[victim].cfg.Processes[victim].Ranks...)
+				w.awaitDeaths(t, out)
+				must(t, ranks, func(k *rank) error { return k.mask(out) })
+				gatherAll(t, ranks, 3)
+				w.check(t)
+			})
+		}
+	}
+}
+
+// awaitDeaths returns when all living ranks know of deaths.
+func (w *network) awaitDeaths(t testing.TB, dead rankset.Set) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		if !slices.ContainsFunc(w.all(), func(k *rank) bool {
+			return slices.ContainsFunc(slices.Collect(dead.All()), func(r int) bool { return !k.Died(r) })
+		}) {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("not all know of the deaths of %v", dead)
+		}
+	}
+}
+
+// TestDeathsInTurn kills one process after the other, of which others on the host are witnesses,
+// until a single one is left: what is certain needs no majority.
+func TestDeathsInTurn(t *testing.T) {
+	w := newNetwork(layout{
+		perProcess: []int{1, 2, 1, 1}, hosts: []int{0, 0, 0, 0}, heartbeat: 20 * time.Second, timeout: 20 * time.Second, fanout: 2,
+	})
+	defer w.close()
+	w.formed(t)
+	var dead rankset.Set
+	for victim := range 3 {
+		w.kill(victim, 3)
+		dead = dead.Union(rankset.Of(w.procs[3].cfg.Processes[victim].Ranks...))
+		w.awaitDeaths(t, dead)
+		must(t, w.all(), func(k *rank) error { return k.mask(dead) })
+		gatherAll(t, w.all(), 2)
+	}
+	w.check(t)
+}
+
+// TestMinority: without a witness, half of the ranks without the lowest do not go on, for the others
+// may. They are told so at once.
+func TestMinority(t *testing.T) {
+	w := newNetwork(layout{perProcess: []int{1, 1}, heartbeat: 2 * time.Second, timeout: 20 * time.Second})
+	defer w.close()
+	w.formed(t)
+	w.kill(0, -1)
+	w.awaitDeaths(t, rankset.Of(0))
+	k := w.procs[1].ranks[0]
+	blamed(t, 1, k.mask(rankset.Of(0)), 1, channel.ErrMasked)
+}
+
+// TestSilence lets nothing through to one process any more. The others blame it, and go on; it does
+// not go on without them, and learns of their decision when the network is whole again.
+func TestSilence(t *testing.T) {
+	for _, victim := range []int{0, 1, 3} {
+		t.Run(fmt.Sprint("process ", victim), func(t *testing.T) {
+			w := newNetwork(layout{
+				perProcess: []int{1, 1, 1, 1}, heartbeat: 600 * time.Millisecond, timeout: 20 * time.Second, fanout: 1,
+			})
+			defer w.close()
+			w.formed(t)
+			for i := range w.procs {
+				if i != victim {
+					w.darken(i, victim, true)
+				}
+			}
+			alone := w.procs[victim].ranks[0]
+			var rest []*rank
+			for _, k := range w.all() {
+				if k != alone {
+					rest = append(rest, k)
+				}
+			}
+			var both sync.WaitGroup
+			both.Go(func() {
+				_, err := alone.gather(nil)
+				peer, ok := errors.AsType[*channel.PeerError](err)
+				if !ok || peer.Rank == victim || !errors.Is(err, channel.ErrDied) {
+					t.Errorf("the one that is alone: %v", err)
+				}
+				blamed(t, victim, alone.mask(rankset.Below(4).Without(victim)), victim, channel.ErrMasked)
+			})
+			for i, err := range each(rest, func(k *rank) error {
+				_, err := k.gather(nil)
+				return err
+			}) {
+				blamed(t, rest[i].number, err, victim, channel.ErrDied)
+			}
+			must(t, rest, func(k *rank) error { return k.mask(rankset.Of(victim)) })
+			gatherAll(t, rest, 2)
+			both.Wait()
+			for i := range w.procs {
+				w.darken(i, victim, false)
+			}
+			for end := time.Now().Add(20 * time.Second); !alone.LeftOut(); time.Sleep(time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatal("the one that was alone does not learn of the decision")
+				}
+			}
+			gatherAll(t, rest, 2)
+			w.check(t)
+		})
+	}
+}
+
+// TestCuts breaks links again and again while ranks gather. Processes connect anew, and nobody notices.
+func TestCuts(t *testing.T) {
+	w := newNetwork(layout{
+		perProcess: []int{2, 1, 2, 1, 1}, heartbeat: 20 * time.Second, timeout: 60 * time.Second, fanout: 2,
+		late: time.Millisecond,
+	})
+	defer w.close()
+	w.formed(t)
+	stop := make(chan struct{})
+	var cutting sync.WaitGroup
+	cutting.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			case <-time.After(3 * time.Millisecond):
+				for a := range w.procs {
+					if a != i%5 {
+						w.cut(a, i%5)
+					}
+				}
+			}
+		}
+	})
+	gatherAll(t, w.all(), 60)
+	close(stop)
+	cutting.Wait()
+}
+
+// TestStoppedOnTheWay: a deadline passes while a process stands still through which others are seen.
+// They are not blamed.
+func TestStoppedOnTheWay(t *testing.T) {
+	w := newNetwork(layout{
+		perProcess: []int{1, 1, 1, 1}, heartbeat: 3 * time.Second, timeout: 900 * time.Millisecond, fanout: 1,
+	})
+	defer w.close()
+	w.formed(t)
+	for _, i := range []int{0, 2, 3} {
+		w.darken(i, 1, true)
+	}
+	rest := []*rank{w.procs[0].ranks[0], w.procs[2].ranks[0], w.procs[3].ranks[0]}
+	for i, err := range each(rest, func(k *rank) error {
+		_, err := k.gather(nil)
+		return err
+	}) {
+		peer, ok := errors.AsType[*channel.PeerError](err)
+		if !ok || peer.Rank != 1 {
+			t.Errorf("rank %d: %v", rest[i].number, err)
+		}
+	}
+}
+
+// TestSides lets processes die, go silent and lose links at random while ranks mask each other. Of
+// disjoint sides one at most goes on.
+func TestSides(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		processes := rapid.IntRange(2, 5).Draw(t, "processes")
+		l := layout{
+			perProcess: rapid.SliceOfN(rapid.IntRange(1, 2), processes, processes).Draw(t, "ranks"),
+			hosts:      make([]int, processes),
+			heartbeat:  400 * time.Millisecond, timeout: 1500 * time.Millisecond, late: 2 * time.Millisecond,
+			fanout: rapid.IntRange(1, 3).Draw(t, "fanout"), seed: rapid.Uint64().Draw(t, "seed"),
+		}
+		for i := range l.hosts {
+			l.hosts[i] = rapid.IntRange(0, i).Draw(t, "host")
+		}
+		w := newNetwork(l)
+		defer w.close()
+		stop := make(chan struct{})
+		var troubles sync.WaitGroup
+		for range rapid.IntRange(0, 3).Draw(t, "troubles") {
+			a := rapid.IntRange(0, processes-1).Draw(t, "a")
+			b := rapid.IntRange(0, processes-1).Draw(t, "b")
+			what := rapid.SampledFrom([]string{"kill", "see killed", "cut", "part"}).Draw(t, "what")
+			after := time.Duration(rapid.IntRange(0, 300).Draw(t, "after")) * time.Millisecond
+			troubles.Go(func() {
+				select {
+				case <-time.After(after):
+				case <-stop:
+					return
+				}
+				w.trouble(what, a, b)
+			})
+		}
+		onward := each(w.all(), func(k *rank) error {
+			for range 3 {
+				if _, err := k.gather(nil); err == nil {
+					continue
+				}
+				for k.ctx.Err() == nil {
+					var out rankset.Set
+					for r := range w.size {
+						if k.Died(r) {
+							out = out.With(r)
+						}
+					}
+					if err := k.mask(out); err == nil || errors.Is(err, channel.ErrMasked) {
+						break
+					}
+				}
+			}
+			return nil
+		})
+		_ = onward
+		close(stop)
+		troubles.Wait()
+		w.check(t)
+	})
+}
+
+// trouble does something to processes.
+func (w *network) trouble(what string, a, b int) {
+	switch what {
+	case "kill":
+		w.kill(a, -1)
+	case "see killed":
+		if a != b {
+			w.kill(a, b)
+		}
+	case "cut":
+		w.cut(a, b)
+	case "part": // those up to a from those above it
+		for i := range w.procs {
+			for j := range w.procs {
+				if i <= a && j > a {
+					w.darken(i, j, true)
+				}
+			}
+		}
+	}
+}
