@@ -16,62 +16,26 @@ import (
 	"github.com/weftgo/weft/internal/shm"
 )
 
-// hostsOf numbers the hosts of ranks, which share memory within each, by their lowest ranks.
-func hostsOf(peers []peerInfo) []int {
-	numbers := map[string]int{}
-	hosts := make([]int, len(peers))
-	for r, p := range peers {
-		n, ok := numbers[p.address.Host]
-		if !ok {
-			n = len(numbers)
-			numbers[p.address.Host] = n
-		}
-		hosts[r] = n
-	}
-	return hosts
-}
-
-// processesOf lists the processes of a job by their lowest ranks, and says which one a rank is of.
-func processesOf(peers []peerInfo, hosts []int, rank int) (all []relay.Process, own int) {
-	type process struct {
-		host string
-		id   [16]byte
-	}
-	numbers := map[process]int{}
-	for r, p := range peers {
-		key := process{p.address.Host, p.address.Process}
-		n, ok := numbers[key]
-		if !ok {
-			n = len(all)
-			numbers[key], all = n, append(all, relay.Process{Host: hosts[r]})
-		}
-		all[n].Ranks = append(all[n].Ranks, r)
-		if r == rank {
-			own = n
-		}
-	}
-	return all, own
-}
-
-// nodes are this process's nodes between hosts by communicator and host: its ranks share one.
+// nodes are this process's nodes between hosts: the ranks of a communicator share one.
 var nodes = struct {
 	sync.Mutex
-	made map[[sha256.Size]byte]*relay.Node
-}{made: map[[sha256.Size]byte]*relay.Node{}}
+	made map[nodeName]*relay.Node
+}{made: map[nodeName]*relay.Node{}}
+
+// nodeName is of a communicator, and a process of it. Ranks that only play at several hosts are of several.
+type nodeName struct {
+	sum     [sha256.Size]byte
+	process int
+}
 
 // doorKeySize is the length of the key that rank 0 draws for the doors of a communicator.
 const doorKeySize = 32
 
 // openNode connects this rank's process with those of other hosts, in the background. The lowest rank of each
 // process opens a door and makes the node, and tells where the door is; the process's other ranks find it.
-func (c *Comm) openNode(ctx context.Context, peers []peerInfo, notes [][]byte) (*relay.Node, error) {
-	processes, own := processesOf(peers, c.hosts, c.rank)
-	h := sha256.New()
-	for _, n := range notes {
-		h.Write(n)
-	}
-	h.Write([]byte(peers[c.rank].address.Host))
-	name := [sha256.Size]byte(h.Sum(nil))
+func (c *Comm) openNode(ctx context.Context, r *roster) (*relay.Node, error) {
+	processes, own := r.processes, r.processOf[c.rank]
+	name := nodeName{r.sum, own}
 	heartbeat, err := heartbeatOf(os.Getenv(relay.Variable))
 	if processes[own].Ranks[0] != c.rank {
 		_, err := c.exchangeDoors(ctx, heartbeat, nil, err)

@@ -3,9 +3,7 @@ package weft
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -102,20 +100,21 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 			err = errors.Join(err, gpu.close())
 		}
 	}()
-	own, peers, notes, err := exchangePeerInfo(ctx, b, peerInfo{address: listener.Address(), device: gpu.message(unbound)})
+	roster, err := exchangePeerInfo(ctx, b, peerInfo{address: listener.Address(), device: gpu.message(unbound)})
 	if err != nil {
 		return nil, errors.Join(err, listener.Close())
 	}
+	peers := roster.peers
 	c := &Comm{
 		rank:      b.Rank(),
 		size:      b.Size(),
 		bootstrap: b,
-		logger:    cfg.logger.With("comm", nameOf(notes), "rank", b.Rank()),
+		logger:    cfg.logger.With("comm", roster.name(), "rank", b.Rank()),
 		hugePages: cfg.hugePages,
 		remote:    -1,
 		device:    gpu,
 
-		hosts:       hostsOf(peers),
+		hosts:       roster.hosts,
 		sameProcess: make([]bool, b.Size()),
 		processes:   make([]int, b.Size()),
 		ends:        ends{how: map[int]string{}, asked: map[int]bool{}},
@@ -126,12 +125,12 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 	addresses := make([]shm.Address, c.size)
 	for r, p := range peers {
 		switch {
-		case !own.address.SameHost(p.address):
+		case c.hosts[r] != c.hosts[c.rank]:
 			if c.remote < 0 {
 				c.remote = r
 			}
 			continue // its address stays empty: the mesh is this host's
-		case own.address.SameProcess(p.address):
+		case roster.processOf[r] == roster.processOf[c.rank]:
 			c.inProcess++
 			c.sameProcess[r] = true
 		}
@@ -163,7 +162,7 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 		}
 	}
 	if c.remote >= 0 {
-		if c.node, err = c.openNode(ctx, peers, notes); err != nil {
+		if c.node, err = c.openNode(ctx, roster); err != nil {
 			return nil, errors.Join(giveUp(b, err), listener.Close(), gpu.close(), region.Release())
 		}
 		defer func() {
@@ -311,38 +310,6 @@ type peerInfo struct {
 }
 
 const peerInfoVersion = 3
-
-// exchangePeerInfo returns the ranks' information, and the notes that carried it.
-func exchangePeerInfo(ctx context.Context, b bootstrap.Bootstrap, own peerInfo) (_ peerInfo, _ []peerInfo,
-	notes [][]byte, err error,
-) {
-	own.cpus = channel.Affinity()
-	note, err := own.append(nil)
-	if err != nil {
-		return peerInfo{}, nil, nil, fmt.Errorf("join: %w", err)
-	}
-	all, err := b.AllGather(ctx, note)
-	if err != nil {
-		return peerInfo{}, nil, nil, fmt.Errorf("join: %w", err)
-	}
-	peers := make([]peerInfo, len(all))
-	for r, raw := range all {
-		if peers[r], err = parsePeerInfo(raw); err != nil {
-			return peerInfo{}, nil, nil, &PeerError{Rank: r, Op: "join", Err: err}
-		}
-	}
-	return own, peers, all, nil
-}
-
-// nameOf is a communicator's name in logs: a hash of the notes that its ranks joined with, the same on
-// every rank.
-func nameOf(notes [][]byte) string {
-	h := sha256.New()
-	for _, n := range notes {
-		h.Write(n)
-	}
-	return hex.EncodeToString(h.Sum(nil)[:4])
-}
 
 // append encodes the information.
 func (c *peerInfo) append(b []byte) ([]byte, error) {

@@ -21,7 +21,10 @@ import (
 
 // playPart makes this process a rank of a test, if a test has started it as one.
 func playPart() bool {
-	return processes.Main(map[string]func() processes.Part{"member": func() processes.Part { return &member{} }})
+	return processes.Main(map[string]func() processes.Part{
+		"member": func() processes.Part { return &member{} },
+		"legion": func() processes.Part { return &legion{} },
+	})
 }
 
 // member is the part of a rank that is a process of its own.

@@ -86,8 +86,9 @@ func (r *Rank) agree(ctx context.Context, op string, set rankset.Set) (uint64, e
 	}
 	target := first
 	r.propose(target, set)
+	aims := aims{peers: make([]aim, r.size)}
 	var watch channel.Stopwatch
-	for nap := 20 * time.Microsecond; ; nap = min(2*nap, r.Pace(time.Millisecond)) {
+	for nap := r.Pace(20 * time.Microsecond); ; nap = min(2*nap, r.Pace(time.Millisecond)) {
 		waited := watch.Look()
 		last := r.transport.Decision()
 		if last.Out == set && last.Generation >= first {
@@ -96,7 +97,7 @@ func (r *Rank) agree(ctx context.Context, op string, set rankset.Set) (uint64, e
 			}
 			return last.Generation, nil
 		}
-		late, highest, after := r.aims(side, target, set)
+		late, highest, after := aims.look(r.views, side, target, set)
 		if after > last.Generation && ctx.Err() == nil && waited <= r.Waiter.Timeout {
 			// Another rank aims beyond a decision that this rank has yet to see: it may be the one
 			// that this call waits for, and the other's that of the call after it.
@@ -105,7 +106,7 @@ func (r *Rank) agree(ctx context.Context, op string, set rankset.Set) (uint64, e
 		}
 		err := r.refusal(ctx, op, last, first, target, set, late, &watch)
 		if highest = max(highest, last.Generation+1); err == nil && highest > target {
-			target, nap = highest, 20*time.Microsecond
+			target, nap = highest, r.Pace(20*time.Microsecond)
 			r.propose(target, set)
 			continue
 		}
@@ -136,9 +137,9 @@ func (r *Rank) agree(ctx context.Context, op string, set rankset.Set) (uint64, e
 }
 
 // Pace is how often a rank looks at all others: as often as it says where they are few. Ranks of one
-// process would otherwise do nothing but look at each other.
+// process would otherwise do nothing but look at each other, and at all others.
 func (r *Rank) Pace(few time.Duration) time.Duration {
-	return few * time.Duration(1+(r.inProcess-1)/64)
+	return few * time.Duration(1+r.inProcess*r.size/4096)
 }
 
 // propose shows the others what this rank wants.
@@ -147,21 +148,62 @@ func (r *Rank) propose(target uint64, set rankset.Set) {
 	r.transport.Publish(Intent)
 }
 
-// aims looks at what the ranks of a side propose: highest is the highest generation that any aims
-// at, and late the first that does not propose this, or -1. Those that propose nothing, for they
-// have not called, come before those that propose another set. After is the last decision that any
-// of the side knew of.
-func (r *Rank) aims(side rankset.Set, target uint64, set rankset.Set) (late int, highest, after uint64) {
+// aims is what the ranks of a side propose, as one call of SetMask has seen it. With many ranks most
+// looks find nothing new, so a look reads of each rank only whether its intent has changed.
+type aims struct {
+	target uint64
+	set    rankset.Set
+	peers  []aim // by rank
+
+	highest, after uint64 // of all that was seen; they only grow
+}
+
+// aim is what a rank proposes, seen from one that proposes something itself.
+type aim struct {
+	changed uint64
+	is      stance
+}
+
+type stance uint8
+
+const (
+	unread stance = iota
+	silent        // it proposes nothing as high, for it has not called
+	other         // it proposes another set, or higher
+	same
+)
+
+// look returns the highest generation that any rank of a side aims at, and the first that does not
+// propose the set with this target, or -1. Those that propose nothing, for they have not called, come
+// before those that propose another set. After is the last decision that any of the side knew of.
+func (a *aims) look(views []*page, side rankset.Set, target uint64, set rankset.Set) (late int, highest, after uint64) {
+	if a.target != target || a.set != set {
+		clear(a.peers)
+		a.target, a.set = target, set
+	}
 	late = -1
-	silent := false
+	quiet := false
 	for p := range side.All() {
-		theirs, theirSet, ok := r.views[p].intent.read()
-		highest, after = max(highest, theirs), max(after, r.views[p].intent.after.Load())
-		if (!ok || theirs < target) && !silent || (theirs != target || theirSet != set) && late < 0 {
-			late, silent = p, !ok || theirs < target
+		peer, intent := &a.peers[p], &views[p].intent
+		if changed := intent.changed.Load(); peer.is == unread || peer.changed != changed {
+			theirs, theirSet, ok := intent.read()
+			a.highest, a.after = max(a.highest, theirs), max(a.after, intent.after.Load())
+			peer.changed, peer.is = changed, other
+			switch {
+			case !ok || theirs < target:
+				peer.is = silent
+			case theirs == target && theirSet == set:
+				peer.is = same
+			}
+			if !ok {
+				peer.changed-- // it is being written
+			}
+		}
+		if peer.is == silent && !quiet || peer.is == other && late < 0 {
+			late, quiet = p, peer.is == silent
 		}
 	}
-	return late, highest, after
+	return late, a.highest, a.after
 }
 
 // proposes reports whether a rank shows this proposal.

@@ -51,6 +51,7 @@ func (n *Node) tick() {
 		if n.decides() {
 			n.able = n.clock
 		}
+		n.unable.Store(n.clock-n.able > n.times.grace)
 		n.mu.Unlock()
 		select {
 		case <-ticker.C:

@@ -77,6 +77,7 @@ type Node struct {
 	pages  [][]byte // by rank: the copy of its page
 	times  times
 	known  atomic.Pointer[control.Decision]
+	unable atomic.Bool // too few processes for a decision can be reached, and have been for a while
 	life   context.Context
 	end    context.CancelFunc
 	work   sync.WaitGroup

@@ -96,12 +96,7 @@ func (n *Node) reconsider(m *Member) {
 }
 
 // Decides implements [control.Transport].
-func (m *Member) Decides() bool {
-	n := m.node
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.clock-n.able <= n.times.grace
-}
+func (m *Member) Decides() bool { return !m.node.unable.Load() }
 
 // decides reports whether enough processes can be reached for a decision. The caller holds mu.
 func (n *Node) decides() bool {

@@ -49,11 +49,17 @@ func (l *lockedBuffer) String() string {
 // Start starts size processes that play a part. They are gone when the test is.
 func Start(t testing.TB, part string, size int) *Crew {
 	t.Helper()
+	return StartWith(t, part, size, func(int) []string { return nil })
+}
+
+// StartWith is Start with variables of each process's environment.
+func StartWith(t testing.TB, part string, size int, env func(rank int) []string) *Crew {
+	t.Helper()
 	c := &Crew{t: t, hand: make([]*hand, size)}
 	t.Cleanup(c.end)
 	for r := range c.hand {
 		h := &hand{cmd: exec.Command(os.Args[0]), answers: make(chan Answer, 16)}
-		h.cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d %d", partVariable, part, r, size))
+		h.cmd.Env = append(append(os.Environ(), env(r)...), fmt.Sprintf("%s=%s %d %d", partVariable, part, r, size))
 		h.cmd.Stderr = &h.stderr
 		in, err := h.cmd.StdinPipe()
 		if err != nil {
@@ -229,3 +235,6 @@ func (c *Crew) signal(rank int, s syscall.Signal) {
 		c.t.Fatalf("signal rank %d: %v", rank, err)
 	}
 }
+
+// PID is a rank's process.
+func (c *Crew) PID(rank int) int { return c.hand[rank].cmd.Process.Pid }

@@ -9,6 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/weftgo/weft"
@@ -85,6 +87,29 @@ func (r *Rank) do(part Part, c Command) (any, error) {
 	}
 	r.id = id
 	return id.String(), nil
+}
+
+// JoinMany makes this process so many consecutive ranks of a communicator, from its number times as many on.
+func (r *Rank) JoinMany(id string, each int, options ...weft.Option) ([]*weft.Comm, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), cmp.Or(r.Patience, 2*time.Minute))
+	defer cancel()
+	meeting := r.id
+	if r.Rank > 0 {
+		var err error
+		if meeting, err = bootstrap.ParseID(id); err != nil {
+			return nil, err
+		}
+	}
+	group, errs := make([]*weft.Comm, each), make([]error, each)
+	var joining sync.WaitGroup
+	for i := range group {
+		dial := func(ctx context.Context) (bootstrap.Bootstrap, error) {
+			return meeting.Dial(ctx, r.Rank*each+i, r.Size*each)
+		}
+		joining.Go(func() { group[i], errs[i] = weft.Join(ctx, append(slices.Clone(options), weft.WithDial(dial))...) })
+	}
+	joining.Wait()
+	return group, errors.Join(errs...)
 }
 
 // Join makes this process a rank of a communicator, at the ID that rank 0 made.
