@@ -26,6 +26,15 @@ type statusWords [unsafe.Sizeof(channel.Status{}) / 8]atomic.Uint64
 
 func (p *page) status() *statusWords { return (*statusWords)(unsafe.Pointer(&p.fault.Status)) }
 
+// Waits is what a rank waits for, as far as one word says it.
+type Waits [3]uint64
+
+// WaitsFor is what the owner of a page waits for: the same as long as one wait lasts.
+func WaitsFor(mem []byte) Waits {
+	s := pageAt(mem).status()
+	return Waits{s[0].Load(), s[1].Load(), s[3].Load()}
+}
+
 var le = binary.LittleEndian
 
 // AppendPart encodes a part of a page as it is now. The page's owner calls it, or whoever else is the

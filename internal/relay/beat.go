@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/weftgo/weft/bootstrap"
+	"github.com/weftgo/weft/internal/control"
 	"github.com/weftgo/weft/internal/rankset"
 )
 
@@ -40,9 +41,7 @@ func (n *Node) tick() {
 		now := time.Now()
 		n.clock += min(now.Sub(last), n.times.heartbeat/10)
 		last = now
-		for _, m := range n.members {
-			m.showStatus()
-		}
+		n.show(n.waiting()...)
 		if first || n.clock-beaten >= n.times.beat {
 			beaten = n.clock
 			n.beat(first)
@@ -59,6 +58,19 @@ func (n *Node) tick() {
 			return
 		}
 	}
+}
+
+// waiting are the members that have waited for one thing since the last look, or wait no more. The caller
+// holds mu.
+func (n *Node) waiting() (long []*Member) {
+	for _, m := range n.members {
+		what := control.WaitsFor(m.page)
+		if what == m.waits {
+			long = append(long, m)
+		}
+		m.waits = what
+	}
+	return long
 }
 
 // beat shows that this host is there, unless another of its processes does, and that this link is.

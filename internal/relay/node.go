@@ -315,7 +315,8 @@ type Member struct {
 	page    []byte
 	near    [][]byte // by rank: pages that this process maps
 	onEvent func(Event)
-	status  [2][]byte // as its parts were sent last
+	status  [2][]byte     // as its parts were sent last
+	waits   control.Waits // as it was looked at last
 }
 
 // Join makes a rank of this process a member. Its own page is near, with those of all ranks that it
@@ -432,10 +433,10 @@ func (m *Member) Abort(peers rankset.Set, f channel.Fault) {
 	n := m.node
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.members[m.rank] != m || far.Empty() {
-		return
+	if far = far.Minus(n.gone); n.members[m.rank] != m || far.Empty() || f.Cause == channel.CauseMasked {
+		return // who is left out learns it from the decision
 	}
-	m.showStatus() // the words of the fault come first
+	n.show(m) // the words of the fault come first
 	n.emit(whatAbort, abort{from: m.rank, fault: f, to: far}.append(nil))
 }
 

@@ -30,6 +30,7 @@ const (
 	whatNews                 // news
 	whatProposal             // a proposal
 	whatVote                 // a vote
+	whatStatus               // of each of several: rank 16, part 8, length 16, the part
 )
 
 var (
@@ -261,6 +262,16 @@ func (n *Node) apply(p *process, what byte, f *fields) error {
 			return errMalformed
 		}
 		f.b = nil
+	case whatStatus:
+		for len(f.b) > 0 {
+			r, part, now := int(f.u16()), control.Part(f.u8()), f.take(int(f.u16()))
+			if f.bad || !p.set.Has(r) {
+				return errMalformed
+			}
+			if p.shown = p.shown.With(r); control.SetPart(n.pages[r], part, now) != nil {
+				return errMalformed
+			}
+		}
 	case whatAbort:
 		a := f.abort()
 		if f.bad || !p.set.Has(a.from) {
@@ -404,14 +415,21 @@ func (n *Node) restore(p *process, f *fields) error {
 	return nil
 }
 
-// showStatus sends what has changed of a member's status. The caller holds the node's mu.
-func (m *Member) showStatus() {
-	for i, part := range [...]control.Part{control.Words, control.Record} {
-		now := control.AppendPart(nil, m.page, part)
-		if bytes.Equal(now, m.status[i]) || m.status[i] == nil && len(bytes.Trim(now, "\x00")) == 0 {
-			continue
+// show sends what has changed of members' statuses, in one message. The caller holds mu.
+func (n *Node) show(members ...*Member) {
+	var b []byte
+	for _, m := range members {
+		for i, part := range [...]control.Part{control.Words, control.Record} {
+			now := control.AppendPart(nil, m.page, part)
+			if bytes.Equal(now, m.status[i]) || m.status[i] == nil && len(bytes.Trim(now, "\x00")) == 0 {
+				continue
+			}
+			m.status[i] = now
+			b = le.AppendUint16(append(appendRank(b, m.rank), byte(part)), uint16(len(now)))
+			b = append(b, now...)
 		}
-		m.status[i] = now
-		m.node.emit(whatPart, append(append(appendRank(nil, m.rank), byte(part)), now...))
+	}
+	if len(b) > 0 {
+		n.emit(whatStatus, b)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/weftgo/weft/bootstrap"
+	"github.com/weftgo/weft/channel"
 	"github.com/weftgo/weft/internal/control"
 	"github.com/weftgo/weft/internal/rankset"
 )
@@ -161,6 +162,13 @@ func (n *Node) learn(d control.Decision, from *link) {
 		n.cfg.learned(*n.known.Load(), d)
 	}
 	n.known.Store(&d)
+	for _, m := range n.members {
+		if d.Out.Has(m.rank) {
+			control.AbortPage(m.page, channel.Fault{
+				Cause: channel.CauseMasked, Rank: m.rank, Reporter: d.Leader, Generation: d.Generation,
+			})
+		}
+	}
 	for _, p := range n.processes {
 		kept := p.aborts[:0]
 		for _, a := range p.aborts {
