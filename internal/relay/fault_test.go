@@ -3,12 +3,11 @@ package relay
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"testing"
 	"time"
-
-	"pgregory.net/rapid"
 
 	"github.com/weftgo/weft/channel"
 	"github.com/weftgo/weft/internal/rankset"
@@ -206,59 +205,63 @@ func TestStoppedOnTheWay(t *testing.T) {
 // TestSides lets processes die, go silent and lose links at random while ranks mask each other. Of
 // disjoint sides one at most goes on.
 func TestSides(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		processes := rapid.IntRange(2, 5).Draw(t, "processes")
-		l := layout{
-			perProcess: rapid.SliceOfN(rapid.IntRange(1, 2), processes, processes).Draw(t, "ranks"),
-			hosts:      make([]int, processes),
-			heartbeat:  400 * time.Millisecond, timeout: 1500 * time.Millisecond, late: 2 * time.Millisecond,
-			fanout: rapid.IntRange(1, 3).Draw(t, "fanout"), seed: rapid.Uint64().Draw(t, "seed"),
-		}
-		for i := range l.hosts {
-			l.hosts[i] = rapid.IntRange(0, i).Draw(t, "host")
-		}
-		w := newNetwork(l)
-		defer w.close()
-		stop := make(chan struct{})
-		var troubles sync.WaitGroup
-		for range rapid.IntRange(0, 3).Draw(t, "troubles") {
-			a := rapid.IntRange(0, processes-1).Draw(t, "a")
-			b := rapid.IntRange(0, processes-1).Draw(t, "b")
-			what := rapid.SampledFrom([]string{"kill", "see killed", "cut", "part"}).Draw(t, "what")
-			after := time.Duration(rapid.IntRange(0, 300).Draw(t, "after")) * time.Millisecond
-			troubles.Go(func() {
-				select {
-				case <-time.After(after):
-				case <-stop:
-					return
-				}
+	cases := 12
+	if testing.Short() {
+		cases = 4
+	}
+	for seed := range cases {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			t.Parallel()
+			sides(t, rand.New(rand.NewPCG(uint64(seed), 7)))
+		})
+	}
+}
+
+func sides(t *testing.T, random *rand.Rand) {
+	processes := 2 + random.IntN(4)
+	l := layout{
+		heartbeat: 500 * time.Millisecond, timeout: time.Second, late: 2 * time.Millisecond,
+		fanout: 1 + random.IntN(3), seed: random.Uint64(),
+	}
+	for i := range processes {
+		l.perProcess, l.hosts = append(l.perProcess, 1+random.IntN(2)), append(l.hosts, random.IntN(i+1))
+	}
+	w := newNetwork(l)
+	defer w.close()
+	w.formed(t)
+	stop := make(chan struct{})
+	var troubles sync.WaitGroup
+	for range random.IntN(4) {
+		a, b, after := random.IntN(processes), random.IntN(processes), time.Duration(random.IntN(100))*time.Millisecond
+		what := []string{"kill", "see killed", "cut", "part"}[random.IntN(4)]
+		troubles.Go(func() {
+			select {
+			case <-time.After(after):
 				w.trouble(what, a, b)
-			})
-		}
-		onward := each(w.all(), func(k *rank) error {
-			for range 3 {
-				if _, err := k.gather(nil); err == nil {
-					continue
-				}
-				for k.ctx.Err() == nil {
-					var out rankset.Set
-					for r := range w.size {
-						if k.Died(r) {
-							out = out.With(r)
-						}
-					}
-					if err := k.mask(out); err == nil || errors.Is(err, channel.ErrMasked) {
-						break
-					}
+			case <-stop:
+			}
+		})
+	}
+	_ = each(w.all(), func(k *rank) error {
+		for i := 0; i < 20 && k.ctx.Err() == nil; i++ {
+			if _, err := k.gather(nil); err == nil {
+				continue
+			}
+			var out rankset.Set
+			for r := range w.size {
+				if k.Died(r) {
+					out = out.With(r)
 				}
 			}
-			return nil
-		})
-		_ = onward
-		close(stop)
-		troubles.Wait()
-		w.check(t)
+			if errors.Is(k.mask(out), channel.ErrMasked) {
+				return nil
+			}
+		}
+		return nil
 	})
+	close(stop)
+	troubles.Wait()
+	w.check(t)
 }
 
 // trouble does something to processes.

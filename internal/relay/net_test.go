@@ -31,62 +31,9 @@ type network struct {
 	procs  []*proc
 	dark   map[[2]int]bool // pairs between which nothing passes
 	links  map[*half]struct{}
-	size   int
-	dead   rankset.Set
-	work   sync.WaitGroup
-	over   atomic.Bool
-
-	decided  map[uint64]control.Decision // by the generation of the one before
-	conflict error
-}
-
-// learn notes what a process has learned: all that learn a decision's successor learn the same.
-func (w *network) learn(process int, last, next control.Decision) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for slot, d := range w.decided {
-		switch {
-		case slot == last.Generation && d != next && d.Generation == next.Generation,
-			d.Generation == next.Generation && d != next:
-			w.conflict = fmt.Errorf("process %d learns %+v after %+v, another one %+v", process, next, last, d)
-		}
-	}
-	if w.decided == nil {
-		w.decided = map[uint64]control.Decision{}
-	}
-	if d, ok := w.decided[last.Generation]; !ok || next.Generation < d.Generation {
-		w.decided[last.Generation] = next // one that was away may learn of a later one only
-	}
-}
-
-// check looks at all decisions: they follow one another in one order, and each has a living member
-// of the one before it, unless all members that it leaves out are dead.
-func (w *network) check(t interface{ Errorf(string, ...any) }) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.conflict != nil {
-		t.Errorf("%v", w.conflict)
-	}
-	all := rankset.Below(w.size)
-	for last := (control.Decision{}); ; {
-		next, ok := w.decided[last.Generation]
-		if !ok {
-			break
-		}
-		members := all.Minus(last.Out)
-		if members.Minus(next.Out).Empty() && !w.dead.Contains(members) {
-			t.Errorf("decision %+v has no member of %+v, whose members are not dead", next, last)
-		}
-		delete(w.decided, last.Generation)
-		last = next
-	}
-	chain := map[uint64]bool{}
-	for _, d := range w.decided {
-		chain[d.Generation] = true
-	}
-	for slot, d := range w.decided {
-		t.Errorf("decision %+v after generation %d is in no order with the others", d, slot)
-	}
+	ledger
+	work sync.WaitGroup
+	over atomic.Bool
 }
 
 // proc is a process of a test.
@@ -145,7 +92,7 @@ func newNetwork(l layout) *network {
 				return w.procs[to].killed.Load() && !w.isDark(i, to)
 			},
 			Logger:  slog.New(slog.DiscardHandler),
-			learned: func(last, next control.Decision) { w.learn(i, last, next) },
+			learned: func(last, next control.Decision, chosen bool) { w.learn(i, last, next, chosen) },
 		})
 		w.procs = append(w.procs, q)
 		views := make([][]byte, size)
@@ -371,11 +318,7 @@ func (h *half) Cut()           { h.once.Do(func() { close(h.done) }) }
 func (w *network) kill(i int, witness int) {
 	q := w.procs[i]
 	q.killed.Store(true)
-	w.mu.Lock()
-	for _, k := range q.ranks {
-		w.dead = w.dead.With(k.number)
-	}
-	w.mu.Unlock()
+	w.bury(i, q.cfg.Processes[i].Ranks)
 	for j := range w.procs {
 		w.cut(i, j)
 		w.cut(j, i)

@@ -48,7 +48,7 @@ type Config struct {
 	Ended  func(rank int) string
 	Logger *slog.Logger
 
-	learned func(last, next control.Decision) // for tests
+	learned func(last, next control.Decision, chosen bool) // for tests; chosen: by votes seen here
 }
 
 // EventKind is what has become of a rank.

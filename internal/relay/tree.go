@@ -193,16 +193,7 @@ func (n *Node) serve(l Link, peer int, parent bool) {
 		l.Cut()
 		return
 	}
-	k := &link{Link: l, peer: peer, parent: parent, heard: n.clock}
-	n.links[k] = struct{}{}
-	if d := n.known.Load(); d.Generation > 0 {
-		l.Send(decided(*d))
-	}
-	for i, p := range n.processes {
-		if p.seq > 0 {
-			l.Send(bootstrap.NewMessage(n.state(i)))
-		}
-	}
+	k := n.open(l, peer, parent)
 	n.mu.Unlock()
 
 	err := l.Receive(func(b []byte) error { return n.handle(k, b) })
@@ -218,6 +209,22 @@ func (n *Node) serve(l Link, peer int, parent bool) {
 	}
 	n.mu.Unlock()
 	l.Cut()
+}
+
+// open begins to use a link: the neighbour gets all that this node knows, and then what is new. The
+// caller holds mu.
+func (n *Node) open(l Link, peer int, parent bool) *link {
+	k := &link{Link: l, peer: peer, parent: parent, heard: n.clock}
+	n.links[k] = struct{}{}
+	if d := n.known.Load(); d.Generation > 0 {
+		l.Send(decided(*d))
+	}
+	for i, p := range n.processes {
+		if p.seq > 0 {
+			l.Send(bootstrap.NewMessage(n.state(i)))
+		}
+	}
+	return k
 }
 
 // silent reports whether nothing has come by a link for so long that another one is looked for. The

@@ -159,7 +159,7 @@ func (n *Node) learn(d control.Decision, from *link) {
 		return
 	}
 	if n.cfg.learned != nil {
-		n.cfg.learned(*n.known.Load(), d)
+		n.cfg.learned(*n.known.Load(), d, from == nil)
 	}
 	n.known.Store(&d)
 	for _, m := range n.members {
