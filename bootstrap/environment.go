@@ -72,7 +72,8 @@ var launchers = []struct {
 //	Kubernetes  LWS_WORKER_INDEX, or JOB_COMPLETION_INDEX with WEFT_SIZE
 //
 // For every launcher these variables override the values that they name: WEFT_SIZE,
-// WEFT_LOCAL_RANK, WEFT_LOCAL_SIZE, WEFT_ADDRESS (rank 0's host:port), WEFT_STORE (a TCPStore's
+// WEFT_LOCAL_RANK, WEFT_LOCAL_SIZE, WEFT_ADDRESS (rank 0's host:port, with an interface before it as in
+// [TCPConfig] if need be), WEFT_STORE (a TCPStore's
 // host:port), WEFT_ID, WEFT_SECRET and WEFT_INTERFACE. Without a launcher there is one rank.
 //
 // The error wraps [ErrEnvironment] and names the variable; the Environment then holds the values
@@ -250,6 +251,9 @@ func (v *variables) require(source string, names ...string) {
 // withPort adds a port to a host that has none.
 func withPort(address string, port int) string {
 	if _, _, err := net.SplitHostPort(address); err == nil {
+		return address
+	}
+	if _, _, ok := cutInterface(address); ok {
 		return address
 	}
 	return net.JoinHostPort(strings.Trim(address, "[]"), strconv.Itoa(port))

@@ -29,6 +29,19 @@ func interfaceAddr(s string) (netip.Addr, error) {
 	return addrs[0], nil
 }
 
+// cutInterface takes an address with an interface before it apart: "eth0:10.0.0.1:29500".
+func cutInterface(text string) (name, address string, ok bool) {
+	if _, _, err := net.SplitHostPort(text); err == nil {
+		return "", "", false
+	}
+	name, address, ok = strings.Cut(text, ":")
+	if !ok || name == "" || strings.ContainsAny(name, "[]") {
+		return "", "", false
+	}
+	host, _, err := net.SplitHostPort(address)
+	return name, address, err == nil && host != ""
+}
+
 // checkInterface refuses an interface on which no rank would find rank 0: rank 0 listens there
 // only, and the others dial Address. All ranks of the host refuse alike. A name may stand for other
 // addresses on other hosts, so it passes, unless it is that of every host for itself.

@@ -1,6 +1,7 @@
 package bootstrap
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -19,7 +20,8 @@ import (
 type TCPConfig struct {
 	Rank, Size int
 
-	// Address is rank 0's host:port. Rank 0 listens there; the others dial it until it answers.
+	// Address is rank 0's host:port. Rank 0 listens there; the others dial it until it answers. In
+	// "eth0:10.0.0.1:29500" the interface that this rank uses comes first, unless Interface says which.
 	Address string
 
 	// ID replaces Address, and Secret where that is empty.
@@ -88,6 +90,9 @@ func DialTCP(ctx context.Context, cfg TCPConfig) (Bootstrap, error) {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, DefaultJoinTimeout)
 		defer cancel()
+	}
+	if name, address, ok := cutInterface(cfg.Address); ok {
+		cfg.Interface, cfg.Address = cmp.Or(cfg.Interface, name), address
 	}
 	if err := checkInterface(ctx, cfg); err != nil {
 		return nil, fmt.Errorf("join: %w", err)
