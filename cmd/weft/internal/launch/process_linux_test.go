@@ -253,6 +253,7 @@ var programs = map[string]func(){
 		fmt.Println("in", space)
 		forever()
 	},
+	"rank:cut":  loseHost,
 	"rank:wait": func() { keepAlive(); forever() },
 }
 
