@@ -6,16 +6,16 @@
 // Each rank has a page. It writes its own and reads views of its peers'. A view is memory of the
 // reader's: loads of it are plain loads, and a [channel.Waiter] gets their addresses when the rank
 // connects, so no wait calls through an interface. Ranks of one host map each other's pages, and a
-// view is the page itself ([Shared]). A fabric between hosts replicates each page into a view at
-// every peer.
+// view is the page itself ([Shared]). Between hosts package relay replicates each page into a view at
+// every process.
 //
 //	the owner writes       and peers read it in
 //	note, then its round   Gather: every unmasked rank's note
 //	intent                 SetMask: the generation and the set that a rank proposes
 //	status                 a wait at its deadline, which looks for the rank to blame
 //
-// What reaches beyond a rank's own page is a [Transport], in four methods: Publish, Abort, Decide
-// and Decision. The package holds all pointers into pages of peers but the statuses, which it hands
+// What reaches beyond a rank's own page is a [Transport]: Publish, Abort, Decide, Decision and
+// Decides. The package holds all pointers into pages of peers but the statuses, which it hands
 // to the Waiter and which are read only.
 //
 // # Layout
@@ -55,8 +55,9 @@
 //   - Abort sets the peer's word by the rule of [channel.Control.Abort]. A small message and an agent
 //     on the peer's host do, and so does a remote compare-and-swap.
 //   - Decide moves generation, leader and set in one step, from the decision that it names. The
-//     place where that happens must outlive the ranks: an agent of the launcher's, say, or the
-//     rendezvous. Decision reads a copy that may be old, but never goes back.
+//     place where that happens must outlive the ranks, or be a vote of which package relay has the
+//     argument. Decision reads a copy that may be old, but never goes back. Decides says whether enough
+//     voters can be reached.
 //
 // The test double in fabric_test.go provides this and no more, at random delays.
 //

@@ -242,8 +242,9 @@ func sides(t *testing.T, random *rand.Rand) {
 			}
 		})
 	}
+	end := time.Now().Add(2 * time.Second)
 	_ = each(w.all(), func(k *rank) error {
-		for i := 0; i < 20 && k.ctx.Err() == nil; i++ {
+		for i := 0; i < 20 && k.ctx.Err() == nil && time.Now().Before(end); i++ {
 			if _, err := k.gather(nil); err == nil {
 				continue
 			}
