@@ -14,6 +14,7 @@ import (
 // joinHosts makes goroutine ranks, of which each takes its host for one of the given name.
 func joinHosts(t testing.TB, hosts []string, options ...weft.Option) []*weft.Comm {
 	t.Helper()
+	t.Setenv("WEFT_HEARTBEAT", "60s") // on a machine that is slow no host is lost for its silence
 	group, err := ranktest.JoinEach(len(hosts), func(rank int) []weft.Option {
 		return append(slices.Clone(options), weft.OnHost(hosts[rank]))
 	})

@@ -69,7 +69,8 @@ func (w *network) awaitDeaths(t testing.TB, dead rankset.Set) {
 // until a single one is left: what is certain needs no majority.
 func TestDeathsInTurn(t *testing.T) {
 	w := newNetwork(layout{
-		perProcess: []int{1, 2, 1, 1}, hosts: []int{0, 0, 0, 0}, heartbeat: 20 * time.Second, timeout: 20 * time.Second, fanout: 2,
+		perProcess: []int{1, 2, 1, 1}, hosts: []int{0, 0, 0, 0}, fanout: 2,
+		heartbeat: 20 * time.Second, timeout: 20 * time.Second,
 	})
 	defer w.close()
 	w.formed(t)
@@ -102,7 +103,7 @@ func TestSilence(t *testing.T) {
 	for _, victim := range []int{0, 1, 3} {
 		t.Run(fmt.Sprint("process ", victim), func(t *testing.T) {
 			w := newNetwork(layout{
-				perProcess: []int{1, 1, 1, 1}, heartbeat: 600 * time.Millisecond, timeout: 20 * time.Second, fanout: 1,
+				perProcess: []int{1, 1, 1, 1}, heartbeat: time.Second, timeout: 20 * time.Second, fanout: 1,
 			})
 			defer w.close()
 			w.formed(t)

@@ -111,8 +111,9 @@ func newNetwork(l layout) *network {
 				near[r] = views[r]
 			}
 			k.Rank = control.New(control.Config{
-				Rank: k.number, Size: size, InProcess: len(p.Ranks), Policy: channel.PolicyFor(size, size, 1), Timeout: l.timeout,
-				Fault: func(string) error { return k.begin() }, Blame: func(f channel.Fault) { k.Tell(f) }, Logger: slog.New(slog.DiscardHandler),
+				Rank: k.number, Size: size, InProcess: len(p.Ranks), Timeout: l.timeout,
+				Policy: channel.PolicyFor(size, size, 1), Logger: slog.New(slog.DiscardHandler),
+				Fault: func(string) error { return k.begin() }, Blame: func(f channel.Fault) { k.Tell(f) },
 			}, k.page)
 			var err error
 			if k.member, err = q.Join(k.number, near, func(e Event) {

@@ -19,7 +19,7 @@ import (
 // that WEFT_HEARTBEAT gives, mask it, and go on; it does not.
 func TestHostIsCutOff(t *testing.T) {
 	needHosts(t)
-	t.Setenv("WEFT_HEARTBEAT", "1s")
+	t.Setenv("WEFT_HEARTBEAT", "3s")
 	p := start(t, testJob{Job: Job{Args: []string{"rank:cut"}, Size: 4, Hosts: 3}})
 	p.want(0, `0 goes on without \[3\]`, `1 goes on without \[3\]`, `2 goes on without \[3\]`, `3 does not go on`)
 }
