@@ -4,10 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/collective"
+	"github.com/weftgo/weft/cuda/cudatest"
+	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/ranktest"
 )
 
@@ -106,5 +110,72 @@ func TestHosts(t *testing.T) {
 			}
 			must(t, rest, func(c *weft.Comm) error { return c.SetMask(testContext(t), n-1) })
 		})
+	}
+}
+
+// TestHostsOnGPUs joins ranks on GPUs of two hosts. They agree and go on; windows are refused alike.
+func TestHostsOnGPUs(t *testing.T) {
+	t.Setenv("WEFT_HEARTBEAT", "60s")
+	g := ranktest.Fake(t, cudatest.Config{Devices: 2})
+	group, err := ranktest.JoinEach(4, func(rank int) []weft.Option {
+		return append(g.Options(rank), weft.OnHost([]string{"a", "a", "b", "b"}[rank]))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := ranktest.Close(group); err != nil {
+			t.Error(err)
+		}
+	}()
+	for r, err := range each(group, func(c *weft.Comm) error {
+		_, err := c.Alloc(testContext(t), 100)
+		return err
+	}) {
+		if !errors.Is(err, weft.ErrUnsupported) || group[r].Err() != nil {
+			t.Errorf("rank %d allocates between hosts: %v", r, err)
+		}
+	}
+	must(t, group, func(c *weft.Comm) error { return c.SetMask(testContext(t)) })
+	must(t, group, func(c *weft.Comm) error {
+		return c.Operations().VerifySame(testContext(t), "test", "together", nil)
+	})
+}
+
+// TestHostsRefuseData: collectives and expert parallelism are refused on every rank, and leave no failure.
+func TestHostsRefuseData(t *testing.T) {
+	group := joinHosts(t, []string{"a", "b"})
+	for what, call := range map[string]func(c *weft.Comm) error{
+		"a group": func(c *weft.Comm) error {
+			_, err := collective.New(testContext(t), c, collective.Options{})
+			return err
+		},
+		"a handle": func(c *weft.Comm) error {
+			_, err := ep.NewHandle(testContext(t), c, ep.Spec{
+				Experts: 2, TopK: 1, Hidden: 8, MaxTokens: 2, Payload: ep.FP32,
+				Layout: ep.TokenMajor, Reduction: ep.Partial, Weighting: ep.Plain,
+			})
+			return err
+		},
+	} {
+		for r, err := range each(group, call) {
+			if !errors.Is(err, weft.ErrUnsupported) {
+				t.Errorf("rank %d makes %s between hosts: %v", r, what, err)
+			}
+		}
+	}
+	must(t, group, func(c *weft.Comm) error {
+		return c.Operations().VerifySame(testContext(t), "test", "together", nil)
+	})
+}
+
+// TestHostsDisagree: ranks with other heartbeats do not join.
+func TestHostsDisagree(t *testing.T) {
+	for _, value := range []string{"soon", "1ms", "2h"} {
+		t.Setenv("WEFT_HEARTBEAT", value)
+		_, err := ranktest.JoinEach(2, func(rank int) []weft.Option { return []weft.Option{weft.OnHost(fmt.Sprint(rank))} })
+		if !errors.Is(err, weft.ErrInvalid) || !strings.Contains(err.Error(), "WEFT_HEARTBEAT") {
+			t.Errorf("%s: %v", value, err)
+		}
 	}
 }
