@@ -32,8 +32,8 @@ type nodeName struct {
 const doorKeySize = 32
 
 // openNode connects this rank's process with those of other hosts, in the background. The lowest rank of each
-// process opens a door and makes the node, and tells where the door is; the process's other ranks find it.
-func (c *Comm) openNode(ctx context.Context, r *roster) (*relay.Node, error) {
+// process opens a door and makes the node, and tells where the door is; the process's other ranks find it. Launched says that the launcher's ranks have the same numbers.
+func (c *Comm) openNode(ctx context.Context, r *roster, launched bool) (*relay.Node, error) {
 	processes, own := r.processes, r.processOf[c.rank]
 	name := nodeName{r.sum, own}
 	heartbeat, err := heartbeatOf(os.Getenv(relay.Variable))
@@ -68,6 +68,10 @@ func (c *Comm) openNode(ctx context.Context, r *roster) (*relay.Node, error) {
 	}
 	addresses := make([][]string, len(processes))
 	rankOf := func(process int) int { return processes[process].Ranks[0] }
+	ended := func(int) string { return "" }
+	if launched {
+		ended = func(rank int) string { return bootstrap.Ended(c.rank, c.size, rank, 0) }
+	}
 	node := relay.New(relay.Config{
 		Self: own, Processes: processes, Size: c.size, Heartbeat: heartbeat,
 		Dial: func(ctx context.Context, p int) (relay.Link, error) {
@@ -78,7 +82,7 @@ func (c *Comm) openNode(ctx context.Context, r *roster) (*relay.Node, error) {
 			return l, nil
 		},
 		Absent: func(ctx context.Context, p int) bool { return door.Absent(ctx, addresses[p]) },
-		Ended:  func(rank int) string { return bootstrap.Ended(c.rank, c.size, rank, 0) },
+		Ended:  ended,
 		Logger: c.logger,
 	})
 	nodes.Lock()

@@ -169,6 +169,23 @@ func TestHostsRefuseData(t *testing.T) {
 	})
 }
 
+// TestHostsSplit makes a communicator of each host's ranks, in which data moves, and a duplicate of all.
+func TestHostsSplit(t *testing.T) {
+	group := joinHosts(t, []string{"a", "b", "a", "b"})
+	must(t, group, func(c *weft.Comm) error {
+		near, err := c.Split(testContext(t), c.Host(c.Rank()), c.Rank())
+		if err != nil {
+			return err
+		}
+		_, err = near.Alloc(testContext(t), 100)
+		all, failed := c.Duplicate(testContext(t))
+		if failed == nil {
+			failed = errors.Join(all.Operations().VerifySame(testContext(t), "test", "together", nil), all.Close())
+		}
+		return errors.Join(err, failed, near.Close())
+	})
+}
+
 // TestHostsDisagree: ranks with other heartbeats do not join.
 func TestHostsDisagree(t *testing.T) {
 	for _, value := range []string{"soon", "1ms", "2h"} {

@@ -117,7 +117,7 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 		hosts:       roster.hosts,
 		sameProcess: make([]bool, b.Size()),
 		processes:   make([]int, b.Size()),
-		ends:        ends{how: map[int]string{}, asked: map[int]bool{}},
+		ends:        ends{how: map[int]string{}, asked: map[int]bool{}, foreign: cfg.foreign},
 	}
 	c.gate = c.Operations().Gate("communicator")
 	c.record = &c.noRecord
@@ -162,7 +162,7 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 		}
 	}
 	if c.remote >= 0 {
-		if c.node, err = c.openNode(ctx, roster); err != nil {
+		if c.node, err = c.openNode(ctx, roster, cfg.bootstrap == nil && cfg.dial == nil); err != nil {
 			return nil, errors.Join(giveUp(b, err), listener.Close(), gpu.close(), region.Release())
 		}
 		defer func() {

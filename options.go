@@ -21,6 +21,7 @@ type config struct {
 	policy    *channel.Policy
 	logger    *slog.Logger
 	hugePages bool
+	foreign   bool   // the launcher knows the ranks under other numbers
 	host      string // which this rank takes its host for; for tests
 
 	context  *cuda.Context

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -69,7 +70,7 @@ func (c *Comm) derive(ctx context.Context, op string, color, key int) (*Comm, er
 	var text []byte
 	first := color != NoColor && order[0] == c.rank
 	if first {
-		if id, own = bootstrap.NewID(bootstrap.OnLoopback()); own == nil {
+		if id, own = bootstrap.NewID(c.meetingPlace()...); own == nil {
 			text, own = id.MarshalText()
 		}
 	}
@@ -84,6 +85,17 @@ func (c *Comm) derive(ctx context.Context, op string, color, key int) (*Comm, er
 		return nil, nil
 	}
 	return c.meet(ctx, op, order, id)
+}
+
+// meetingPlace says where ranks of this communicator can meet.
+func (c *Comm) meetingPlace() []bootstrap.IDOption {
+	switch name := os.Getenv("WEFT_INTERFACE"); {
+	case c.remote < 0:
+		return []bootstrap.IDOption{bootstrap.OnLoopback()}
+	case name != "":
+		return []bootstrap.IDOption{bootstrap.OnInterface(name)}
+	}
+	return nil
 }
 
 // members are the ranks of a color, by their new numbers.
@@ -113,9 +125,9 @@ func (c *Comm) meet(ctx context.Context, op string, order []int, id bootstrap.ID
 	o.dial = func(ctx context.Context) (bootstrap.Bootstrap, error) {
 		return id.Dial(ctx, slices.Index(order, c.rank), len(order))
 	}
+	o.foreign = c.ends.foreign || !slices.IsSorted(order) || len(order) != c.size
 	made, err := joinAs(ctx, o)
 	if err == nil {
-		made.ends.foreign = c.ends.foreign || !slices.IsSorted(order) || len(order) != c.size
 		return made, nil
 	}
 	err = errors.Join(err, id.Release())
