@@ -48,6 +48,12 @@ func launches(ctx context.Context, c *weft.Comm, x *executor.Executor, f *plan.F
 	if err != nil {
 		return err
 	}
+	return run(ctx, c, p, t, at, chunks...)
+}
+
+// run is launches of a plan that was loaded.
+func run(ctx context.Context, c *weft.Comm, p *executor.Plan, t weft.DType, at where, chunks ...int) error {
+	f := p.File()
 	for n, chunk := range chunks {
 		o := plantest.NewOracle(f, t, chunk)
 		o.Fill(uint64(n))

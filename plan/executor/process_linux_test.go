@@ -114,7 +114,7 @@ func (m *member) join(ctx context.Context, r *processes.Rank, a memberArgs) (err
 }
 
 func (m *member) launch(ctx context.Context) error {
-	return launches(ctx, m.comm, m.executor, m.file, weft.Float32, inNone, 512)
+	return run(ctx, m.comm, m.plan, weft.Float32, inNone, 512)
 }
 
 // othersWait returns when every other rank waits for this one, or for a rank that does.
