@@ -20,7 +20,8 @@ struct Helpers {
 	__device__ __forceinline__ u32 size(u32 rank) const { return shares.size(number(rank)); }
 
 	// send sends the others their shares of an operand, to slots of this rank's in their windows.
-	__device__ __forceinline__ void send(const Lane &l, const Collective &c, const Peers &peers, const Part &in, u64 slot_bytes) const {
+	__device__ __forceinline__ void send(const Lane &l, const Collective &c, const Peers &peers, const Part &in,
+										 u64 slot_bytes) const {
 		for (u32 base = c.at & ~31u; base < shares.longest(); base += c.step) {
 			u32 i = base + (threadIdx.x & 31);
 			auto has = [&](u32 r) { return holds(others, r) && i < size(r); };

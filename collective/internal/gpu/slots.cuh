@@ -180,7 +180,8 @@ __device__ __forceinline__ void deliver(const Lane &l, char *window, u64 slot, u
 }
 
 // restore gives a vector of peer's, which was in a slot of this rank's, the bits that it had. False: the wait is over.
-__device__ __forceinline__ bool restore(const Group &g, const Lane &l, u64 epoch, u32 peer, const char *slot, uint4 &v) {
+__device__ __forceinline__ bool restore(const Group &g, const Lane &l, u64 epoch, u32 peer, const char *slot,
+										uint4 &v) {
 	if (__builtin_expect(most(v) != MOST, 1)) return true;
 	u32 ones = await_side(g, l.state, l.op, epoch, peer, l.own + side_of(l, (u64)(slot - l.own)));
 	if (ones == EMPTY) return false;
