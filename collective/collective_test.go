@@ -321,7 +321,7 @@ func TestRefusedArguments(t *testing.T) {
 		}, weft.ErrInvalid, "invalid"},
 		{"negative", func(ctx context.Context, g *Group) error {
 			return g.Broadcast(ctx, nil, weft.Tensor{DType: weft.Float32, Shape: []int{-4}}, 0)
-		}, weft.ErrInvalid, "-4 elements"},
+		}, weft.ErrInvalid, "-4 is negative"},
 		{"no such type", func(ctx context.Context, g *Group) error {
 			return g.Broadcast(ctx, nil, weft.Tensor{DType: 40, Shape: []int{0}}, 0)
 		}, weft.ErrInvalid, "of type dtype(40)"},

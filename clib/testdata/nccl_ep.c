@@ -967,7 +967,7 @@ static void misuse(rank *r) {
 	EP_INVALID(ncclEpUpdateHandle(h, look(&v, r->narrow, NCCL_EP_INT32, 2, 3), NULL, NULL), "");
 	EP_INVALID(ncclEpUpdateHandle(h, look(&v, r->narrow, NCCL_EP_INT32, MOST + 1, 2), NULL, NULL), "at most 7");
 	EP_INVALID(ncclEpUpdateHandle(h, look(&v, r->narrow, 55, 2, 2), NULL, NULL), "data type 55");
-	EP_INVALID(ncclEpUpdateHandle(h, look(&v, r->narrow, NCCL_EP_INT32, 2, 2), NULL, (void *)8), "stream");
+	EP_MISUSED(ncclEpUpdateHandle(h, look(&v, r->narrow, NCCL_EP_INT32, 2, 2), NULL, (void *)8), "streams");
 	look(&v, r->narrow, NCCL_EP_INT32, 2, 2);
 	v.t.magic = 7;
 	EP_INVALID(ncclEpUpdateHandle(h, &v.t, NULL, NULL), "NCCL_EP_TENSOR_MAGIC");

@@ -701,6 +701,7 @@ def lifetimes():
         dropping.join()
         gc.collect()
         weft.views.sweep()  # so that it is known that they are no more
+        weft.resources.compiled.sweep(weft.resources._lease_of)
         assert weft.resources._left == [h]
         weft.resources.sweep()
         assert weft.resources._left == []

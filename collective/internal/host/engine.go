@@ -232,7 +232,7 @@ func (e *Engine) chooses(own, peer uint32) string {
 func onHost(s *weft.Stream, c *spec.Call) error {
 	switch {
 	case s != nil:
-		return weft.Unsupportedf("%s: the host engine has no streams; pass nil", c.Name())
+		return weft.Unsupportedf("%s: the host engine has no streams; pass none", c.Name())
 	case c.Blocks > 0 || c.Threads > 0 || len(c.Extras) > 0:
 		return weft.Unsupportedf("%s: the host engine has neither blocks nor threads nor extras; leave them out", c.Name())
 	case c.Op == weft.PreMulSum && c.ScalarOnDevice:

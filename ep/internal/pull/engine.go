@@ -201,7 +201,7 @@ func (h *host) pending() bool { return h.sent.op != "" && h.sent.round == h.roun
 // does not open the operation.
 func onHost(op string, s *weft.Stream) error {
 	if s != nil {
-		return weft.Unsupportedf("%s: the host engine has no streams; pass nil", op)
+		return weft.Unsupportedf("%s: the host engine has no streams; pass none", op)
 	}
 	return nil
 }

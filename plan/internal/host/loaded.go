@@ -151,7 +151,7 @@ func writersOf(f *spec.File, self int) []int {
 func (l *Loaded) Run(ctx context.Context, s *weft.Stream, given *launch.Launch, refused error) error {
 	name, r := l.plan.Name, l.engine.rounds
 	if refused == nil && s != nil {
-		refused = weft.Unsupportedf("%s: the host has no streams; pass nil", name)
+		refused = weft.Unsupportedf("%s: the host has no streams; pass none", name)
 	}
 	if refused == nil && given.Chunk >= 1<<chunkBits {
 		refused = weft.Unsupportedf("%s: chunks of %d bytes; it takes fewer than 2^%d", name, given.Chunk, chunkBits)
