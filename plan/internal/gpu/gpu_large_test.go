@@ -21,7 +21,7 @@ func TestLargeOnGPUs(t *testing.T) {
 		{Name: "packet one-shot", Build: func() *plan.Plan { return onePacketShot(2, 16) }},
 		{Name: "two-phase packets", Build: func() *plan.Plan { return plantest.TwoPhasePackets(3) }},
 		{Name: "pipelined all-to-all", Build: func() *plan.Plan { return plantest.Pipelined(3) }},
-		{Name: "sends through ports", Build: func() *plan.Plan { return plantest.Sends(2, 1) }},
+		{Name: "sends through ports", Build: func() *plan.Plan { return plantest.Sends(3, 1) }},
 	} {
 		t.Run(p.Name, func(t *testing.T) {
 			f := build(t, p.Build())
