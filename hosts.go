@@ -32,7 +32,8 @@ type nodeName struct {
 const doorKeySize = 32
 
 // openNode connects this rank's process with those of other hosts, in the background. The lowest rank of each
-// process opens a door and makes the node, and tells where the door is; the process's other ranks find it. Launched says that the launcher's ranks have the same numbers.
+// process opens a door and makes the node, and tells where the door is; the process's other ranks find it. Launched
+// says that the launcher's ranks have the same numbers.
 func (c *Comm) openNode(ctx context.Context, r *roster, launched bool) (*relay.Node, error) {
 	processes, own := r.processes, r.processOf[c.rank]
 	name := nodeName{r.sum, own}

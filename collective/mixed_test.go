@@ -264,8 +264,8 @@ func soakRank(ctx context.Context, comm *weft.Comm, types []weft.DType, inWindow
 	if err != nil {
 		return nil, err
 	}
-	r.Group, err = New(ctx, comm, Options{Staging: gpuStaging, SMs: max(2, comm.Size()), Scratch: smallScratch,
-		DTypes: types})
+	sms := max(2, comm.Size())
+	r.Group, err = New(ctx, comm, Options{Staging: gpuStaging, SMs: sms, Scratch: smallScratch, DTypes: types})
 	return r, err
 }
 

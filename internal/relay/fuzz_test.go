@@ -18,14 +18,16 @@ func FuzzMessage(f *testing.F) {
 	n.emit(whatBeat, nil)
 	n.emit(whatComplaint, appendRank(nil, 1))
 	n.emit(whatNews, news{process: 2, text: "gone"}.append(nil))
-	n.emit(whatAbort, abort{from: 2, fault: channel.Fault{Cause: channel.CauseAbort, Rank: 2}, to: rankset.Of(0)}.append(nil))
+	fault := channel.Fault{Cause: channel.CauseAbort, Rank: 2}
+	n.emit(whatAbort, abort{from: 2, fault: fault, to: rankset.Of(0)}.append(nil))
 	n.mu.Unlock()
 	sent.members[2].Publish(control.Notes)
 	sent.members[2].Publish(control.Intent)
 	sent.want(sent.members[2], rankset.Of(3), 0)
 	queue := sent.wires[[2]int{1, 0}].queue
 	n.mu.Lock()
-	queue = append(queue, n.state(1), decided(control.Decision{Generation: 4}).Bytes(), pingMessage.Bytes(), byeMessage.Bytes())
+	queue = append(queue, n.state(1), decided(control.Decision{Generation: 4}).Bytes(), pingMessage.Bytes(),
+		byeMessage.Bytes())
 	n.mu.Unlock()
 	for _, b := range queue {
 		f.Add(queue[0], b)

@@ -297,15 +297,17 @@ class Communicator(Resource):
     def duplicate(self, *, timeout: float | None = None) -> Communicator:
         """Makes a communicator of the same ranks, in the same order: :meth:`split` with one color. While ranks are
         masked it is refused; :meth:`shrink` leaves them out."""
-        made = self._derived(lambda out: self._lib.comm_duplicate(self._handle, out), timeout)
-        assert made is not None
-        return made
+        return self._copied(lambda out: self._lib.comm_duplicate(self._handle, out), timeout)
 
     def shrink(self, *, timeout: float | None = None) -> Communicator:
         """Makes a communicator of the ranks that are not masked, numbered anew in their order: after a rank has
         died and :meth:`set_mask`. This communicator stays as it is."""
-        made = self._derived(lambda out: self._lib.comm_shrink(self._handle, out), timeout)
-        assert made is not None
+        return self._copied(lambda out: self._lib.comm_shrink(self._handle, out), timeout)
+
+    def _copied(self, make: Callable[[Any], int], timeout: float | None) -> Communicator:
+        made = self._derived(make, timeout)
+        if made is None:
+            raise RuntimeError("the library made no communicator")
         return made
 
     def _derived(self, make: Callable[[Any], int], timeout: float | None) -> Communicator | None:
