@@ -30,15 +30,17 @@ func (o Operations) Gate(kind string) *Gate {
 
 // Enter begins a call. Unless it returns an error the call ends with Leave.
 func (g *Gate) Enter(op string) error {
-	if g.inside.Add(1) > 0 {
-		return nil
+	for g.inside.Add(1) <= 0 {
+		g.inside.Add(-1)
+		if g.comm.gates.closed(g) {
+			kind := g.kind
+			if g.comm.closed.Load() {
+				kind = "communicator"
+			}
+			return fmt.Errorf("%s: %s %w", op, kind, ErrClosed)
+		}
 	}
-	g.inside.Add(-1)
-	kind := g.kind
-	if g.comm.closed.Load() {
-		kind = "communicator"
-	}
-	return fmt.Errorf("%s: %s %w", op, kind, ErrClosed)
+	return nil
 }
 
 // Leave ends a call.
@@ -52,10 +54,9 @@ func (g *Gate) Idle() bool { return g.inside.Load() <= 0 }
 
 // Close lets no call in any more. It fails with [ErrBusy] while one is inside. Closed again, it does nothing.
 func (g *Gate) Close(op string) error {
-	if !g.close() {
+	if !g.comm.gates.closeOne(g) {
 		return fmt.Errorf("%s: %w", op, g.busy())
 	}
-	g.comm.gates.remove(g)
 	return nil
 }
 
@@ -73,7 +74,8 @@ func (g *Gate) busy() error {
 	return fmt.Errorf("%w: %s is in progress; close when it has returned, and Abort ends it", ErrBusy, what)
 }
 
-// gates are those of a communicator's objects, its own among them.
+// gates are those of a communicator's objects that are open, its own among them. Gates are closed under the lock, as
+// a communicator that finds one busy opens again those that it has just closed.
 type gates struct {
 	sync.Mutex
 	all []*Gate
@@ -85,10 +87,22 @@ func (s *gates) add(g *Gate) {
 	s.all = append(s.all, g)
 }
 
-func (s *gates) remove(g *Gate) {
+// closed reports whether a gate is closed for good.
+func (s *gates) closed(g *Gate) bool {
 	s.Lock()
 	defer s.Unlock()
+	return g.Closed()
+}
+
+// closeOne closes a gate, unless a call is inside.
+func (s *gates) closeOne(g *Gate) bool {
+	s.Lock()
+	defer s.Unlock()
+	if !g.close() {
+		return false
+	}
 	s.all = slices.DeleteFunc(s.all, func(o *Gate) bool { return o == g })
+	return true
 }
 
 // close closes all gates, or none and says what is in progress.
