@@ -46,22 +46,32 @@ func TestDoor(t *testing.T) {
 			if near.Peer() != 0 || far.Peer() != 1 {
 				t.Errorf("peers %d and %d", near.Peer(), far.Peer())
 			}
-			m := NewMessage([]byte("hello"))
-			near.Send(m)
-			far.Send(m)
-			errEnough := errors.New("enough")
+			m, enough := NewMessage([]byte("hello")), errors.New("enough")
+			arrived, ended := make(chan []byte, 2), make(chan error, 2)
 			for _, l := range []*Link{near, far} {
-				err := l.Receive(func(b []byte) error {
-					if !bytes.Equal(b, m.Bytes()) {
-						t.Errorf("%q arrives", b)
-					}
-					return errEnough
-				})
-				if !errors.Is(err, errEnough) {
-					t.Error(err)
-				}
-				l.Cut()
+				l.Send(m)
+				times := 0
+				go func() {
+					ended <- l.Receive(func(b []byte) error {
+						if times++; times > 1 {
+							return enough
+						}
+						arrived <- b
+						return nil
+					})
+				}()
 			}
+			for range 2 {
+				if b := <-arrived; !bytes.Equal(b, m.Bytes()) {
+					t.Errorf("%q arrives", b)
+				}
+			}
+			near.Send(m)
+			if err := errors.Join(<-ended, <-ended); !errors.Is(err, enough) { // what fails ends the link for both
+				t.Error(err)
+			}
+			near.Cut()
+			far.Cut()
 		})
 	}
 }
