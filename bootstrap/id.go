@@ -11,6 +11,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/weftgo/weft/internal/parse"
 )
 
 // ID is everything that a rank needs to find a job: where rank 0 listens, which job it is, and the
@@ -194,18 +196,18 @@ func parseID(text string) (ID, error) {
 		return ID{}, errors.New("mistyped: its checksum does not fit")
 	}
 	var id ID
-	f := fields{b: b}
-	copy(id.job[:], f.take(len(id.job)))
-	copy(id.secret[:], f.take(len(id.secret)))
-	id.port = le.Uint16(f.take(2))
-	for len(f.b) > 0 && !f.bad {
-		a, ok := netip.AddrFromSlice(f.take(int(f.u8())))
+	f := fields{parse.Fields{Rest: b}}
+	copy(id.job[:], f.Take(len(id.job)))
+	copy(id.secret[:], f.Take(len(id.secret)))
+	id.port = le.Uint16(f.Take(2))
+	for len(f.Rest) > 0 && !f.Bad {
+		a, ok := netip.AddrFromSlice(f.Take(int(f.U8())))
 		if !ok || a.Is4In6() {
 			return ID{}, errors.New("malformed address")
 		}
 		id.addrs = append(id.addrs, a)
 	}
-	if f.bad || len(id.addrs) == 0 || id.port == 0 {
+	if f.Bad || len(id.addrs) == 0 || id.port == 0 {
 		return ID{}, errors.New("no address")
 	}
 	return id, nil

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"strings"
+
+	"github.com/weftgo/weft/internal/parse"
 )
 
 type kind uint8
@@ -211,120 +213,86 @@ func clip(s string) string {
 
 // parseMessage parses a payload. The result keeps parts of it.
 func parseMessage(k kind, payload []byte) (message, error) {
-	f := fields{b: payload}
+	f := fields{parse.Fields{Rest: payload}}
 	var m message
 	switch k {
 	case kindHello:
-		v := hello{role: role(f.u8()), rank: f.u32(), peer: f.u32(), size: f.u32()}
-		copy(v.job[:], f.take(len(v.job)))
-		copy(v.nonce[:], f.take(len(v.nonce)))
-		f.bad = f.bad || v.role > roleDoor
+		v := hello{role: role(f.U8()), rank: f.U32(), peer: f.U32(), size: f.U32()}
+		copy(v.job[:], f.Take(len(v.job)))
+		copy(v.nonce[:], f.Take(len(v.nonce)))
+		f.Bad = f.Bad || v.role > roleDoor
 		m = v
 	case kindChallenge:
-		v := challenge{rank: f.u32(), size: f.u32()}
-		copy(v.job[:], f.take(len(v.job)))
-		copy(v.nonce[:], f.take(len(v.nonce)))
+		v := challenge{rank: f.U32(), size: f.U32()}
+		copy(v.job[:], f.Take(len(v.job)))
+		copy(v.nonce[:], f.Take(len(v.nonce)))
 		m = v
 	case kindProof:
 		var v proof
-		copy(v.mac[:], f.take(len(v.mac)))
+		copy(v.mac[:], f.Take(len(v.mac)))
 		m = v
 	case kindVerdict:
-		v := verdict{reason: f.reason(), rank: f.u32()}
-		copy(v.mac[:], f.take(len(v.mac)))
+		v := verdict{reason: f.reason(), rank: f.U32()}
+		copy(v.mac[:], f.Take(len(v.mac)))
 		v.text = f.text()
 		m = v
 	case kindData:
 		m = data{f.rest()}
 	case kindShare:
-		v := share{seq: f.u64(), op: op(f.u8()), bytes: f.rest()}
-		f.bad = f.bad || v.op > opBarrier || len(v.bytes) > MaxMessage
+		v := share{seq: f.U64(), op: op(f.U8()), bytes: f.rest()}
+		f.Bad = f.Bad || v.op > opBarrier || len(v.bytes) > MaxMessage
 		m = v
 	case kindGathered:
-		v := gathered{seq: f.u64(), first: f.u32()}
+		v := gathered{seq: f.U64(), first: f.U32()}
 		for range f.count(4) {
-			v.blocks = append(v.blocks, f.take(int(f.u32())))
+			v.blocks = append(v.blocks, f.Take(int(f.U32())))
 		}
 		m = v
 	case kindFault:
-		m = fault{rank: f.u32(), reason: f.reason(), entered: f.u64(), text: f.text()}
+		m = fault{rank: f.U32(), reason: f.reason(), entered: f.U64(), text: f.text()}
 	case kindBye:
 		m = bye{}
 	case kindInquiry:
-		m = inquiry{f.u64()}
+		m = inquiry{f.U64()}
 	case kindMissing:
-		v := missing{seq: f.u64()}
+		v := missing{seq: f.U64()}
 		for range f.count(4) {
-			v.ranks = append(v.ranks, f.u32())
+			v.ranks = append(v.ranks, f.U32())
 		}
 		v.text = f.text()
 		m = v
 	default:
 		return nil, fmt.Errorf("%w: unknown message kind %d", ErrProtocol, k)
 	}
-	if f.bad || len(f.b) > 0 {
+	if f.Bad || len(f.Rest) > 0 {
 		return nil, fmt.Errorf("%w: malformed message of kind %d", ErrProtocol, k)
 	}
 	return m, nil
 }
 
-// fields takes a payload apart. Taking more than there is sets bad and yields zeros.
-type fields struct {
-	b   []byte
-	bad bool
-}
-
-func (f *fields) take(n int) []byte {
-	if f.bad || n < 0 || n > len(f.b) {
-		f.bad = true
-		return nil
-	}
-	v := f.b[:n:n]
-	f.b = f.b[n:]
-	return v
-}
-
-func (f *fields) u8() uint8 {
-	if v := f.take(1); v != nil {
-		return v[0]
-	}
-	return 0
-}
-
-func (f *fields) u32() uint32 {
-	if v := f.take(4); v != nil {
-		return le.Uint32(v)
-	}
-	return 0
-}
-
-func (f *fields) u64() uint64 {
-	if v := f.take(8); v != nil {
-		return le.Uint64(v)
-	}
-	return 0
-}
+// fields takes a payload apart.
+type fields struct{ parse.Fields }
 
 // count reads a number of elements of at least size bytes each, so that a lie costs nothing.
 func (f *fields) count(size int) uint32 {
-	n := f.u32()
-	if uint64(n)*uint64(size) > uint64(len(f.b)) {
-		f.bad = true
+	n := f.U32()
+	if uint64(n)*uint64(size) > uint64(len(f.Rest)) {
+		f.Bad = true
 		return 0
 	}
 	return n
 }
 
-func (f *fields) rest() []byte { return f.take(len(f.b)) }
+func (f *fields) rest() []byte { return f.Take(len(f.Rest)) }
 
 func (f *fields) reason() reason {
-	r := reason(f.u8())
-	f.bad = f.bad || r >= reasonCount
+	r := reason(f.U8())
+	f.Bad = f.Bad || r >= reasonCount
 	return r
 }
 
 func (f *fields) text() string {
 	b := f.rest()
-	f.bad = f.bad || len(b) > maxText
+	f.Bad = f.Bad || len(b) > maxText
 	return strings.ToValidUTF8(string(b), "?")
 }

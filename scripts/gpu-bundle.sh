@@ -55,7 +55,7 @@ go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}} {{.Dir}}{{end}}'
 		'' | "$module"/cmd/* | "$module"/scripts) continue ;;
 		"$module"/clib | "$module"/clib/*) continue ;; # they build a library, which needs Go
 		"$module"/bootstrap | "$module"/cuda/cudatest | "$module"/cuda/cudatest/* | "$module"/cuda/internal/*) continue ;;
-		"$module"/channel | "$module"/collective/spec | "$module"/collective/internal/host | "$module"/plan | "$module"/plan/* | "$module"/cuda/occupancy | "$module"/engine | "$module"/engine/* | "$module"/internal/dl | "$module"/internal/eptest | "$module"/internal/eptest/* | "$module"/internal/filelimit | "$module"/ep/internal/* | "$module"/ep/spec | "$module"/internal/closer | "$module"/internal/control | "$module"/internal/matmul | "$module"/internal/ranktest | "$module"/internal/ranktest/* | "$module"/internal/rankset | "$module"/internal/shm | "$module"/internal/simd) continue ;;
+		"$module"/channel | "$module"/collective/spec | "$module"/collective/internal/host | "$module"/plan | "$module"/plan/* | "$module"/cuda/occupancy | "$module"/engine | "$module"/engine/* | "$module"/internal/dl | "$module"/internal/eptest | "$module"/internal/eptest/* | "$module"/internal/filelimit | "$module"/ep/internal/* | "$module"/ep/spec | "$module"/internal/closer | "$module"/internal/control | "$module"/internal/matmul | "$module"/internal/ranktest | "$module"/internal/ranktest/* | "$module"/internal/parse | "$module"/internal/rankset | "$module"/internal/relay | "$module"/internal/shm | "$module"/internal/simd) continue ;;
 		esac
 		name=${package#"$module"}
 		name=${name#/}

@@ -8,6 +8,7 @@ import (
 	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/channel"
 	"github.com/weftgo/weft/internal/control"
+	"github.com/weftgo/weft/internal/parse"
 	"github.com/weftgo/weft/internal/rankset"
 )
 
@@ -65,9 +66,9 @@ func (a abort) append(b []byte) []byte {
 
 func (f *fields) abort() abort {
 	return abort{
-		from: int(f.u16()),
+		from: int(f.U16()),
 		fault: channel.Fault{
-			Cause: channel.Cause(f.u8()), Rank: int(int16(f.u16())), Reporter: int(int16(f.u16())), Generation: f.u64(),
+			Cause: channel.Cause(f.U8()), Rank: int(int16(f.U16())), Reporter: int(int16(f.U16())), Generation: f.U64(),
 		},
 		to: f.set(),
 	}
@@ -83,7 +84,7 @@ func (m news) append(b []byte) []byte {
 }
 
 func (f *fields) news() news {
-	return news{process: int(f.u16()), certain: f.u8() == 1, text: string(f.take(int(f.u8())))}
+	return news{process: int(f.U16()), certain: f.U8() == 1, text: string(f.Take(int(f.U8())))}
 }
 
 func appendDecision(b []byte, d control.Decision) []byte {
@@ -91,56 +92,15 @@ func appendDecision(b []byte, d control.Decision) []byte {
 }
 
 func (f *fields) decision() control.Decision {
-	return control.Decision{Generation: f.u64(), Leader: int(f.u16()), Out: f.set()}
+	return control.Decision{Generation: f.U64(), Leader: int(f.U16()), Out: f.set()}
 }
 
-// fields takes a message apart. Taking more than there is sets bad and yields zeros.
-type fields struct {
-	b   []byte
-	bad bool
-}
-
-func (f *fields) take(n int) []byte {
-	if f.bad || n < 0 || n > len(f.b) {
-		f.bad = true
-		return nil
-	}
-	v := f.b[:n:n]
-	f.b = f.b[n:]
-	return v
-}
-
-func (f *fields) u8() byte {
-	if v := f.take(1); v != nil {
-		return v[0]
-	}
-	return 0
-}
-
-func (f *fields) u16() uint16 {
-	if v := f.take(2); v != nil {
-		return le.Uint16(v)
-	}
-	return 0
-}
-
-func (f *fields) u32() uint32 {
-	if v := f.take(4); v != nil {
-		return le.Uint32(v)
-	}
-	return 0
-}
-
-func (f *fields) u64() uint64 {
-	if v := f.take(8); v != nil {
-		return le.Uint64(v)
-	}
-	return 0
-}
+// fields takes a message apart.
+type fields struct{ parse.Fields }
 
 func (f *fields) set() rankset.Set {
-	set, _, ok := control.CutSet(f.take(8 * rankset.Words))
-	f.bad = f.bad || !ok
+	set, _, ok := control.CutSet(f.Take(8 * rankset.Words))
+	f.Bad = f.Bad || !ok
 	return set
 }
 
@@ -151,7 +111,7 @@ func (n *Node) emit(what byte, body []byte) {
 	own.seq++
 	b := append(header(kindDelta, n.cfg.Self, own.seq), what)
 	b = append(b, body...)
-	if err := n.apply(own, what, &fields{b: body}); err != nil {
+	if err := n.apply(own, what, &fields{parse.Fields{Rest: body}}); err != nil {
 		panic(fmt.Sprintf("relay: own message of kind %d: %v", what, err))
 	}
 	n.forward(bootstrap.NewMessage(b), nil)
@@ -200,8 +160,8 @@ func (n *Node) handle(l *link, b []byte) error {
 		return errMalformed // nothing of it is believed, not even what it passes on
 	}
 	l.heard = n.clock
-	f := &fields{b: b}
-	kind := f.u8()
+	f := &fields{parse.Fields{Rest: b}}
+	kind := f.U8()
 	switch kind {
 	case kindPing:
 		return nil
@@ -210,7 +170,7 @@ func (n *Node) handle(l *link, b []byte) error {
 		return errBye
 	case kindDecided:
 		d := f.decision()
-		if f.bad || d.Leader >= n.cfg.Size {
+		if f.Bad || d.Leader >= n.cfg.Size {
 			return errMalformed
 		}
 		n.learn(d, l)
@@ -220,8 +180,8 @@ func (n *Node) handle(l *link, b []byte) error {
 	default:
 		return errMalformed
 	}
-	i, seq := int(f.u16()), f.u64()
-	if f.bad || i >= len(n.processes) {
+	i, seq := int(f.U16()), f.U64()
+	if f.Bad || i >= len(n.processes) {
 		return errMalformed
 	}
 	p := n.processes[i]
@@ -232,7 +192,7 @@ func (n *Node) handle(l *link, b []byte) error {
 	if kind == kindState {
 		err = n.restore(p, f)
 	} else if err = errMalformed; seq == p.seq+1 {
-		err = n.apply(p, f.u8(), f)
+		err = n.apply(p, f.U8(), f)
 	}
 	if err != nil {
 		return fmt.Errorf("process %d: %w", i, err)
@@ -254,18 +214,18 @@ func (n *Node) apply(p *process, what byte, f *fields) error {
 	switch what {
 	case whatBeat:
 	case whatPart:
-		r, part := int(f.u16()), control.Part(f.u8())
-		if f.bad || !p.set.Has(r) {
+		r, part := int(f.U16()), control.Part(f.U8())
+		if f.Bad || !p.set.Has(r) {
 			return errMalformed
 		}
-		if p.shown = p.shown.With(r); control.SetPart(n.pages[r], part, f.b) != nil {
+		if p.shown = p.shown.With(r); control.SetPart(n.pages[r], part, f.Rest) != nil {
 			return errMalformed
 		}
-		f.b = nil
+		f.Rest = nil
 	case whatStatus:
-		for len(f.b) > 0 {
-			r, part, now := int(f.u16()), control.Part(f.u8()), f.take(int(f.u16()))
-			if f.bad || !p.set.Has(r) {
+		for len(f.Rest) > 0 {
+			r, part, now := int(f.U16()), control.Part(f.U8()), f.Take(int(f.U16()))
+			if f.Bad || !p.set.Has(r) {
 				return errMalformed
 			}
 			if p.shown = p.shown.With(r); control.SetPart(n.pages[r], part, now) != nil {
@@ -274,29 +234,29 @@ func (n *Node) apply(p *process, what byte, f *fields) error {
 		}
 	case whatAbort:
 		a := f.abort()
-		if f.bad || !p.set.Has(a.from) {
+		if f.Bad || !p.set.Has(a.from) {
 			return errMalformed
 		}
 		n.abort(p, a)
 	case whatLeft:
-		r := int(f.u16())
-		if f.bad || !p.set.Has(r) {
+		r := int(f.U16())
+		if f.Bad || !p.set.Has(r) {
 			return errMalformed
 		}
 		n.leave(p, rankset.Of(r))
 	case whatComplaint:
-		if p.complaint = int(f.u16()) - 1; p.complaint >= len(n.processes) {
+		if p.complaint = int(f.U16()) - 1; p.complaint >= len(n.processes) {
 			return errMalformed
 		}
 	case whatNews:
 		m := f.news()
-		if f.bad || m.process >= len(n.processes) {
+		if f.Bad || m.process >= len(n.processes) {
 			return errMalformed
 		}
 		p.told = append(p.told, m)
 	case whatProposal:
 		p.proposal = f.proposal()
-		if f.bad || p.proposal.value.Leader >= n.cfg.Size {
+		if f.Bad || p.proposal.value.Leader >= n.cfg.Size {
 			return errMalformed
 		}
 		if p != n.processes[n.cfg.Self] {
@@ -304,7 +264,7 @@ func (n *Node) apply(p *process, what byte, f *fields) error {
 		}
 	case whatVote:
 		p.vote = f.vote()
-		if f.bad || p.vote.value.Leader >= n.cfg.Size {
+		if f.Bad || p.vote.value.Leader >= n.cfg.Size {
 			return errMalformed
 		}
 		if p != n.processes[n.cfg.Self] {
@@ -313,7 +273,7 @@ func (n *Node) apply(p *process, what byte, f *fields) error {
 	default:
 		return errMalformed
 	}
-	if f.bad || len(f.b) > 0 {
+	if f.Bad || len(f.Rest) > 0 {
 		return errMalformed
 	}
 	return nil
@@ -377,21 +337,21 @@ var partsOfState = [...]control.Part{control.Words, control.Record, control.Inte
 
 // restore makes a process's state what a neighbour knows of it.
 func (n *Node) restore(p *process, f *fields) error {
-	prop, v, complaint := f.proposal(), f.vote(), int(f.u16())-1
+	prop, v, complaint := f.proposal(), f.vote(), int(f.U16())-1
 	var told []news
-	for range f.u16() {
-		if told = append(told, f.news()); f.bad || told[len(told)-1].process >= len(n.processes) {
+	for range f.U16() {
+		if told = append(told, f.news()); f.Bad || told[len(told)-1].process >= len(n.processes) {
 			return errMalformed
 		}
 	}
 	var aborts []abort
-	for range f.u32() {
-		if aborts = append(aborts, f.abort()); f.bad || !p.set.Has(aborts[len(aborts)-1].from) {
+	for range f.U32() {
+		if aborts = append(aborts, f.abort()); f.Bad || !p.set.Has(aborts[len(aborts)-1].from) {
 			return errMalformed
 		}
 	}
 	shown, left := f.set(), f.set()
-	if f.bad || !p.set.Contains(shown) || !p.set.Contains(left) || complaint >= len(n.processes) ||
+	if f.Bad || !p.set.Contains(shown) || !p.set.Contains(left) || complaint >= len(n.processes) ||
 		prop.value.Leader >= n.cfg.Size || v.value.Leader >= n.cfg.Size {
 		return errMalformed
 	}
@@ -402,12 +362,12 @@ func (n *Node) restore(p *process, f *fields) error {
 	p.shown = shown
 	for r := range shown.All() {
 		for _, part := range partsOfState {
-			if control.SetPart(n.pages[r], part, f.take(int(f.u16()))) != nil {
+			if control.SetPart(n.pages[r], part, f.Take(int(f.U16()))) != nil {
 				return errMalformed
 			}
 		}
 	}
-	if f.bad || len(f.b) > 0 {
+	if f.Bad || len(f.Rest) > 0 {
 		return errMalformed
 	}
 	n.leave(p, left)

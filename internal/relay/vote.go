@@ -43,7 +43,7 @@ func (b ballot) append(to []byte) []byte {
 	return le.AppendUint16(le.AppendUint32(to, b.number), b.process)
 }
 
-func (f *fields) ballot() ballot { return ballot{f.u32(), f.u16()} }
+func (f *fields) ballot() ballot { return ballot{f.U32(), f.U16()} }
 
 func (p proposal) append(b []byte) []byte {
 	b = append(p.ballot.append(le.AppendUint64(b, p.slot)), 0)
@@ -54,7 +54,7 @@ func (p proposal) append(b []byte) []byte {
 }
 
 func (f *fields) proposal() proposal {
-	return proposal{slot: f.u64(), ballot: f.ballot(), accept: f.u8() == 1, value: f.decision()}
+	return proposal{slot: f.U64(), ballot: f.ballot(), accept: f.U8() == 1, value: f.decision()}
 }
 
 func (v vote) append(b []byte) []byte {
@@ -63,7 +63,7 @@ func (v vote) append(b []byte) []byte {
 }
 
 func (f *fields) vote() vote {
-	return vote{slot: f.u64(), promised: f.ballot(), accepted: f.ballot(), value: f.decision(), gone: f.set()}
+	return vote{slot: f.U64(), promised: f.ballot(), accepted: f.ballot(), value: f.decision(), gone: f.set()}
 }
 
 // want is a decision that a member wants.
