@@ -77,7 +77,9 @@ func (n *Node) waiting() (long []*Member) {
 // The caller holds mu.
 func (n *Node) beat(first bool) {
 	for l := range n.links {
-		l.Send(pingMessage)
+		if !l.said {
+			l.Send(pingMessage)
+		}
 	}
 	own := n.processes[n.cfg.Self]
 	for _, p := range n.processes[:n.cfg.Self] {

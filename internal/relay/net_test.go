@@ -141,6 +141,11 @@ func (w *network) close() {
 	var all sync.WaitGroup
 	for _, q := range w.procs {
 		all.Go(func() {
+			if q.killed.Load() {
+				q.mu.Lock()
+				q.inherited = true // it has nothing to wait for
+				q.mu.Unlock()
+			}
 			for _, k := range q.ranks {
 				k.member.Leave()
 				k.kill()

@@ -84,6 +84,9 @@ type Node struct {
 	onLast func() // when the last member has left
 
 	mu        sync.Mutex
+	leaving   bool // nothing but farewells is left to do
+	inherited bool // a neighbour has all that this process has said, and stays or sees to it
+	drained   chan struct{}
 	closed    bool
 	clock     time.Duration // for which this process has been awake
 	able      time.Duration // when enough processes for a decision could be reached last
@@ -114,6 +117,7 @@ type process struct {
 	told      []news
 	proposal  proposal
 	vote      vote
+	missed    bool  // nothing listened in its place once; others may know that it left
 	died      error // nothing more is expected of it
 	gone      bool  // its end is certain, and nothing of it is believed any more
 }
@@ -124,7 +128,13 @@ type link struct {
 	peer   int
 	parent bool
 	heard  time.Duration
-	bye    bool
+	over   chan struct{} // of a parent: closed once another one is needed
+
+	// How a link ends: one end asks for the other's last word, gets it, and says its own.
+	asked  bool // this node leaves, and has said so
+	leaves bool // the neighbour leaves, and has said so
+	said   bool // this node sends nothing more
+	bye    bool // the neighbour sends nothing more
 }
 
 type delivery struct {
@@ -138,7 +148,7 @@ func New(cfg Config) *Node {
 		cfg: cfg, of: make([]int, cfg.Size), pages: make([][]byte, cfg.Size), times: timesOf(cfg.Heartbeat),
 		members: map[int]*Member{}, links: map[*link]struct{}{}, wants: map[int]want{},
 		avoid: make([]time.Duration, len(cfg.Processes)),
-		wake:  make(chan struct{}, 1), changed: make(chan struct{}),
+		wake:  make(chan struct{}, 1), changed: make(chan struct{}), drained: make(chan struct{}),
 	}
 	if n.cfg.Fanout == 0 {
 		n.cfg.Fanout = 32
@@ -189,7 +199,7 @@ func (n *Node) Admit(l Link, peer int) {
 	n.mu.Lock()
 	closed := n.closed
 	if !closed {
-		n.work.Go(func() { n.serve(l, peer, false) })
+		n.work.Go(func() { n.serve(l, peer, nil) })
 	}
 	n.mu.Unlock()
 	if closed {
@@ -271,43 +281,6 @@ func (n *Node) deliver() {
 	}
 }
 
-// close says goodbye and ends everything.
-func (n *Node) close() {
-	n.mu.Lock()
-	if n.closed {
-		n.mu.Unlock()
-		return
-	}
-	n.closed = true
-	if n.retry != nil {
-		n.retry.Stop()
-	}
-	links := make([]*link, 0, len(n.links))
-	for l := range n.links {
-		links = append(links, l)
-		l.Send(byeMessage)
-	}
-	n.mu.Unlock()
-	n.end()
-	deadline := time.Now().Add(farewell)
-	var shut sync.WaitGroup
-	for _, l := range links {
-		shut.Go(func() { l.Shut(deadline) })
-	}
-	shut.Wait()
-	// Peers end their side when they have read all. One that does not read has to do without.
-	linger := time.AfterFunc(time.Until(deadline), func() {
-		for _, l := range links {
-			l.Cut()
-		}
-	})
-	n.work.Wait()
-	linger.Stop()
-}
-
-// farewell is how long a node that leaves waits for its neighbours to take what it has sent.
-const farewell = time.Second
-
 // Member is a rank of this process: a [control.Transport] to the ranks of other hosts.
 type Member struct {
 	node    *Node
@@ -326,7 +299,7 @@ func (n *Node) Join(rank int, near [][]byte, onEvent func(Event)) (*Member, erro
 	m := &Member{node: n, rank: rank, page: near[rank], near: near, onEvent: onEvent}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.closed {
+	if n.leaving {
 		return nil, ErrClosed
 	}
 	n.members[rank] = m
@@ -351,55 +324,6 @@ func (n *Node) Join(rank int, near [][]byte, onEvent func(Event)) (*Member, erro
 
 // View is the copy of a rank's page.
 func (n *Node) View(rank int) []byte { return n.pages[rank] }
-
-// Leave says that the rank has left. The node ends with its last member.
-func (m *Member) Leave() {
-	n := m.node
-	n.mu.Lock()
-	if n.members[m.rank] != m {
-		n.mu.Unlock()
-		return
-	}
-	delete(n.members, m.rank)
-	delete(n.wants, m.rank)
-	n.emit(whatLeft, appendRank(nil, m.rank))
-	last := n.last()
-	n.mu.Unlock()
-	if last {
-		n.Close()
-	}
-}
-
-// Forsake says that a rank of this process does not join after all.
-func (n *Node) Forsake() {
-	n.mu.Lock()
-	n.forsaken = true
-	last := n.last()
-	n.mu.Unlock()
-	if last {
-		n.Close()
-	}
-}
-
-// last reports whether no member is left, nor to come. The caller holds mu.
-func (n *Node) last() bool {
-	return len(n.members) == 0 && (n.forsaken || n.joined >= len(n.cfg.Processes[n.cfg.Self].Ranks))
-}
-
-// Close ends a node, and calls what [Node.OnClose] has set. Members leave by [Member.Leave].
-func (n *Node) Close() {
-	n.close()
-	n.mu.Lock()
-	onLast := n.onLast
-	n.onLast = nil
-	n.mu.Unlock()
-	if onLast != nil {
-		onLast()
-	}
-}
-
-// OnClose sets what is called once the node has ended.
-func (n *Node) OnClose(f func()) { n.onLast = f }
 
 // Publish implements [control.Transport].
 func (m *Member) Publish(part control.Part) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"time"
 
 	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/channel"
@@ -18,6 +19,7 @@ const (
 	kindState              // process 16, number 64, and all that the process has said up to that number
 	kindDecided            // a decision
 	kindPing               // nothing
+	kindLeave              // nothing; the sender leaves when the receiver has said bye
 	kindBye                // nothing; nothing follows
 )
 
@@ -35,9 +37,10 @@ const (
 )
 
 var (
-	le          = binary.LittleEndian
-	pingMessage = bootstrap.NewMessage([]byte{kindPing})
-	byeMessage  = bootstrap.NewMessage([]byte{kindBye})
+	le           = binary.LittleEndian
+	pingMessage  = bootstrap.NewMessage([]byte{kindPing})
+	leaveMessage = bootstrap.NewMessage([]byte{kindLeave})
+	byeMessage   = bootstrap.NewMessage([]byte{kindBye})
 )
 
 // abort sets the abort words of ranks.
@@ -128,7 +131,7 @@ const maxQueued = 64 << 20
 // forward sends a message to all neighbours but the one that it came from. The caller holds mu.
 func (n *Node) forward(m bootstrap.Message, from *link) {
 	for l := range n.links {
-		if l == from {
+		if l == from || l.said {
 			continue
 		}
 		if l.Queued() > maxQueued {
@@ -149,9 +152,6 @@ func (n *Node) cut(l *link) {
 // errMalformed says that a neighbour has sent what no node sends.
 var errMalformed = fmt.Errorf("%w: malformed message between hosts", bootstrap.ErrProtocol)
 
-// errBye ends the reader of a link whose other end has left.
-var errBye = fmt.Errorf("the neighbour has left")
-
 // handle takes a message of a neighbour.
 func (n *Node) handle(l *link, b []byte) error {
 	n.mu.Lock()
@@ -165,9 +165,17 @@ func (n *Node) handle(l *link, b []byte) error {
 	switch kind {
 	case kindPing:
 		return nil
+	case kindLeave:
+		n.leaves(l)
+		return nil
 	case kindBye:
 		l.bye = true
-		return errBye
+		n.inherited = n.inherited || l.asked
+		n.settle()
+		if l.said {
+			n.work.Go(func() { l.Shut(time.Now().Add(farewell)) })
+		}
+		return nil
 	case kindDecided:
 		d := f.decision()
 		if f.Bad || d.Leader >= n.cfg.Size {
@@ -200,7 +208,7 @@ func (n *Node) handle(l *link, b []byte) error {
 	if p.seq == 0 {
 		defer n.announce()
 	}
-	p.seq = seq
+	p.seq, p.missed = seq, false
 	n.hosts[p.Host] = n.clock
 	n.forward(bootstrap.NewMessage(b), l)
 	if p.told != nil {

@@ -25,7 +25,12 @@ func (n *Node) attach() {
 			n.pause(n.times.tick / 4)
 			continue
 		}
-		n.serve(l, peer, true)
+		over := make(chan struct{})
+		n.work.Go(func() { n.serve(l, peer, over) })
+		select {
+		case <-over:
+		case <-n.life.Done():
+		}
 	}
 }
 
@@ -73,16 +78,20 @@ func (n *Node) candidate() int {
 	return best
 }
 
-// unreached notes that a process did not answer. If something in its place says that it is not
-// there, it is lost.
+// unreached notes that a process did not answer. If its host says twice that it is not there, it is
+// lost; in between others are asked, who may know that it has left.
 func (n *Node) unreached(peer int, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.avoid[peer] = n.clock + n.times.attach/4
-	if n.processes[peer].died != nil {
+	switch p := n.processes[peer]; {
+	case p.died != nil:
 		n.avoid[peer] = n.clock + n.times.heartbeat/2
-	} else if errors.Is(err, bootstrap.ErrDied) {
+	case !errors.Is(err, bootstrap.ErrDied):
+	case p.missed:
 		n.absent(peer)
+	default:
+		p.missed = true
 	}
 }
 
@@ -185,21 +194,27 @@ func (n *Node) Witness(rank int, how string) {
 	n.report(news{process: n.of[rank], certain: true, text: how})
 }
 
-// serve uses a link until it ends.
-func (n *Node) serve(l Link, peer int, parent bool) {
+// serve uses a link until it ends. If the neighbour is the parent, over is closed as soon as another one
+// is needed.
+func (n *Node) serve(l Link, peer int, over chan struct{}) {
 	n.mu.Lock()
 	if n.closed || peer < 0 || peer >= len(n.processes) || peer == n.cfg.Self || n.processes[peer].gone {
 		n.mu.Unlock()
+		if over != nil {
+			close(over)
+		}
 		l.Cut()
 		return
 	}
-	k := n.open(l, peer, parent)
+	k := n.open(l, peer, over)
 	n.mu.Unlock()
 
 	err := l.Receive(func(b []byte) error { return n.handle(k, b) })
 
 	n.mu.Lock()
 	delete(n.links, k)
+	k.replace()
+	n.settle()
 	if k.silent(n) {
 		n.avoid[peer] = n.clock + n.times.attach/4
 	}
@@ -213,8 +228,8 @@ func (n *Node) serve(l Link, peer int, parent bool) {
 
 // open begins to use a link: the neighbour gets all that this node knows, and then what is new. The
 // caller holds mu.
-func (n *Node) open(l Link, peer int, parent bool) *link {
-	k := &link{Link: l, peer: peer, parent: parent, heard: n.clock}
+func (n *Node) open(l Link, peer int, over chan struct{}) *link {
+	k := &link{Link: l, peer: peer, parent: over != nil, over: over, heard: n.clock}
 	n.links[k] = struct{}{}
 	if d := n.known.Load(); d.Generation > 0 {
 		l.Send(decided(*d))
@@ -223,6 +238,9 @@ func (n *Node) open(l Link, peer int, parent bool) *link {
 		if p.seq > 0 {
 			l.Send(bootstrap.NewMessage(n.state(i)))
 		}
+	}
+	if n.leaving {
+		n.ask(k)
 	}
 	return k
 }

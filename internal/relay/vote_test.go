@@ -77,7 +77,7 @@ func (b *board) connect(i, j int) {
 	for _, d := range [][2]int{{i, j}, {j, i}} {
 		n := b.nodes[d[0]]
 		n.mu.Lock()
-		b.wires[[2]int{d[1], d[0]}].on = n.open(b.wires[d], d[1], false)
+		b.wires[[2]int{d[1], d[0]}].on = n.open(b.wires[d], d[1], nil)
 		n.mu.Unlock()
 	}
 }
