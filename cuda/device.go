@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/weftgo/weft/cuda/internal/sys"
+	"github.com/weftgo/weft/internal/dl"
 )
 
 // Device is a GPU. Asking it needs no context. Devices are made by [Driver] and compare equal if
@@ -32,7 +33,7 @@ func (d *Device) Driver() *Driver { return d.driver }
 func (d *Device) Name() (string, error) {
 	name := make([]byte, 256)
 	err := d.driver.check("cuDeviceGetName", d.driver.table.DeviceGetName(&name[0], int32(len(name)-1), d.handle))
-	return sys.GoString(&name[0]), err
+	return dl.GoString(&name[0]), err
 }
 
 // UUID is the identifier by which tools and other processes know the device.
@@ -46,7 +47,7 @@ func (d *Device) UUID() (UUID, error) {
 func (d *Device) PCIBusID() (string, error) {
 	id := make([]byte, 32)
 	err := d.driver.check("cuDeviceGetPCIBusId", d.driver.table.DeviceGetPCIBusID(&id[0], int32(len(id)-1), d.handle))
-	return sys.GoString(&id[0]), err
+	return dl.GoString(&id[0]), err
 }
 
 // Attribute is an integer property of the device.

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/weftgo/weft/cuda/internal/sys"
+	"github.com/weftgo/weft/internal/dl"
 )
 
 // ErrUnsupported: the library, the symbol, the platform or the device cannot do it. The error's
@@ -126,10 +127,10 @@ func (d *Driver) failure(call string, r sys.Result) error {
 func (d *Driver) text(r sys.Result) string {
 	p := new(*byte)
 	if d.table.GetErrorString(r, p) == sys.Success && *p != nil {
-		return sys.GoString(*p)
+		return dl.GoString(*p)
 	}
 	if d.table.GetErrorName(r, p) == sys.Success && *p != nil {
-		return plain(sys.GoString(*p))
+		return plain(dl.GoString(*p))
 	}
 	if name := sys.CodeName(r); name != "" {
 		return plain(name)

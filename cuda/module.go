@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/weftgo/weft/cuda/internal/sys"
+	"github.com/weftgo/weft/internal/dl"
 )
 
 // Module is code on a device. It is safe for concurrent use.
@@ -34,7 +35,7 @@ func (c *Context) LoadModule(image []byte) (*Module, error) {
 	err := c.check(call, c.table.ModuleLoadDataEx(c.handle, handle, &image[0], uint32(len(options)), &options[0], values))
 	if failed := new(Error); errors.As(err, &failed) {
 		log[len(log)-1] = 0
-		if text := strings.TrimSpace(sys.GoString(&log[0])); text != "" {
+		if text := strings.TrimSpace(dl.GoString(&log[0])); text != "" {
 			failed.Text += ": " + text
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"github.com/weftgo/weft/cuda/internal/sys"
+	"github.com/weftgo/weft/internal/dl"
 )
 
 // TestLoadLog: what the driver's own compiler says of bad PTX is in the error, and the image that
@@ -18,8 +19,8 @@ func TestLoadLog(t *testing.T) {
 	table.ModuleLoadDataEx = func(_ sys.Context, _ *sys.Module, image *byte, n uint32, options *int32,
 		values *sys.JITValues,
 	) sys.Result {
-		if sys.GoString(image) != ".version bad" || n != 2 || *options != sys.JITErrorLogBuffer {
-			t.Errorf("image %q with %d options", sys.GoString(image), n)
+		if dl.GoString(image) != ".version bad" || n != 2 || *options != sys.JITErrorLogBuffer {
+			t.Errorf("image %q with %d options", dl.GoString(image), n)
 		}
 		copy(unsafe.Slice(values.ErrorLog, values.ErrorLogSize), log)
 		return sys.Result(ErrInvalidPTX)

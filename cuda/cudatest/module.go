@@ -8,6 +8,7 @@ import (
 
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/internal/sys"
+	"github.com/weftgo/weft/internal/dl"
 )
 
 // A kernel is a Go function that plays one, or a kernel of a module's image.
@@ -116,9 +117,9 @@ func (m *Machine) moduleCalls(t *sys.Table) {
 	}
 	t.ModuleGetFunction = func(c sys.Context, out *sys.Function, h sys.Module, name *byte) sys.Result {
 		return m.onModule("cuModuleGetFunction", c, h, func(loaded *module) sys.Result {
-			k := m.kernels[sys.GoString(name)]
-			if code, ok := loaded.code[sys.GoString(name)]; ok {
-				k = &kernel{sys.GoString(name), code}
+			k := m.kernels[dl.GoString(name)]
+			if code, ok := loaded.code[dl.GoString(name)]; ok {
+				k = &kernel{dl.GoString(name), code}
 			}
 			if k == nil {
 				return sys.Result(cuda.ErrNotFound)
@@ -131,7 +132,7 @@ func (m *Machine) moduleCalls(t *sys.Table) {
 	}
 	t.ModuleGetGlobal = func(c sys.Context, out *sys.Pointer, size *uint64, h sys.Module, name *byte) sys.Result {
 		return m.onModule("cuModuleGetGlobal", c, h, func(loaded *module) sys.Result {
-			r := loaded.globals[sys.GoString(name)]
+			r := loaded.globals[dl.GoString(name)]
 			if r == nil {
 				return sys.Result(cuda.ErrNotFound)
 			}

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/weftgo/weft/cuda/internal/sys"
+	"github.com/weftgo/weft/internal/dl"
 )
 
 // Program is a program and how to compile it. It is data: Compile changes none of it.
@@ -117,7 +117,7 @@ func (c *Compiler) compile(p Program) (b *Binary, err error) {
 		if err := check("nvrtcGetLoweredName", c.table.lowered(*handle, text(name), symbol)); err != nil {
 			return nil, fmt.Errorf("compile %s: kernel %s: %w", p.Name, name, err)
 		}
-		b.Symbols = append(b.Symbols, sys.GoString(*symbol))
+		b.Symbols = append(b.Symbols, dl.GoString(*symbol))
 	}
 	if b.PTX {
 		b.Image, err = c.read("nvrtcGetPTX", *handle, c.table.ptxSize, c.table.ptx)

@@ -76,15 +76,3 @@ func Since(symbol string) int {
 func CString(s string) *byte {
 	return unsafe.SliceData(append([]byte(s), 0))
 }
-
-// GoString returns the text at p up to its NUL; a nil p is empty.
-func GoString(p *byte) string {
-	if p == nil {
-		return ""
-	}
-	n := 0
-	for *(*byte)(unsafe.Add(unsafe.Pointer(p), n)) != 0 {
-		n++
-	}
-	return string(unsafe.Slice(p, n))
-}

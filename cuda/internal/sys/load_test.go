@@ -157,7 +157,7 @@ func TestComplete(t *testing.T) {
 }
 
 func TestText(t *testing.T) {
-	if GoString(nil) != "" || GoString(CString("")) != "" || GoString(CString("text")) != "text" {
+	if dl.GoString(nil) != "" || dl.GoString(CString("")) != "" || dl.GoString(CString("text")) != "text" {
 		t.Error("text does not come back as it went")
 	}
 }

@@ -194,7 +194,7 @@ func (l *Library) find(c Config, ordered, delivered bool) (*info, error) {
 
 // describe derives the attributes from what the provider granted.
 func (e *Endpoint) describe(ordered, delivered bool) {
-	name := goString(e.info.fabric.provider)
+	name := dl.GoString(e.info.fabric.provider)
 	// Core providers of cards place aligned words whole. A byte stream may end anywhere in one.
 	core, _, _ := strings.Cut(name, ";")
 	words := core == "verbs" || core == "cxi" || core == "efa" || core == "efa-direct"
@@ -332,7 +332,7 @@ func (e *Endpoint) pollFailed(into []provider.Completion) (int, error) {
 	}
 	text := e.lib.text(int(failed.code))
 	if word := e.queue.cq.at(opStrerror); word != 0 {
-		detail := goString(foreign(word.Call(dl.Word(e.queue), uintptr(failed.providerCode), failed.detail,
+		detail := dl.GoString(foreign(word.Call(dl.Word(e.queue), uintptr(failed.providerCode), failed.detail,
 			dl.Word(&e.out.text), uintptr(len(e.out.text)))))
 		if detail != "" && detail != text {
 			text += "; " + detail

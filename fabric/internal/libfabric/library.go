@@ -105,20 +105,8 @@ func open(candidates ...string) (*Library, error) {
 }
 
 // text is the library's for an error code.
-func (l *Library) text(code int) string { return goString(foreign(l.strerror.Call(uintptr(code)))) }
+func (l *Library) text(code int) string { return dl.GoString(foreign(l.strerror.Call(uintptr(code)))) }
 
 // foreign is the one place where a word becomes a pointer. The memory is the library's, so Go's
 // collector has no business with it.
 func foreign(address uintptr) *byte { return *(**byte)(unsafe.Pointer(&address)) }
-
-// goString is the text at p up to its NUL; a nil p is empty.
-func goString(p *byte) string {
-	if p == nil {
-		return ""
-	}
-	n := 0
-	for *(*byte)(unsafe.Add(unsafe.Pointer(p), n)) != 0 {
-		n++
-	}
-	return string(unsafe.Slice(p, n))
-}
