@@ -28,6 +28,10 @@ def pairs(threads):
     return run
 
 
+def finished(work):
+    return work.wait() if isinstance(work, weft.Work) else work
+
+
 def test_every_call(pairs):
     """What an asynchronous call returns is what the same call returns without."""
 
@@ -65,9 +69,6 @@ def test_every_call(pairs):
                 assert work.error() is None
                 assert "/" in work.algorithm
         assert not g._started
-
-    def finished(work):
-        return work.wait() if isinstance(work, weft.Work) else work
 
     pairs(rank, 3)
 
@@ -307,6 +308,50 @@ def test_refused_messages(pairs):
         g.barrier()
 
     pairs(rank)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda send, recv: [weft.Send(np.ones(2, complex), send.peer), recv],
+        lambda send, recv: [recv, weft.Send(None, send.peer)],
+        lambda send, recv: [send, weft.Recv(np.ones((2, 2))[:, 0], recv.peer)],
+        lambda send, recv: [("no message", 0), send, recv],
+        lambda send, recv: [weft.Send(send.array, "0"), send, recv],
+        lambda send, recv: [weft.Recv(recv.array, 3), send, recv],
+    ],
+)
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("how", [{}, {"async_op": True}])
+def test_a_ring_with_a_refused_message(pairs, wrong, everywhere, how):
+    """Every neighbour of a rank that refuses a message hears of it, wherever the message stands, and all go on."""
+
+    def rank(c, g):
+        messages = [weft.Send(np.ones(2), (c.rank + 1) % 3), weft.Recv(np.zeros(2), (c.rank - 1) % 3)]
+        if c.rank == 1 or everywhere:
+            with pytest.raises(weft.InvalidError) as refused:
+                g.batch(wrong(*messages), **how)
+            assert refused.value.rank is None
+        else:
+            with pytest.raises(weft.InvalidError, match=r"refused there: .*(send|recv|message)") as heard:
+                finished(g.batch(messages, **how))
+            assert heard.value.rank == 1
+        return g.all_reduce(np.ones(1)).tolist()
+
+    assert pairs(rank, 3) == [[3.0]] * 3
+
+
+def test_messages_of_an_iterator(pairs):
+    def rank(c, g):
+        sent, got = np.full(3, c.rank), np.zeros(3, int)
+        g.batch(m for m in (weft.Send(sent, 1 - c.rank), weft.Recv(got, np.int64(1 - c.rank))))
+        with pytest.raises(weft.InvalidError, match="refused there: .*blocks is 'x'" if c.rank else "blocks is 'x'"):
+            g.batch([weft.Send(sent, 1 - c.rank), weft.Recv(got, 1 - c.rank)], blocks=0 if c.rank else "x")
+        with pytest.raises(TypeError, match="not iterable"):
+            g.batch(None)
+        return got.tolist(), g.broadcast(np.full(1, c.rank), 1).tolist()
+
+    assert pairs(rank) == [([1] * 3, [1]), ([0] * 3, [1])]
 
 
 def test_algorithms(pairs):

@@ -12,7 +12,7 @@ import struct
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
@@ -353,11 +353,11 @@ class Group(FusedCollectives, Made):
         work._result = array
         return work
 
-    def batch(self, messages: Sequence[Send | Recv], **how: Unpack[How]) -> Work | None:
+    def batch(self, messages: Iterable[Send | Recv], **how: Unpack[How]) -> Work | None:
         """Sends and receives messages together. They go on side by side, so ranks may exchange them in any pattern,
         and a rank may send to itself. Arrays that are received into overlap no other array of the batch."""
         return self._run(  # type: ignore[no-any-return]
-            Collective.point_to_point, None, reads=False, writes=False, messages=messages, **how
+            Collective.point_to_point, None, reads=False, writes=False, messages=list(messages), **how
         )
 
     # What ran, and what could.
@@ -397,7 +397,7 @@ class Group(FusedCollectives, Made):
         parts: tuple[Parts, ...] | None = None,
         dtype: DType | None = None,
         more: Callable[[_CollectiveArgs], None] | None = None,
-        messages: Sequence[Send | Recv] | None = None,
+        messages: list[Send | Recv] | None = None,
         stream: streams.StreamLike = None,
         timeout: float | None = None,
         algorithm: str | None = None,
@@ -421,10 +421,12 @@ class Group(FusedCollectives, Made):
                 args.enter(stream, on, self._comm._device)
             words, source, to = args.words, args.array, args.out_array
             try:
-                if not (isinstance(root, int) and 0 <= root < self._comm.ranks):
-                    raise InvalidError(f"{_words(kind)}: root {root!r} of {self._comm.ranks} ranks")
+                if messages is not None:
+                    args.name_messages(messages, self._comm.ranks)
                 number = op if type(op) is Op else _op(op)
                 words[_KIND] = kind | number << 32
+                if not (isinstance(root, int) and 0 <= root < self._comm.ranks):
+                    raise InvalidError(f"{_words(kind)}: root {root!r} of {self._comm.ranks} ranks")
                 words[_ROOT] = root
                 if reads and kind in _IN_PARTS and type(array) in _LISTS:
                     given_list, array = array, self._stacked(array)
@@ -458,7 +460,7 @@ class Group(FusedCollectives, Made):
                 if blocks or threads or extras:
                     args.launch(blocks, threads, extras or {})
                 if messages is not None:
-                    args.put_messages(messages, self._comm.ranks)
+                    args.put_messages()
                 if more is not None:
                     args.more = True
                     more(args)
@@ -469,7 +471,7 @@ class Group(FusedCollectives, Made):
                 if messages is not None:
                     args.refuse_messages(source.address)
             if async_op:
-                args.held.extend((array, out, lists, messages))
+                args.held.extend((array, out, lists))
                 args.out.value = 0
                 status = self._lib.group_start(self._handle, on, args.address, args.out_address)
             else:
@@ -591,6 +593,7 @@ class _CollectiveArgs(CallArgs):
         super().__init__(_abi.CollectiveArgs)
         self.array, self.out_array = self.slot("array", device), self.slot("out", device, written=True)
         self.device = device
+        self.messages: list[Send | Recv] = []  # of the call
         self._messages: list[Slot] = []
         self.info = (ctypes.c_uint64 * 3)(ctypes.sizeof(_abi.WorkInfo))  # of the call, once it is a Work
         self.info_address = ctypes.addressof(self.info)
@@ -680,33 +683,59 @@ class _CollectiveArgs(CallArgs):
         self.held.extend((launch, names, addresses, extras))
         self.words[_WORD["launch"]] = ctypes.addressof(launch)
 
-    def put_messages(self, messages: Sequence[Send | Recv], ranks: int) -> None:
-        """Takes messages."""
+    def name_messages(self, messages: list[Send | Recv], ranks: int) -> None:
+        """Takes the peers and the directions of messages. It comes before all else: if anything of the call is
+        refused, these are the peers that get the reason. A message that names no peer is refused itself."""
         self.more = True
-        while len(self._messages) < len(messages):
-            self._messages.append(self.slot("", self.device))
-        transfers = (ctypes.c_uint64 * (3 * len(messages)))()
+        self.messages = messages
+        transfers = (ctypes.c_uint64 * (3 * len(self.messages)))()
         self.held.append(transfers)
         self.words[_WORD["transfers"]] = ctypes.addressof(transfers)
-        self.words[_WORD["transfer_count"]] = len(messages)
-        for i, message in enumerate(messages):
-            peer = operator.index(message.peer)
-            transfers[3 * i], transfers[3 * i + 2] = _TRANSFER, peer & 0xFFFFFFFF
-            slot, slot.written = self._messages[i], isinstance(message, Recv)
-            if slot.written:
-                transfers[3 * i + 2] |= 1 << 32
-            slot.name = ("recv" if slot.written else "send") + (f" {i}" if len(messages) > 1 else "")
-            if not 0 <= peer < ranks:
-                raise InvalidError(f"{slot.name}: rank {peer} of {ranks}")
+        wrong, named = None, 0
+        for i in range(len(self.messages)):
+            try:
+                direction_and_peer = self._direction_and_peer(i, ranks)
+            except InvalidError as e:
+                wrong = wrong or e
+                continue
+            transfers[3 * named], transfers[3 * named + 2] = _TRANSFER, direction_and_peer
+            named += 1
+        self.words[_WORD["transfer_count"]] = named
+        if wrong is not None:
+            raise wrong
+
+    def _direction_and_peer(self, i: int, ranks: int) -> int:
+        """The last word of a message in C's form."""
+        message = self.messages[i]
+        if not isinstance(message, (Send, Recv)):
+            raise InvalidError(f"batch: message {i} is a {type(message).__qualname__}, want a weft.Send or a weft.Recv")
+        return isinstance(message, Recv) << 32 | _rank(f"{self._name(i)}: rank", message.peer, ranks)
+
+    def put_messages(self) -> None:
+        """Takes the arrays of messages that were named."""
+        while len(self._messages) < len(self.messages):
+            self._messages.append(self.slot("", self.device))
+        transfers = self._transfers()
+        for i, message in enumerate(self.messages):
+            slot = self._messages[i]
+            slot.name, slot.written = self._name(i), isinstance(message, Recv)
             transfers[3 * i + 1] = slot.fill(message.array) or _none(slot)
 
     def refuse_messages(self, absent: int) -> None:
         """Has the peers that messages name get the reason of a refusal."""
-        count = self.words[_WORD["transfer_count"]]
-        transfers = (ctypes.c_uint64 * (3 * count)).from_address(self.words[_WORD["transfers"]] or 0) if count else ()
-        for i in range(count):
-            transfers[3 * i] = _TRANSFER
+        transfers = self._transfers()
+        for i in range(self.words[_WORD["transfer_count"]]):
             transfers[3 * i + 1] = absent
+
+    def _transfers(self) -> Any:
+        """The messages in C's form, those that were named."""
+        count = self.words[_WORD["transfer_count"]]
+        return (ctypes.c_uint64 * (3 * count)).from_address(self.words[_WORD["transfers"]]) if count else ()
+
+    def _name(self, i: int) -> str:
+        """What errors call a message."""
+        kind = "recv" if isinstance(self.messages[i], Recv) else "send"
+        return kind + (f" {i}" if len(self.messages) > 1 else "")
 
     def borrow(self, arrays: Sequence[Any]) -> None:
         """Has PyTorch keep the memory of arrays until the call's stream has passed."""
@@ -717,6 +746,7 @@ class _CollectiveArgs(CallArgs):
     def clear(self) -> None:
         """Forgets what few calls have."""
         self.more = False
+        self.messages = []
         for word in range(_WORD["scalar"], len(self.words)):
             self.words[word] = 0
 
@@ -728,6 +758,17 @@ class _Pool(ArgsPool["_CollectiveArgs"]):
         if args.more:
             args.clear()
         super().give(args)
+
+
+def _rank(name: str, given: Any, ranks: int) -> int:
+    """The number of a rank that a call names."""
+    try:
+        number = operator.index(given)
+    except TypeError:
+        number = -1
+    if not 0 <= number < ranks:
+        raise InvalidError(f"{name} {given!r} of {ranks} ranks")
+    return number
 
 
 def _words(kind: int) -> str:
