@@ -258,6 +258,15 @@ def test_what_one_rank_is_refused_all_are(threads):
             ("not today", lambda bad: h.combine_backward(Bad() if bad else token, got)),
             ("root 1.0 of 2", lambda bad: g.broadcast(x, 1.0 if bad else 0)),
             ("root None of 2", lambda bad: g.broadcast(x, None if bad else 0)),
+            ("a timeout of -1 seconds", lambda bad: g.all_reduce(x, timeout=-1 if bad else 9)),
+            ("a timeout of 'a' seconds", lambda bad: g.barrier(timeout="a" if bad else None)),
+            (
+                "a timeout of nan seconds",
+                lambda bad: g.all_gather(x, timeout=np.nan if bad else 9, async_op=True).wait(),
+            ),
+            ("a str is no stream", lambda bad: g.all_reduce(x, stream="main" if bad else None)),
+            ("stream: -1 is no CUstream", lambda bad: g.barrier(stream=-1 if bad else None)),
+            ("a object is no stream", lambda bad: g.barrier(stream=object() if bad else None)),
             (
                 "no more",
                 lambda bad: without_memory(h, lambda: h.combine(got.rows, got)) if bad else h.combine(got.rows, got),

@@ -349,7 +349,7 @@ def test_messages_of_an_iterator(pairs):
             g.batch([weft.Send(sent, 1 - c.rank), weft.Recv(got, 1 - c.rank)], blocks=0 if c.rank else "x")
         with pytest.raises(TypeError, match="not iterable"):
             g.batch(None)
-        return got.tolist(), g.broadcast(np.full(1, c.rank), 1).tolist()
+        return got.tolist(), g.broadcast(np.full(1, c.rank), np.int64(1)).tolist()
 
     assert pairs(rank) == [([1] * 3, [1]), ([0] * 3, [1])]
 

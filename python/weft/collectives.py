@@ -411,22 +411,22 @@ class Group(FusedCollectives, Made):
         ``shape`` is that of a new array for the result; None: that of ``array``; and so is ``dtype``. ``more``
         puts other arguments."""
         self._begin()
-        on = streams.address(stream, self._comm._device)
-        bound = None if timeout is None else limit(timeout)
-        args, refused, lists, work = self._pool.take(), None, None, None
-        if bound is not None:
-            bound.__enter__()
+        args, on, bound, refused, lists, work = self._pool.take(), 0, None, None, None, None
         try:
-            if stream is not None:
-                args.enter(stream, on, self._comm._device)
             words, source, to = args.words, args.array, args.out_array
             try:
                 if messages is not None:
                     args.name_messages(messages, self._comm.ranks)
+                on = streams.address(stream, self._comm._device)
+                if timeout is not None:
+                    bound = limit(timeout)
+                    bound.__enter__()
+                if stream is not None:
+                    args.enter(stream, on, self._comm._device)
                 number = op if type(op) is Op else _op(op)
                 words[_KIND] = kind | number << 32
-                if not (isinstance(root, int) and 0 <= root < self._comm.ranks):
-                    raise InvalidError(f"{_words(kind)}: root {root!r} of {self._comm.ranks} ranks")
+                if type(root) is not int or not 0 <= root < self._comm.ranks:
+                    root = _rank(f"{_words(kind)}: root", root, self._comm.ranks)
                 words[_ROOT] = root
                 if reads and kind in _IN_PARTS and type(array) in _LISTS:
                     given_list, array = array, self._stacked(array)

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from ._abi import STREAM_OWN
-from .errors import InvalidError, UnsupportedError
+from .errors import InvalidError, OperandError, UnsupportedError
 
 OWN = STREAM_OWN
 """The communicator's own stream, ordered with nothing but itself: a call returns when its work there is
@@ -25,6 +25,8 @@ def address(stream: StreamLike, device: int) -> int:
     if stream is None:
         return current(device) if device >= 0 else 0
     if isinstance(stream, int):
+        if not 0 <= stream < 1 << 64:
+            raise InvalidError(f"stream: {stream} is no CUstream's number, which has 64 bits")
         return stream
     of = getattr(getattr(stream, "device", None), "index", None)
     if of is not None and device >= 0 and of != device:
@@ -37,7 +39,7 @@ def address(stream: StreamLike, device: int) -> int:
             return number
     if hasattr(stream, "__cuda_stream__"):
         return int(stream.__cuda_stream__()[1])
-    raise TypeError(
+    raise OperandError(
         f"a {type(stream).__qualname__} is no stream: pass None, a torch.cuda.Stream, or a CUstream's number"
     )
 
