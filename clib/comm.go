@@ -428,7 +428,7 @@ func derive(id C.uint64_t, out *C.weft_comm, ms C.int64_t,
 }
 
 //export goweft_comm_split
-func goweft_comm_split(id C.uint64_t, color, key C.int, out *C.weft_comm, ms C.int64_t) C.int {
+func goweft_comm_split(id C.uint64_t, color, key C.int64_t, out *C.weft_comm, ms C.int64_t) C.int {
 	return derive(id, out, ms, func(ctx context.Context, c *weft.Comm) (*weft.Comm, error) {
 		return c.Split(ctx, int(color), int(key))
 	})

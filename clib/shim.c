@@ -68,7 +68,7 @@ weft_status weft_comm_set_mask(weft_comm comm, const uint64_t *words, int n) {
 	return CALL(goweft_comm_set_mask(ID(comm), (uint64_t *)words, n, libweft_timeout));
 }
 
-weft_status weft_comm_split(weft_comm comm, int color, int key, weft_comm *made) {
+weft_status weft_comm_split(weft_comm comm, int64_t color, int64_t key, weft_comm *made) {
 	return CALL(goweft_comm_split(ID(comm), color, key, made, libweft_timeout));
 }
 

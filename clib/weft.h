@@ -326,7 +326,7 @@ weft_status weft_comm_set_mask(weft_comm comm, const uint64_t *words, int n);
  * ranks that are not masked. A new communicator has the options of comm and is on the same GPU. It is destroyed by
  * itself, and writes to comm's log for as long as comm is there. If a rank's color is refused, all ranks get the error.
  */
-weft_status weft_comm_split(weft_comm comm, int color, int key, weft_comm *made);
+weft_status weft_comm_split(weft_comm comm, int64_t color, int64_t key, weft_comm *made);
 
 /* weft_comm_split of all ranks, in their order. While ranks are masked it is refused: weft_comm_shrink leaves them
  * out. */

@@ -84,6 +84,16 @@ static void windows(void) {
 	OK(weft_window_destroy(window));
 }
 
+/* Colors and keys have 64 bits. */
+static void colors(void) {
+	weft_comm part;
+	weft_comm_info info = {.size = sizeof info};
+	OK(weft_comm_split(comm, (int64_t)1 << 40, me.rank == 0 ? INT64_MAX : INT64_MIN, &part));
+	OK(weft_comm_get(part, &info));
+	TRUE(info.ranks == me.ranks && info.rank == (me.rank + me.ranks - 1) % me.ranks);
+	OK(weft_comm_destroy(part));
+}
+
 /* What stands at element i of what a rank gives to another. */
 static float given(int from, int to, int i) { return (float)(from * 100 + to * 10 + i % 7); }
 
@@ -800,6 +810,7 @@ static void exchange(void) {
 	route();
 	count();
 	windows();
+	colors();
 	collectives();
 	for (int which = WEFT_EXPERT_MAJOR; which <= WEFT_TOKEN_MAJOR; which++) {
 		for (int phases = 0; phases < 4; phases++) {

@@ -622,7 +622,7 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
     "weft_comm_abort": (c_void_p,),
     "weft_interrupt": (c_void_p,),
     "weft_comm_set_mask": (c_void_p, c_void_p, c_int),
-    "weft_comm_split": (c_void_p, c_int, c_int, c_void_p),
+    "weft_comm_split": (c_void_p, c_int64, c_int64, c_void_p),
     "weft_comm_duplicate": (c_void_p, c_void_p),
     "weft_comm_shrink": (c_void_p, c_void_p),
     "weft_comm_wait": (c_void_p, c_void_p),

@@ -290,8 +290,8 @@ class Communicator(Resource):
         """
         color, key = -1 if color is None else index(color), index(key)
         for name, value in ("color", color), ("key", key):
-            if not -1 << 31 <= value < 1 << 31:  # what the library refuses, it refuses on all ranks
-                raise InvalidError(f"split: {name} {value}, want a number of 32 bits")
+            if not -1 << 63 <= value < 1 << 63:  # what the library refuses, it refuses on all ranks
+                raise InvalidError(f"split: {name} {value}, want a number of 64 bits")
         return self._derived(lambda out: self._lib.comm_split(self._handle, color, key, out), timeout)
 
     def duplicate(self, *, timeout: float | None = None) -> Communicator:
