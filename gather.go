@@ -12,6 +12,7 @@ import (
 
 	"github.com/weftgo/weft/internal/control"
 	"github.com/weftgo/weft/internal/filelimit"
+	"github.com/weftgo/weft/internal/refusal"
 )
 
 const noteSize = control.NoteSize
@@ -51,6 +52,7 @@ func (c *Comm) gather(ctx context.Context, op string, note []byte) ([][]byte, er
 }
 
 func (c *Comm) verifySame(ctx context.Context, op, text string, own error) error {
+	own = cmp.Or(refusal.Of(ctx), own)
 	all, err := c.gather(ctx, op, messageOf(text, own))
 	return c.judge(op, all, err, own)
 }
@@ -70,6 +72,7 @@ func (c *Comm) judge(op string, all [][]byte, err, own error) error {
 // verifyWith is verifySame with some bytes of each rank's own, which it returns by rank. The text has no
 // newline.
 func (c *Comm) verifyWith(ctx context.Context, op, text string, data []byte, own error) ([][]byte, error) {
+	own = cmp.Or(refusal.Of(ctx), own)
 	note := messageOf(text, own)
 	if own == nil {
 		note = append(append(note, '\n'), data...)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/weftgo/weft/clib/internal/handle"
 	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/internal/refusal"
 )
 
 // run runs f on the object of a handle, alone.
@@ -60,13 +61,23 @@ func within(ms C.int64_t, f func(context.Context) error) error {
 	return limited(ms, func(ctx context.Context) error { return withAsk(ctx, f) })
 }
 
-// setUp is timed for calls that make something, which wait in more ways than a Waiter does.
+// setUp is timed for calls that make something, which wait in more ways than a Waiter does. They are refused if the
+// thread has asked for it.
 func setUp(id C.uint64_t, ms C.int64_t, f func(context.Context, *comm) error) C.int {
+	why := refused()
 	return run(comms, id, func(c *comm) error {
 		return limited(ms, func(ctx context.Context) error {
-			return patiently(ctx, func(ctx context.Context, _ func(func())) error { return f(ctx, c) })
+			return patiently(refusal.With(ctx, why), func(ctx context.Context, _ func(func())) error { return f(ctx, c) })
 		})
 	})
+}
+
+// refused is why the calling thread has its next call refused, or nil: see weft_refuse.
+func refused() error {
+	if why := C.libweft_refusal(); why != nil {
+		return invalidf("%s", C.GoString(why))
+	}
+	return nil
 }
 
 // limited runs f with a context that ends after so many milliseconds, unless they are 0.

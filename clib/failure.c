@@ -17,40 +17,52 @@ struct failure {
 	char text[4096];
 };
 
+struct thread {
+	struct failure failure;
+	int refuses; // its next call that makes something
+	char reason[1024];
+};
+
 static const struct failure none = {-1, ""};
 static const struct failure no_memory = {-1, "there is no memory left for the message of this failure"};
 
 static __thread const struct failure *last;
-static __thread struct failure *own;
+static __thread struct thread *own;
 
 static pthread_key_t ending;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static void forget(void *failure) {
-	free(failure);
+static void forget(void *thread) {
+	free(thread);
 	own = NULL;
 	last = NULL;
 }
 
 static void make_key(void) { pthread_key_create(&ending, forget); }
 
-int libweft_fail(int status, int rank, const char *text, size_t length) {
+// mine is what this thread has of its own, or NULL if there is no memory left for it.
+static struct thread *mine(void) {
 	if (own == NULL) {
-		own = malloc(sizeof *own);
+		own = calloc(1, sizeof *own);
 		pthread_once(&once, make_key);
 		pthread_setspecific(ending, own);
 	}
-	if (own == NULL) {
+	return own;
+}
+
+int libweft_fail(int status, int rank, const char *text, size_t length) {
+	if (mine() == NULL) {
 		last = &no_memory;
 		return status;
 	}
-	if (length >= sizeof own->text) {
-		length = sizeof own->text - 1;
+	struct failure *f = &own->failure;
+	if (length >= sizeof f->text) {
+		length = sizeof f->text - 1;
 	}
-	own->rank = rank;
-	memcpy(own->text, text, length);
-	own->text[length] = 0;
-	last = own;
+	f->rank = rank;
+	memcpy(f->text, text, length);
+	f->text[length] = 0;
+	last = f;
 	return status;
 }
 
@@ -84,6 +96,30 @@ weft_status weft_timeout_set(int64_t milliseconds) {
 	}
 	libweft_timeout = milliseconds;
 	return WEFT_OK;
+}
+
+weft_status weft_refuse(const char *reason) {
+	if (libweft_forked) {
+		return libweft_refuse_child();
+	}
+	if (reason == NULL) {
+		libweft_refusal();
+		return WEFT_OK;
+	}
+	if (mine() == NULL) {
+		return libweft_fail(WEFT_ERROR_SYSTEM, -1, "", 0);
+	}
+	own->refuses = 1;
+	strncpy(own->reason, reason, sizeof own->reason - 1);
+	return WEFT_OK;
+}
+
+const char *libweft_refusal(void) {
+	if (own == NULL || !own->refuses) {
+		return NULL;
+	}
+	own->refuses = 0;
+	return own->reason;
 }
 
 weft_status weft_error_set(weft_status status, int rank, const char *message) {

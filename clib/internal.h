@@ -7,6 +7,9 @@
 // Remembers a failure for weft_error of this thread and returns its status.
 int libweft_fail(int status, int rank, const char *text, size_t length);
 
+// Why this thread's next call is to be refused, or NULL; it is said once. See weft_refuse.
+const char *libweft_refusal(void);
+
 // How long calls of this thread may wait: see weft_timeout_set.
 extern __thread int64_t libweft_timeout __attribute__((visibility("hidden")));
 

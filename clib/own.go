@@ -14,18 +14,20 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/collective"
+	"github.com/weftgo/weft/internal/refusal"
 )
 
 //export goweft_group_create_own
 func goweft_group_create_own(id C.uint64_t, options *C.weft_group_options, algorithms *C.weft_own_algorithm,
 	count C.int, selects C.weft_select_fn, its unsafe.Pointer, out *C.weft_group, ms C.int64_t,
 ) C.int {
+	why := refused()
 	return timed(comms, id, ms, func(ctx context.Context, c *comm) error {
 		own, err := c.ownAlgorithms(algorithms, int(count))
 		if err != nil {
 			return err
 		}
-		return c.newGroup(ctx, options, out, func(o *collective.Options) {
+		return c.newGroup(refusal.With(ctx, why), options, out, func(o *collective.Options) {
 			o.Algorithms = own
 			if selects != nil {
 				o.Select = selector(selects, C.uintptr_t(uintptr(its)))

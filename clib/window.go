@@ -15,6 +15,7 @@ import (
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/clib/internal/handle"
 	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/internal/refusal"
 )
 
 // window is the object of a weft_window.
@@ -60,8 +61,8 @@ func goweft_window_create_from_fd(id C.uint64_t, fd C.int, bytes C.size_t, out *
 	return newWindow(id, bytes, out, ms, func(ctx context.Context, c *comm, size int) (*weft.Window, error) {
 		// Register takes the descriptor for its own, C's callers keep theirs.
 		mine, err := C.libweft_duplicate(fd)
-		if mine < 0 {
-			return nil, fmt.Errorf("%w: descriptor %d: %w", weft.ErrInvalid, fd, err)
+		if mine < 0 { // which is not wrong as C: the others hear of it
+			ctx = refusal.With(ctx, fmt.Errorf("%w: descriptor %d: %w", weft.ErrInvalid, fd, err))
 		}
 		return c.weft.Register(ctx, int(mine), size)
 	})

@@ -84,6 +84,28 @@ static void windows(void) {
 	OK(weft_window_destroy(window));
 }
 
+/* Calls that make something, and one rank refuses in another layer. */
+static void refusals(void) {
+	weft_comm part;
+	weft_group group;
+	weft_window window;
+	if (me.rank == 1) {
+		OK(weft_refuse("the moon"));
+		INVALID(weft_comm_split(comm, 0, 0, &part), "the moon");
+		OK(weft_refuse("the sun"));
+		OK(weft_refuse("the stars"));
+		INVALID(weft_group_create(comm, NULL, &group), "the stars");
+		OK(weft_refuse("this one"));
+		OK(weft_refuse(NULL));
+	} else {
+		INVALID(weft_comm_split(comm, 0, 0, &part), "refused there: the moon");
+		TRUE(weft_error_rank() == 1);
+		INVALID(weft_group_create(comm, NULL, &group), "refused there: the stars");
+	}
+	TRUE(part == NULL && group == NULL);
+	INVALID(weft_window_create_from_fd(comm, -1, 10, &window), "descriptor -1");
+}
+
 /* Colors and keys have 64 bits. */
 static void colors(void) {
 	weft_comm part;
@@ -810,6 +832,7 @@ static void exchange(void) {
 	route();
 	count();
 	windows();
+	refusals();
 	colors();
 	collectives();
 	for (int which = WEFT_EXPERT_MAJOR; which <= WEFT_TOKEN_MAJOR; which++) {

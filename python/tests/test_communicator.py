@@ -270,6 +270,53 @@ def test_split(threads):
     ]
 
 
+def test_what_one_rank_cannot_make_none_makes(threads):
+    """Whoever finds an argument wrong, the others hear of it in the same call, and all go on together."""
+
+    def rank(c):
+        g = weft.Group(c)
+        spec = {"experts": 2, "topk": 1, "hidden": 4, "max_tokens": 2, "payload": "fp32"}
+        for words, good, bad in (
+            ("color is 'a', want a whole number", lambda: c.split(0), lambda: c.split("a")),
+            ("key is 1.5, want a whole number", lambda: c.split(0), lambda: c.split(0, 1.5)),
+            ("color is 11805.*24, want", lambda: c.split(0), lambda: c.split(1 << 70)),
+            ("key is 11805.*24, want", lambda: c.split(None), lambda: c.split(0, 1 << 70)),
+            ("color -2", lambda: c.split(None), lambda: c.split(-2)),
+            ("a timeout of -1 seconds", lambda: c.split(0), lambda: c.split(0, timeout=-1)),
+            ("a timeout of 'a' seconds", lambda: c.duplicate(), lambda: c.duplicate(timeout="a")),
+            ("a timeout of nan seconds", lambda: c.shrink(), lambda: c.shrink(timeout=float("nan"))),
+            ("scratch is 'a'", lambda: weft.Group(c), lambda: weft.Group(c, scratch="a")),
+            ("no type 'float99' here", lambda: weft.Group(c), lambda: weft.Group(c, dtypes=["float99"])),
+            ("expected str", lambda: weft.Group(c), lambda: weft.Group(c, force=[3])),
+            ("has no attribute 'name'", lambda: weft.Group(c), lambda: weft.Group(c, algorithms=[3])),
+            ("a window of 'a' bytes", lambda: weft.Window(c, 8), lambda: weft.Window(c, "a")),
+            ("a window of -8 bytes", lambda: weft.Window(c, 8), lambda: weft.Window(c, -8)),
+            (
+                "window: there is no array",
+                lambda: weft.Window.from_array(c, np.ones(3)),
+                lambda: weft.Window.from_array(c, None),
+            ),
+            (
+                "descriptor is 'a'",
+                lambda: weft.Window.from_file(c, -1, 8),
+                lambda: weft.Window.from_file(c, "a", 8),
+            ),
+            ("no argument 'top'", lambda: weft.ep.Handle(c, **spec), lambda: weft.ep.Handle(c, top=3, **spec)),
+            ("payload", lambda: weft.ep.Handle(c, **spec), lambda: weft.ep.Handle(c, **spec | {"payload": "fp33"})),
+        ):
+            for wrong in range(2):
+                own = words if c.rank == wrong else f"rank {wrong}: .*refused there: .*{words}"
+                if words.startswith("descriptor") and c.rank != wrong:
+                    own = "descriptor -1"  # whoever has a reason of its own
+                with pytest.raises((ValueError, TypeError, AttributeError, weft.WeftError), match=own):
+                    (bad if c.rank == wrong else good)()
+                assert g.all_reduce(np.ones(1)).tolist() == [2]
+        with c.split(np.int64(1 << 40), -(1 << 40) * c.rank) as part:
+            return part.rank
+
+    assert threads(2, rank) == [1, 0]
+
+
 def test_stream_on_the_host(threads):
     """A rank that names a stream is refused, and its peers are with it."""
 

@@ -596,6 +596,7 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
     "weft_error": (),
     "weft_error_rank": (),
     "weft_error_set": (c_int, c_int, c_char_p),
+    "weft_refuse": (c_char_p,),
     "weft_status_name": (c_int,),
     "weft_timeout_set": (c_int64,),
     "weft_ask_set": (AskFunction, c_void_p),

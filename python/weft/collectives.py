@@ -133,17 +133,20 @@ class Group(FusedCollectives, Made):
         algorithms: Sequence[OwnAlgorithm] = (),
         select: Select | None = None,
     ) -> None:
-        options = _abi.GroupOptions(
-            scratch=whole("scratch", scratch),
-            staging=whole("staging", staging),
-            sms=whole("sms", sms, bits=32),
-            serial_group=whole("serial_group", serial_group),
-            dtypes=sum(1 << t for t in {int(dtype_of(like)) for like in dtypes}),
-        )
-        if force:
-            names = ctypes.create_string_buffer(" ".join(force).encode())
-            options.force = ctypes.addressof(names)
-        self._creation = Creation(options, algorithms, select, comm._device)
+        try:
+            options = _abi.GroupOptions(
+                scratch=whole("scratch", scratch),
+                staging=whole("staging", staging),
+                sms=whole("sms", sms, bits=32),
+                serial_group=whole("serial_group", serial_group),
+                dtypes=sum(1 << t for t in {int(dtype_of(like)) for like in dtypes}),
+            )
+            if force:
+                names = ctypes.create_string_buffer(" ".join(force).encode())
+                options.force = ctypes.addressof(names)
+            self._creation = Creation(options, algorithms, select, comm._device)
+        except Exception as e:
+            comm._refuse(e, "group_create", None)
         super().__init__(comm, *self._creation.arguments)
         self._comm = comm
         self._pool = _Pool(lambda: _CollectiveArgs(comm._device))

@@ -7,14 +7,13 @@ import ctypes
 import os
 import warnings
 from collections.abc import Callable, Iterable
-from operator import index
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from . import _abi, _signals, rendezvous, streams
 from ._library import Library, library
-from .errors import InvalidError, WeftError
-from .limits import milliseconds
+from .errors import InvalidError, WeftError, told
+from .limits import milliseconds, whole
 from .limits import timeout as limit
 from .resources import Garbage, Resource, gone, opened
 
@@ -288,35 +287,39 @@ class Communicator(Resource):
         the same GPU; it has failures and masks of its own, and is closed by itself. It writes to this one's
         ``log`` for as long as this one is open.
         """
-        color, key = -1 if color is None else index(color), index(key)
-        for name, value in ("color", color), ("key", key):
-            if not -1 << 63 <= value < 1 << 63:  # what the library refuses, it refuses on all ranks
-                raise InvalidError(f"split: {name} {value}, want a number of 64 bits")
-        return self._derived(lambda out: self._lib.comm_split(self._handle, color, key, out), timeout)
+        try:
+            color, key = -1 if color is None else whole("color", color), whole("key", key)
+        except Exception as e:
+            self._refuse(e, "comm_split", 0, 0)
+        return self._derived(timeout, "comm_split", color, key)
 
     def duplicate(self, *, timeout: float | None = None) -> Communicator:
         """Makes a communicator of the same ranks, in the same order: :meth:`split` with one color. While ranks are
         masked it is refused; :meth:`shrink` leaves them out."""
-        return self._copied(lambda out: self._lib.comm_duplicate(self._handle, out), timeout)
+        return self._copied(timeout, "comm_duplicate")
 
     def shrink(self, *, timeout: float | None = None) -> Communicator:
         """Makes a communicator of the ranks that are not masked, numbered anew in their order: after a rank has
         died and :meth:`set_mask`. This communicator stays as it is."""
-        return self._copied(lambda out: self._lib.comm_shrink(self._handle, out), timeout)
+        return self._copied(timeout, "comm_shrink")
 
-    def _copied(self, make: Callable[[Any], int], timeout: float | None) -> Communicator:
-        made = self._derived(make, timeout)
+    def _copied(self, timeout: float | None, create: str) -> Communicator:
+        made = self._derived(timeout, create)
         if made is None:
             raise RuntimeError("the library made no communicator")
         return made
 
-    def _derived(self, make: Callable[[Any], int], timeout: float | None) -> Communicator | None:
+    def _derived(self, timeout: float | None, create: str, *arguments: int) -> Communicator | None:
         if timeout is not None:
-            with limit(timeout):
-                return self._derived(make, None)
+            try:
+                bound = limit(timeout)
+            except Exception as e:
+                self._refuse(e, create, *arguments)
+            with bound:
+                return self._derived(None, create, *arguments)
         out = ctypes.c_uint64()
         try:
-            self._check(make(ctypes.addressof(out)))
+            self._check(getattr(self._lib, create)(self._handle, *arguments, ctypes.addressof(out)))
             if not out.value:
                 return None
             made = type(self)(self._lib, out.value, self._log)
@@ -326,6 +329,17 @@ class Communicator(Resource):
             raise
         made._device = self._device
         return made
+
+    def _refuse(self, why: Exception, create: str, *arguments: Any) -> NoReturn:
+        """Has all ranks refuse a call that makes something, for a reason that this one has found, and raises it: else
+        the others would wait for this one. The arguments are any that C takes."""
+        out = ctypes.c_uint64()
+        try:
+            if not self._lib.refuse(told(why)):
+                getattr(self._lib, create)(self._handle, *arguments, ctypes.addressof(out))
+        finally:  # after an interrupt
+            self._lib.refuse(None)
+        raise why
 
     # The end.
 

@@ -146,6 +146,12 @@ _CLASSES: dict[int, type[WeftError]] = {
 }
 
 
+def told(why: Exception) -> bytes:
+    """What all ranks are told of an exception of one of them, in C's form."""
+    words = str(why) if isinstance(why, WeftError) else f"{type(why).__name__}: {why}"
+    return words.replace("\0", "").encode(errors="replace")
+
+
 _WORDS = {
     "weft_comm_set_mask": "set_mask",
     "weft_comm_abort": "abort",

@@ -14,7 +14,7 @@ from typing import Any
 
 from . import _abi, compiled, dlpack, memory, streams
 from .dtypes import ALIASES, DType
-from .errors import OperandError, WeftError
+from .errors import OperandError, told
 
 # The members of a tensor of C's after the address, for each number of dimensions, and their offset.
 _PACK = [struct.Struct(f"=ii{n}q").pack_into for n in range(_abi.MAX_DIMS + 1)]
@@ -83,8 +83,7 @@ class Slot:
     def absent(self, why: Exception) -> int:
         """Takes no operand, and returns the reason in C's form: every rank then refuses the call with that
         text."""
-        words = str(why) if isinstance(why, WeftError) else f"{type(why).__name__}: {why}"
-        self.why = ctypes.create_string_buffer(words.replace("\0", "").encode(errors="replace"))
+        self.why = ctypes.create_string_buffer(told(why))
         self.put(ctypes.addressof(self.why), _abi.ABSENT, ())
         return self.address
 

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+import numbers
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import _abi, memory
 from .communicator import Communicator
 from .dtypes import DTypeLike, dtype_of
 from .errors import InvalidError, OperandError
+from .limits import whole
 from .operands import Slot
 from .resources import Lease, Resource
 
 _MOST = 1 << 62
+
+
+def _bytes(size: int) -> int:
+    """The size of a window."""
+    if not isinstance(size, numbers.Integral) or not 0 <= size < _MOST:
+        raise InvalidError(f"a window of {size!r} bytes")
+    return int(size)
 
 
 class Window(Resource):
@@ -29,16 +38,20 @@ class Window(Resource):
 
     def __init__(self, comm: Communicator, size: int) -> None:
         """Makes a window of ``size`` bytes a rank, of the host or of the rank's GPU."""
-        if not 0 <= size < _MOST:
-            raise InvalidError(f"a window of {size} bytes")
-        self._make(comm, lambda lib, out: lib.window_create(comm._handle, size, out))
+        self._make(comm, "window_create", lambda: (_bytes(size),), 0)
 
     @classmethod
     def from_file(cls, comm: Communicator, descriptor: int, size: int) -> Window:
         """Makes a window of a memfd of at least ``size`` bytes, sealed against shrinking, on the host.
         The descriptor stays the caller's."""
         window = cls.__new__(cls)
-        window._make(comm, lambda lib, out: lib.window_create_from_fd(comm._handle, descriptor, size, out))
+        window._make(
+            comm,
+            "window_create_from_fd",
+            lambda: (whole("descriptor", descriptor, bits=32), _bytes(size)),
+            -1,
+            0,
+        )
         return window
 
     @classmethod
@@ -49,20 +62,27 @@ class Window(Resource):
         On a GPU it is memory of one allocation; on the host all ranks must be in this process.
         """
         slot = Slot("window", comm._device, written=True)
-        if not slot.fill(array):
-            raise OperandError("window: there is no array")
-        t = _abi.Tensor.from_address(slot.address)
-        size = math.prod(slot.shape) * slot.dtype.itemsize
+
+        def memory_of() -> tuple[int, int]:
+            if not slot.fill(array):
+                raise OperandError("window: there is no array")
+            return slot.at, math.prod(slot.shape) * slot.dtype.itemsize
+
         window = cls.__new__(cls)
-        window._make(comm, lambda lib, out: lib.window_create_from_memory(comm._handle, t.data, size, out))
+        window._make(comm, "window_create_from_memory", memory_of, slot.address, 0)
         window._array = array
         return window
 
-    def _make(self, comm: Communicator, create: Any) -> None:
+    def _make(self, comm: Communicator, create: str, arguments: Callable[[], tuple[int, ...]], *others: int) -> None:
+        """Makes the window with arguments, or, if they are refused, has all ranks refuse it, with others."""
         self._comm = comm
         self._array: Any = None
         handle = ctypes.c_uint64()
-        comm._check(create(comm._lib, ctypes.addressof(handle)))
+        try:
+            given = arguments()
+        except Exception as e:
+            comm._refuse(e, create, *others)
+        comm._check(getattr(comm._lib, create)(comm._handle, *given, ctypes.addressof(handle)))
         super().__init__(comm._lib, handle.value, comm)
         info = _abi.WindowInfo()
         self._check(self._lib.window_get(self._handle, info))

@@ -62,15 +62,19 @@ class Handle(Made):
     def __init__(self, comm: Communicator, spec: Spec | None = None, **choices: Any) -> None:
         """Makes a handle of a spec, or of the arguments of a :class:`Spec`. Here the memory for exchanges is
         allocated."""
-        if spec is None:
-            if unknown := sorted(choices.keys() - Spec.__dataclass_fields__.keys()):
-                raise TypeError(
-                    f"weft.ep.Handle has no argument {unknown[0]!r}; it has {', '.join(Spec.__dataclass_fields__)}"
-                )
-            spec = Spec(**choices)
-        elif choices:
-            raise TypeError("give a spec, or the arguments of one, not both")
-        super().__init__(comm, "ep_create", spec._struct())
+        try:
+            if spec is None:
+                if unknown := sorted(choices.keys() - Spec.__dataclass_fields__.keys()):
+                    raise TypeError(
+                        f"weft.ep.Handle has no argument {unknown[0]!r}; it has {', '.join(Spec.__dataclass_fields__)}"
+                    )
+                spec = Spec(**choices)
+            elif choices:
+                raise TypeError("give a spec, or the arguments of one, not both")
+            struct = spec._struct()
+        except Exception as e:
+            comm._refuse(e, "ep_create", _abi.EpSpec())
+        super().__init__(comm, "ep_create", struct)
         own = Garbage(comm._lib)  # batches and routings that were made from it
         self._garbage, self._watched, self._watch, self._collect = own.found, own.watched, own.watch, own.collect
         self._comm = comm
