@@ -310,6 +310,48 @@ def test_refused_messages(pairs):
     pairs(rank)
 
 
+def test_lists_that_cannot_be_written(pairs):
+    """They are refused before anything moves, on all ranks."""
+    torch = pytest.importorskip("torch")
+    read_only = np.broadcast_to(np.zeros(1), (2,))
+    cases = [
+        (np.ones(2), read_only, "out: part 1 is read-only"),
+        (torch.ones(2), torch.zeros(1).expand(2), "out: part 1 is an expanded tensor"),
+        (torch.ones(2), torch.zeros(2, device="meta"), "out: part 1 is on meta, and the result on cpu"),
+    ]
+
+    def rank(c, g):
+        for x, part, words in cases:
+            for how in ({}, {"async_op": True}):
+                good, bad = [x * 0, x * 0], [x * 0, part]
+                with pytest.raises(weft.InvalidError, match=words if c.rank else f"refused there: .*{words}"):
+                    finished(g.all_gather(x, out=bad if c.rank else good, **how))
+                assert not any(p.any() for p in good)
+        for how in ({}, {"async_op": True}):
+            leaves = [torch.zeros(2, requires_grad=True), torch.zeros(4)[::2]]
+            assert finished(g.all_gather(torch.ones(2), out=leaves, **how)) is leaves
+            assert [leaf.tolist() for leaf in leaves] == [[1, 1]] * 2
+        assert not g._started
+
+    pairs(rank)
+
+
+def test_a_list_that_becomes_read_only(comm):
+    """Whoever asks is told that the call has ended, and how."""
+    with weft.Group(comm) as g:
+        part = np.zeros(2)
+        work = g.all_gather(np.ones(2), out=[part], async_op=True)
+        part.flags.writeable = False
+        while not work.done():
+            pass
+        assert isinstance(work.error(), weft.OperandError)
+        assert work.algorithm == "all-gather/eager"
+        for _ in range(2):
+            with pytest.raises(weft.OperandError, match=r"out: the result could not be copied to it: .* is read-only"):
+                work.wait()
+        assert not g._started
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -507,7 +507,7 @@ class Group(FusedCollectives, Made):
         args.borrow(lists)
         for r, part in enumerate(lists):
             if r not in self._comm._left_out:
-                part[...] = whole[r]
+                _plain(part)[...] = whole[r]
 
     def _reap(self) -> None:
         """Releases calls whose Work is gone, and that have ended."""
@@ -575,6 +575,8 @@ class Group(FusedCollectives, Made):
                     f"out: part {r} is of shape {tuple(array.shape)} and type {array.dtype}, want "
                     f"{tuple(whole.shape[1:])} and {whole.dtype}, of the library of the operand"
                 )
+            if why := _unwritable(array, whole):
+                raise OperandError(f"out: part {r} {why}")
 
 
 _WORD = {name: getattr(_abi.CollectiveArgs, name).offset // 8 for name, _ in _abi.CollectiveArgs._fields_}
@@ -811,6 +813,22 @@ def _library(arrays: Sequence[Any], ranks: int, name: str) -> Any:
         if found is not None and all(isinstance(a, getattr(found, array_type)) for a in arrays):
             return found
     raise OperandError(f"{name}: a list of {type(arrays[0]).__qualname__}, want one of arrays of NumPy or PyTorch")
+
+
+def _plain(array: Any) -> Any:
+    """An array as it is written: PyTorch records no gradient."""
+    return array.detach() if hasattr(array, "detach") else array
+
+
+def _unwritable(array: Any, whole: Any) -> str | None:
+    """Why a part of a result cannot be copied to an array, which need not be contiguous."""
+    if not hasattr(array, "detach"):
+        return None if array.flags.writeable else "is read-only, and is written"
+    if array.device != whole.device:
+        return f"is on {array.device}, and the result on {whole.device}: move it there"
+    if any(size > 1 and stride == 0 for size, stride in zip(array.shape, array.stride(), strict=True)):
+        return "is an expanded tensor, whose elements share memory, and is written: pass one of its own"
+    return None
 
 
 def _on_gpu(array: Any) -> bool:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import _abi, streams
-from .errors import ClosedError, WeftError
+from .errors import ClosedError, OperandError, WeftError
 from .limits import timeout as limit
 
 if TYPE_CHECKING:
@@ -171,7 +171,11 @@ class Work:
         if status:
             self._error = group._failure(status)
         elif self._finish is not None:
-            self._finish()
+            try:
+                self._finish()
+            except Exception as e:  # the call has ended all the same, and gives back what it has borrowed
+                self._error = OperandError(f"out: the result could not be copied to it: {e}")
+                self._error.__cause__ = e
         self._finish = self._begun = None
         group._over(begun)
         return None
