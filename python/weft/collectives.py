@@ -274,6 +274,7 @@ class Group(FusedCollectives, Made):
         self._open()
         device = self._comm._device
         to, source = Slot("out", device, written=True), Slot("array", device)
+        to.folds = source.folds = True
         given, into = source.fill(array), to.fill(out)
         call, handle = self._lib.all_gather, self._handle
         kept = to, source, array, out
@@ -546,10 +547,6 @@ class Group(FusedCollectives, Made):
 
     def _all(self, source: Slot) -> Shape:
         """The shape of what is gathered."""
-        if len(source.shape) >= _abi.MAX_DIMS:
-            raise source.refuse(
-                f"{len(source.shape)} dimensions, want at most {_abi.MAX_DIMS - 1}: the result has one more"
-            )
         return (self._comm.ranks, *source.shape)
 
     def _part(self, source: Slot) -> Shape:
@@ -603,6 +600,11 @@ class _CollectiveArgs(CallArgs):
         self.info = (ctypes.c_uint64 * 3)(ctypes.sizeof(_abi.WorkInfo))  # of the call, once it is a Work
         self.info_address = ctypes.addressof(self.info)
         self.more = False
+
+    def slot(self, name: str, device: int, wants: int = 0, *, written: bool = False) -> Slot:
+        made = super().slot(name, device, wants, written=written)
+        made.folds = True  # collectives go by elements
+        return made
 
     def scale(self, op: Op, scalar: Any, dtype: DType) -> None:
         """Takes the scalar of a pre-multiplied sum of elements of a type."""

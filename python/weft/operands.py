@@ -7,6 +7,7 @@ Inputs that are not contiguous are copied; outputs that are not are refused, by 
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 import sys
 from collections.abc import Callable
@@ -47,6 +48,7 @@ class Slot:
         "address",
         "code",
         "device",
+        "folds",
         "held",
         "kind",
         "name",
@@ -63,6 +65,7 @@ class Slot:
         self.device = device  # the GPU's number, or -1 on the host
         self.wants = wants  # the DType that is expected, where arrays may lack it
         self.written = written
+        self.folds = False  # whether C may be told of one dimension, where there are more than it takes
         self.held = Held() if held is None else held  # copies that were made, and the owners of memory
         self.kind = memory.PLAIN  # of the last operand
         self._struct = _abi.Tensor()
@@ -93,11 +96,13 @@ class Slot:
         self.words[_ADDRESS] = address
 
     def reshape(self, code: int, shape: Any) -> None:
-        dims = len(shape)
+        dims, sizes = len(shape), shape
         if dims > _abi.MAX_DIMS:
-            raise self.refuse(f"{dims} dimensions, want at most {_abi.MAX_DIMS}")
+            if not self.folds:
+                raise self.refuse(f"{dims} dimensions, want at most {_abi.MAX_DIMS}")
+            dims, sizes = 1, (math.prod(shape),)
         self._shape = None  # in case of an interrupt here
-        _PACK[dims](self._bytes, _TYPE_AT, code, dims, *shape)
+        _PACK[dims](self._bytes, _TYPE_AT, code, dims, *sizes)
         self._shape, self.code = shape, code
 
     @property

@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from .. import _abi
 from ..collectives import NUMBERED, Collective, Group, Op
 from ..errors import ClosedError, OperandError, UnsupportedError
 
@@ -67,11 +66,6 @@ def _group(number: int) -> Group:
         raise ClosedError("the group of this operator is gone: keep it as long as its gradients are wanted") from None
 
 
-def _flat(x: torch.Tensor) -> torch.Tensor:
-    """A tensor of dimensions that the library takes. Shapes play no part where a result is given."""
-    return x if x.dim() <= _abi.MAX_DIMS else x.reshape(-1)
-
-
 def _rows(group: Group, kind: Collective, x: torch.Tensor, parts: int) -> int:
     """The rows of each of so many parts."""
     if x.dim() == 0 or x.shape[0] % parts:
@@ -99,7 +93,7 @@ def _new(group: Group, x: torch.Tensor, rows: int) -> torch.Tensor:
 @torch.library.custom_op("weft::all_reduce", mutates_args=())
 def _all_reduce(x: torch.Tensor, op: str, group: int) -> torch.Tensor:
     out = x.new_empty(x.shape)
-    _group(group).all_reduce(_flat(x), op, out=_flat(out))
+    _group(group).all_reduce(x, op, out=out)
     return out
 
 
@@ -112,7 +106,7 @@ def _(x: torch.Tensor, op: str, group: int) -> torch.Tensor:
 def _all_gather(x: torch.Tensor, group: int) -> torch.Tensor:
     g = _group(group)
     out = _new(g, x, _rows(g, Collective.all_gather, x, 1) * g._comm.ranks)
-    g.all_gather(_flat(x), out=_flat(out))
+    g.all_gather(x, out=out)
     return out
 
 
@@ -125,7 +119,7 @@ def _(x: torch.Tensor, group: int) -> torch.Tensor:
 def _reduce_scatter(x: torch.Tensor, op: str, group: int) -> torch.Tensor:
     g = _group(group)
     out = x.new_empty((_rows(g, Collective.reduce_scatter, x, g._comm.ranks), *x.shape[1:]))
-    g.reduce_scatter(_flat(x), op, out=_flat(out))
+    g.reduce_scatter(x, op, out=out)
     return out
 
 
@@ -140,12 +134,11 @@ def _all_to_all(x: torch.Tensor, recv: Sequence[int] | None, send: Sequence[int]
     if recv is None or send is None:
         _rows(g, Collective.all_to_all, x, g._comm.ranks)
         out = _new(g, x, x.shape[0])
-        g.all_to_all(_flat(x), out=_flat(out))
+        g.all_to_all(x, out=out)
         return out
     _rows(g, Collective.all_to_all_v, x, 1)
     out = _new(g, x, max(0, sum(recv)))  # the call refuses what is less
-    wide = x.reshape(x.shape[0], -1) if x.numel() else x
-    g.all_to_all_v(wide, send, recv, out=_flat(out))
+    g.all_to_all_v(x, send, recv, out=out)
     return out
 
 
@@ -157,7 +150,7 @@ def _(x: torch.Tensor, recv: Sequence[int] | None, send: Sequence[int] | None, g
 @torch.library.custom_op("weft::broadcast", mutates_args=())
 def _broadcast(x: torch.Tensor, root: int, group: int) -> torch.Tensor:
     out = x.new_empty(x.shape)
-    _group(group).broadcast(_flat(x), root, out=_flat(out))
+    _group(group).broadcast(x, root, out=out)
     return out
 
 
@@ -171,7 +164,7 @@ def _reduce_to(x: torch.Tensor, root: int, group: int) -> torch.Tensor:
     """The sum of all ranks on root, and zeros on others: the gradient of a broadcast."""
     g = _group(group)
     out = x.new_empty(x.shape) if g._comm.rank == root else torch.zeros(x.shape, dtype=x.dtype, device=x.device)
-    g.reduce(_flat(x), "sum", root, out=_flat(out))
+    g.reduce(x, "sum", root, out=out)
     return out
 
 
