@@ -52,6 +52,7 @@ func (c *Comm) words(r device.Record) *device.Words {
 func (c *Comm) verdict(r device.Record) channel.Fault {
 	peer := int(r.Peer)
 	if r.Cause == device.CauseTimeout && peer == c.rank { // for another kernel of its own
+		c.control.Waiter.ShowWords("")
 		return channel.Fault{Cause: channel.CauseTimeout, Rank: peer}
 	}
 	if r.Cause == device.CauseMismatch && peer != c.rank && peer >= 0 && peer < c.size && !c.Masked(peer) {

@@ -187,6 +187,16 @@ func (w *Waiter) waitLong(ctx context.Context, c *Counter, want uint64, op strin
 // Until returns when done reports true. It is [Waiter.Wait] for conditions without a wake-up:
 // instead of sleeping it looks again after ever longer naps.
 func (w *Waiter) Until(ctx context.Context, op string, peer int, done func() bool) error {
+	return w.until(ctx, op, peer, nil, done)
+}
+
+// UntilOwn is Until for something that this rank itself is to do meanwhile. At the deadline it is to blame, and what
+// says, in the errors of all ranks, what it waits for.
+func (w *Waiter) UntilOwn(ctx context.Context, op string, what func() string, done func() bool) error {
+	return w.until(ctx, op, w.Rank, what, done)
+}
+
+func (w *Waiter) until(ctx context.Context, op string, peer int, own func() string, done func() bool) error {
 	for range min(w.Policy.Spin, briefSpins) {
 		if done() {
 			return nil
@@ -200,6 +210,9 @@ func (w *Waiter) Until(ctx context.Context, op string, peer int, done func() boo
 	defer w.Own.clearRecord()
 	look := func() error {
 		w.pulse(op, peer, 1, 0)
+		if own != nil { // others that reach their deadlines first find it, too
+			w.ShowWords(own())
+		}
 		err := w.check(ctx, &none, 1, op, peer, &watch)
 		if errors.Is(err, ErrLeft) && done() { // values that a peer published before it left still count
 			return nil
@@ -247,7 +260,7 @@ func (w *Waiter) Show(op string, peer int) {
 }
 
 // ShowWords shows the rank that a fault of CauseMismatch names how its call differs, before it is told of
-// the fault.
+// the fault. Of one of CauseTimeout they are what the rank to blame waits for itself.
 func (w *Waiter) ShowWords(words string) { putText(w.Own.words[:], words) }
 
 // reported is what a fault's reporter shows of it.
@@ -355,7 +368,13 @@ func (w *Waiter) Err(f Fault, op string) error {
 	}
 	err := f.Err(op)
 	peer, ok := err.(*bootstrap.PeerError)
-	if !ok || w.Explain == nil {
+	if !ok {
+		return err
+	}
+	if words := w.reported(f); f.Cause == CauseTimeout && words != "" {
+		peer.Err = fmt.Errorf("%w: %s", peer.Err, words)
+	}
+	if w.Explain == nil {
 		return err
 	}
 	if more := w.Explain(f); more != "" {
@@ -381,10 +400,15 @@ func (w *Waiter) fault(op string) error {
 // peer may itself wait for another rank. The culprit is the rank in the chain that waits for no
 // other, or whose wait stands still because its process was stopped. There is none, and it is -1,
 // if the chain closes in a cycle of ranks that are all awake: they have called operations in
-// different orders. The cycle is then in words where [Waiter.Err] finds it.
+// different orders. The cycle is then in words where [Waiter.Err] finds it, and so is what the culprit waits for if
+// that is something of its own: see [Waiter.UntilOwn].
 //
 // Within the grace a rank may still begin to show which rank it waits for.
 func (w *Waiter) Culprit(own Record, grace time.Duration) int {
+	if own.Peer == w.Rank {
+		return w.Rank // its words are shown
+	}
+	w.ShowWords("")
 	chain, records := []int{w.Rank}, []Record{own}
 	end := time.Now().Add(grace)
 	for {
@@ -410,7 +434,11 @@ func (w *Waiter) Culprit(own Record, grace time.Duration) int {
 			return w.behind(peer)
 		}
 		r := p.Record()
-		if r.Peer < 0 || r.Peer == peer {
+		if r.Peer == peer {
+			w.ShowWords(text(p.words[:]))
+			return peer
+		}
+		if r.Peer < 0 {
 			return w.behind(peer)
 		}
 		chain, records = append(chain, peer), append(records, r)

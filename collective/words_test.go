@@ -230,7 +230,7 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// TestNotReady: a word that is not raised is an error at the deadline, on every rank, that names the operation.
+// TestNotReady: a word that is not raised is an error at the deadline, on every rank, that names the word.
 func TestNotReady(t *testing.T) {
 	err := ranktest.Run(2, func(int) []weft.Option {
 		return []weft.Option{weft.WithDeadline(300 * time.Millisecond)}
@@ -240,14 +240,16 @@ func TestNotReady(t *testing.T) {
 			return err
 		}
 		defer func() { err = errors.Join(err, g.Close()) }()
-		words := []uint64{1, 1}
+		words := []uint64{1, 1, 1, 1, 1, 1}
 		if comm.Rank() == 1 {
-			words[0] = 0
+			words[2] = 0
 		}
-		f := make([]float32, 9)
-		err = g.ReduceScatterReady(ctx, nil, weft.TensorOf(f[8:9]), weft.TensorOf(f[:2]), weft.TensorOf(words), weft.Sum)
-		if !errors.Is(err, weft.ErrTimeout) && !errors.Is(err, weft.ErrAborted) ||
-			!strings.Contains(err.Error(), "reduce-scatter") {
+		f := make([]float32, 32)
+		err = g.ReduceScatterReady(ctx, nil, weft.TensorOf(f[24:]), weft.TensorOf(f[:16]), weft.TensorOf(words), weft.Sum)
+		late, ok := errors.AsType[*weft.PeerError](err)
+		if !ok || late.Rank != 1 || !errors.Is(err, weft.ErrTimeout) ||
+			!strings.Contains(err.Error(), "reduce-scatter: rank 1: no answer before the deadline: of the 3 ready words of "+
+				"its input's part for rank 0 that of chunk 2 is 0") {
 			return fmt.Errorf("rank %d: %w", comm.Rank(), err)
 		}
 		return nil

@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"unsafe"
 
@@ -36,7 +37,12 @@ func (c *call) awaitReady(ctx context.Context) error {
 		return nil
 	}
 	live, i := 0, 0
-	err := c.Waiter().Until(ctx, c.name, c.Comm.Rank(), func() bool {
+	missing := func() string {
+		r := c.Live[live]
+		return fmt.Sprintf("of the %d ready words of its input's part for rank %d that of chunk %d is 0; what makes the "+
+			"chunk raises it", len(c.wordsOf(r)), r, i)
+	}
+	err := c.Waiter().UntilOwn(ctx, c.name, missing, func() bool {
 		for ; live < len(c.Live); live, i = live+1, 0 {
 			for words := c.wordsOf(c.Live[live]); i < len(words); i++ {
 				if atomic.LoadUint64(&words[i]) == 0 {
