@@ -284,6 +284,14 @@ def test_what_one_rank_is_refused_all_are(threads):
             ("is no array", lambda bad: h.dispatch_backward(object() if bad else got.rows, got)),
             ("not today", lambda bad: h.combine_backward(Bad() if bad else token, got)),
             ("root 1.0 of 2", lambda bad: g.broadcast(x, 1.0 if bad else 0)),
+            (
+                r"array: part 1 is of shape \(4,\) and type float64, and part 0 of \(4,\) and float32",
+                lambda bad: g.all_to_all([x, x.astype(float) if bad else x]),
+            ),
+            (
+                r"array: part 1 is of shape \(3,\) and type float32, and part 0 of \(4,\)",
+                lambda bad: g.reduce_scatter((x, x[1:] if bad else x)),
+            ),
             ("root None of 2", lambda bad: g.broadcast(x, None if bad else 0)),
             ("a timeout of -1 seconds", lambda bad: g.all_reduce(x, timeout=-1 if bad else 9)),
             ("a timeout of 'a' seconds", lambda bad: g.barrier(timeout="a" if bad else None)),

@@ -560,8 +560,15 @@ class Group(FusedCollectives, Made):
     # Lists of arrays, a part for each rank.
 
     def _stacked(self, arrays: Sequence[Any]) -> Any:
-        """One array of all."""
-        return _library(arrays, self._comm.ranks, "array").stack(tuple(arrays))
+        """One array of all, which have one type and one shape."""
+        library, first = _library(arrays, self._comm.ranks, "array"), arrays[0]
+        for r, array in enumerate(arrays):
+            if array.dtype != first.dtype or array.shape != first.shape:
+                raise OperandError(
+                    f"array: part {r} is of shape {tuple(array.shape)} and type {array.dtype}, and part 0 of "
+                    f"{tuple(first.shape)} and {first.dtype}"
+                )
+        return library.stack(tuple(arrays))
 
     def _check_parts(self, arrays: Sequence[Any], whole: Any) -> None:
         """Refuses arrays that the parts of a result cannot be copied to."""
