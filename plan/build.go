@@ -34,7 +34,7 @@ func (p *Plan) Build() (*File, error) {
 
 func (r *Rank) build(lines map[spec.Site]string) spec.Rank {
 	out := spec.Rank{
-		Input: r.plan.collective.in, Output: r.plan.collective.out, Scratch: r.scratch,
+		Input: r.plan.collective.input(r.id), Output: r.plan.collective.out, Scratch: r.scratch,
 		Switches: r.switches, Remotes: r.remotes, Semaphores: r.semaphores,
 	}
 	for _, via := range r.types {

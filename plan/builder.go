@@ -35,35 +35,53 @@ type Collective struct {
 	name    string
 	ranks   int
 	in, out int
+	sources []int // ranks that have an input; nil: all
 }
 
 // AllReduce has factor chunks for each rank in every input and output.
 func AllReduce(ranks, factor int) Collective {
-	return Collective{spec.AllReduce, ranks, ranks * factor, ranks * factor}
+	return Custom(spec.AllReduce, ranks, ranks*factor, ranks*factor)
 }
 
 // AllGather has factor chunks in an input.
 func AllGather(ranks, factor int) Collective {
-	return Collective{spec.AllGather, ranks, factor, ranks * factor}
+	return Custom(spec.AllGather, ranks, factor, ranks*factor)
 }
 
 // ReduceScatter has factor chunks in an output.
 func ReduceScatter(ranks, factor int) Collective {
-	return Collective{spec.ReduceScatter, ranks, ranks * factor, factor}
+	return Custom(spec.ReduceScatter, ranks, ranks*factor, factor)
 }
 
 // AllToAll has factor chunks for each pair of ranks.
 func AllToAll(ranks, factor int) Collective {
-	return Collective{spec.AllToAll, ranks, ranks * factor, ranks * factor}
+	return Custom(spec.AllToAll, ranks, ranks*factor, ranks*factor)
 }
 
 // SendRecv gives every rank the input of another one.
 func SendRecv(ranks, factor int) Collective {
-	return Collective{spec.SendRecv, ranks, factor, factor}
+	return Custom(spec.SendRecv, ranks, factor, factor)
 }
 
-// Custom has any name and chunks, and what it computes is not defined.
-func Custom(name string, ranks, in, out int) Collective { return Collective{name, ranks, in, out} }
+// Broadcast gives all ranks the input of the root, which alone has one, of so many chunks.
+func Broadcast(ranks, root, chunks int) Collective {
+	c := Custom(spec.Broadcast, ranks, chunks, chunks)
+	c.sources = []int{root}
+	return c
+}
+
+// Custom has any name and chunks. What it computes is not defined, unless the name is that of a collective.
+func Custom(name string, ranks, in, out int) Collective {
+	return Collective{name: name, ranks: ranks, in: in, out: out}
+}
+
+// input is the chunks of a rank's input.
+func (c *Collective) input(rank int) int {
+	if c.sources != nil && !slices.Contains(c.sources, rank) {
+		return 0
+	}
+	return c.in
+}
 
 // Options are what a plan has beside its operations. Zero values take the defaults.
 type Options struct {
@@ -114,6 +132,11 @@ func New(name string, c Collective, o Options) *Plan {
 	}
 	if c.ranks < 1 || c.in < 0 || c.out < 0 {
 		p.misuse("%d ranks with inputs of %d chunks and outputs of %d", c.ranks, c.in, c.out)
+	}
+	for _, r := range c.sources {
+		if r < 0 || r >= c.ranks {
+			p.misuse("root %d of %d ranks", r, c.ranks)
+		}
 	}
 	for i := range max(c.ranks, 1) {
 		p.ranks = append(p.ranks, &Rank{plan: p, id: i})
@@ -172,7 +195,7 @@ type Buffer struct {
 }
 
 // Input is what the rank gives.
-func (r *Rank) Input() Buffer { return Buffer{r, Input, 0, r.plan.collective.in} }
+func (r *Rank) Input() Buffer { return Buffer{r, Input, 0, r.plan.collective.input(r.id)} }
 
 // Output is what the rank gets.
 func (r *Rank) Output() Buffer { return Buffer{r, Output, 0, r.plan.collective.out} }

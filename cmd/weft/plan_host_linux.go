@@ -175,7 +175,28 @@ func number(rank, at, launch int) uint32 {
 
 // defined says whether the plan's collective says what is in outputs.
 func (h *hostRun) defined() bool {
-	return slices.Contains([]string{spec.AllReduce, spec.AllGather, spec.ReduceScatter, spec.AllToAll}, h.file.Collective)
+	switch h.file.Collective {
+	case spec.AllReduce, spec.AllGather, spec.ReduceScatter, spec.AllToAll:
+		return true
+	case spec.Broadcast:
+		return h.root() >= 0
+	}
+	return false
+}
+
+// root is the one rank of a broadcast that has an input, or -1.
+func (h *hostRun) root() int {
+	root := -1
+	for r := range h.file.Ranks {
+		if h.file.Ranks[r].Input == 0 {
+			continue
+		}
+		if root >= 0 {
+			return -1
+		}
+		root = r
+	}
+	return root
 }
 
 // want is an element of an output.
@@ -187,6 +208,8 @@ func (h *hostRun) want(rank, at, launch, ins, outs int) uint32 {
 	case spec.AllToAll:
 		part := ins / n
 		return number(at/part, rank*part+at%part, launch)
+	case spec.Broadcast:
+		return number(h.root(), at, launch)
 	case spec.ReduceScatter:
 		at += rank * outs
 	}

@@ -20,13 +20,15 @@ type File struct {
 	MaxBytes       uint64
 }
 
-// Names of collectives whose results are defined. A [SendRecv] permutes the ranks' inputs.
+// Names of collectives whose results are defined. A [SendRecv] permutes the ranks' inputs. Of a [Broadcast] the root
+// alone has an input.
 const (
 	AllReduce     = "allreduce"
 	AllGather     = "allgather"
 	ReduceScatter = "reducescatter"
 	AllToAll      = "alltoall"
 	SendRecv      = "sendrecv"
+	Broadcast     = "broadcast"
 )
 
 // What a file that does not say it gets.

@@ -179,6 +179,8 @@ func Expected(p *program.Program) (want [][][]Symbol, err error) {
 		fits = in == n*out
 	case spec.AllToAll:
 		fits = in == out && in%n == 0
+	case spec.Broadcast:
+		return broadcast(p), nil
 	default:
 		return nil, nil
 	}
@@ -217,4 +219,32 @@ func Expected(p *program.Program) (want [][][]Symbol, err error) {
 		}
 	}
 	return want, nil
+}
+
+// broadcast is the input of the one rank that has one, in all outputs that are as long. Otherwise nothing is defined.
+func broadcast(p *program.Program) (want [][][]Symbol) {
+	root := -1
+	for r := range p.File.Ranks {
+		switch {
+		case p.File.Ranks[r].Input == 0:
+		case root >= 0:
+			return nil
+		default:
+			root = r
+		}
+	}
+	if root < 0 {
+		return nil
+	}
+	cells := make([][]Symbol, p.File.Ranks[root].Input*p.Shape.Chunk)
+	for i := range cells {
+		cells[i] = []Symbol{{root, i}}
+	}
+	for r := range p.File.Ranks {
+		if p.File.Ranks[r].Output != p.File.Ranks[root].Input {
+			return nil
+		}
+		want = append(want, cells)
+	}
+	return want
 }
