@@ -1,0 +1,40 @@
+// Package synthesis makes plans for a topology: ranks and the links between them. A plan that it makes sends over these
+// links alone, the verifier has passed it, and executors run it. Package cost says what a plan takes, and what none
+// beats.
+//
+// # How
+//
+// A message is divided into chunks. Each chunk travels along a tree of links: from its root to all ranks, or from all
+// ranks to its root, added up on the way, or both, for an all-reduce. What one rank wants from one other takes a path.
+//
+//   - Packing (see packing): chunks choose their trees one after the other, and again, so that no link carries much
+//     more than it must. A tree weighs more where links are fuller, and where it is longer. In an all-reduce a chunk
+//     chooses its root, too.
+//   - Scheduling (see route): a link that is free takes, of the chunks that are there, the one with the longest way
+//     before it. This is done several times, with other ties.
+//   - Writing (see writer): every link gets a block that sends in that order, and every rank gets blocks that add up.
+//     They tell each other by signals, or send packets and need none. Blocks of data may repeat all of it for windows
+//     of a chunk, so that long trees are full soon.
+//
+// [Synthesize] does that for all forms of the collective, for several numbers of chunks, and with more or less weight
+// on the length of trees. It makes the best few, runs them on the model, verifies the fastest and gives it. A seed
+// decides what is chance: the order in which chunks choose, and ties.
+//
+// # Floor
+//
+// The report has the bound beside the time. On switches, rings, two hosts, and each of them without a link, up to 16
+// ranks, plans are within a tenth of it: of the diameter at 1 KiB, of the narrowest cut at 256 MiB. Between these sizes
+// a plan of data pays for a sign that its peers have begun, and one of packets has twice the bytes. The bound has
+// neither, so it may be half of what is possible.
+//
+// # Limits
+//
+//   - 16 ranks, and 8000 sends.
+//   - Packing is a search and proves nothing. A link that can only be used by rare trees may stay idle.
+//   - Chunks are equal. Where the message divides into none of the numbers that fit a topology, plans are for the next
+//     size that does.
+//   - A rank has a block for each of its links, and about as many that add up; in windows twice as many.
+//   - Partial sums are rounded to the type of elements where ranks pass them on. With [Spec.RankOrder] inputs move
+//     as they are, and a sum has the bits of the library's algorithms; that costs bandwidth where ranks have few links.
+//   - The model knows links. What blocks, caches and launches take is measured, with weft plan bench.
+package synthesis

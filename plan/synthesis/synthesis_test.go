@@ -1,0 +1,279 @@
+package synthesis_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/weftgo/weft/plan"
+	"github.com/weftgo/weft/plan/cost"
+	"github.com/weftgo/weft/plan/internal/plantest"
+	"github.com/weftgo/weft/plan/spec"
+	"github.com/weftgo/weft/plan/synthesis"
+)
+
+// all says whether tests may take minutes.
+var all = os.Getenv("WEFT_TEST_ALL") != ""
+
+// topologies are those that plans are made for, of so many ranks.
+func topologies(n int) map[string]*cost.Topology {
+	return map[string]*cost.Topology{
+		"all to all": cost.AllToAll(n, 60, 1), "ring": cost.Ring(n, 50, 1), "two hosts": cost.TwoHosts(n, 60, 1, 50, 5),
+		"one broken link": cost.AllToAll(n, 60, 1).Without(0, 1),
+	}
+}
+
+// synthesize makes a plan, or fails the test. It checks what holds for all plans.
+func synthesize(t testing.TB, s synthesis.Spec) (*plan.File, synthesis.Report) {
+	t.Helper()
+	f, r, err := synthesis.Synthesize(t.Context(), s)
+	if err != nil {
+		t.Fatalf("%s of %d bytes: %v", s.Collective, s.Bytes, err)
+	}
+	if n := r.Verdict.Errors(); n > 0 || s.RankOrder && !r.Verdict.RankOrder {
+		t.Errorf("%s of %d bytes: %d errors, rank order %t", s.Collective, s.Bytes, n, r.Verdict.RankOrder)
+	}
+	for _, x := range r.Verdict.Findings {
+		if x.Class != plan.Limits { // of another executor
+			t.Errorf("%s of %d bytes: %v", s.Collective, s.Bytes, x)
+		}
+	}
+	onLinks(t, f, s.Topology)
+	c, err := cost.Model{Topology: s.Topology}.Of(f, s.Bytes)
+	if err != nil || c.Time != r.Cost.Time {
+		t.Errorf("%s of %d bytes: %v us, and the report says %v; %v", s.Collective, s.Bytes, c.Time, r.Cost.Time, err)
+	}
+	if c.Time < r.Bound.Time()*(1-1e-9) {
+		t.Errorf("%s of %d bytes: %v us, below the bound %v", s.Collective, s.Bytes, c.Time, r.Bound)
+	}
+	return f, r
+}
+
+// onLinks has nothing that a plan sends, data or signals, leave the links.
+func onLinks(t testing.TB, f *plan.File, top *cost.Topology) {
+	t.Helper()
+	links := make(map[[2]int]bool)
+	for _, l := range top.Working() {
+		links[[2]int{l.From, l.To}] = true
+	}
+	for r := range f.Ranks {
+		rank := &f.Ranks[r]
+		for b := range rank.Blocks {
+			block := &rank.Blocks[b]
+			var visit func(op *spec.Op)
+			visit = func(op *spec.Op) {
+				for i := range op.Ops {
+					visit(&op.Ops[i])
+				}
+				to := make(map[int]bool)
+				if op.Kind == spec.Signal || op.Kind == spec.RelaxedSignal {
+					for _, c := range op.Channels {
+						to[rank.Peers(op.Via)[block.Channel(op.Via, c)]] = true
+					}
+				}
+				for _, p := range slices.Concat(op.Src, op.Dst) {
+					if p.At == spec.RemoteBuffer {
+						to[rank.Remotes[block.Remote(op.Via, p.ID)].Rank] = true
+					}
+				}
+				for peer := range to {
+					if !links[[2]int{r, peer}] || slices.ContainsFunc(op.Src, func(p spec.Place) bool { return p.At != spec.Local }) {
+						t.Errorf("rank %d, block %d: %v to rank %d, to which no link leads", r, b, op.Kind, peer)
+					}
+				}
+			}
+			for i := range block.Ops {
+				visit(&block.Ops[i])
+			}
+		}
+	}
+}
+
+// simulate runs a plan under several orders of events.
+func simulate(t testing.TB, f *plan.File, schedules uint64) {
+	t.Helper()
+	for seed := range schedules {
+		if r := plan.Simulate(f, plan.Simulation{Seed: seed}); r.Failure != "" {
+			t.Fatalf("%s: seed %d: %s", f.Name, seed, r.Failure)
+		}
+	}
+}
+
+// TestBounds has plans of 4 to 16 ranks within a tenth of the bound: of latency at 1 KiB, of bandwidth at 256 MiB.
+func TestBounds(t *testing.T) {
+	ranks := []int{4, 8}
+	if all {
+		ranks = []int{4, 5, 6, 8, 12, 16}
+	}
+	for _, n := range ranks {
+		for name, top := range topologies(n) {
+			if n%2 == 1 && name == "two hosts" {
+				continue
+			}
+			for _, c := range synthesis.Collectives {
+				t.Run(fmt.Sprintf("%s/%d/%s", name, n, c), func(t *testing.T) {
+					for _, bytes := range []int{1 << 10, 256 << 20} {
+						f, r := synthesize(t, synthesis.Spec{Collective: c, Topology: top, Bytes: bytes})
+						t.Logf("%d bytes: %.2f us, %.3f times the bound: %s; %d tried", r.Bytes, r.Cost.Time,
+							r.Cost.Time/r.Bound.Time(), r.Form, r.Tried)
+						if r.Cost.Time > 1.1*r.Bound.Time() {
+							t.Errorf("%d bytes: %.2f us, and the bound is %.2f: %s", bytes, r.Cost.Time, r.Bound.Time(), r.Form)
+						}
+						switch {
+						case all && n <= 8:
+							simulate(t, f, 100)
+						case all || n == 4:
+							simulate(t, f, 5)
+						default:
+							simulate(t, f, 1)
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestShipped has no plan worse than one that was written by hand.
+func TestShipped(t *testing.T) {
+	type shipped struct {
+		plan *plan.Plan
+		top  *cost.Topology
+	}
+	var plans []shipped
+	ranks := []int{4}
+	if all {
+		ranks = []int{2, 4, 8}
+	}
+	for _, n := range ranks {
+		for _, top := range topologies(n) {
+			if n == 2 {
+				top = cost.AllToAll(2, 60, 1)
+			}
+			for _, p := range []*plan.Plan{
+				plantest.TwoShot(n), plantest.TwoShotApart(n), plantest.OneShotApart(n), plantest.OneShotPackets(n, plan.Sum),
+				plantest.TwoPhasePackets(n), plantest.Switched(n, true), plantest.Switched(n, false),
+				plantest.Hierarchical(2, n/2, 1, 1), plantest.Hierarchical(2, n/2, 2, 2), plantest.Gather(n, true),
+				plantest.Gather(n, false), plantest.Pulled(n), plantest.Ring(n), plantest.Forward(n, false),
+				plantest.Forward(n, true), plantest.RingOfSums(n), plantest.Pipelined(n),
+			} {
+				plans = append(plans, shipped{p, top})
+			}
+		}
+	}
+	made := make(map[string]float64)
+	for _, p := range plans {
+		f, err := p.plan.Build()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, bytes := range []int{1 << 10, 64 << 10, 1 << 20, 64 << 20} {
+			c, err := cost.Model{Topology: p.top}.Of(f, bytes)
+			if err != nil {
+				t.Fatal(err)
+			}
+			key := fmt.Sprint(f.Collective, bytes, p.top)
+			if made[key] == 0 {
+				_, r := synthesize(t, synthesis.Spec{Collective: f.Collective, Topology: p.top, Bytes: bytes})
+				made[key] = r.Cost.Time
+			}
+			if made[key] > c.Time*(1+1e-9) {
+				t.Errorf("%s of %d ranks and %d bytes: %.3f us, and %q takes %.3f", f.Collective, len(f.Ranks), bytes, made[key],
+					f.Name, c.Time)
+			}
+		}
+	}
+}
+
+// TestRankOrder has sums in the order of ranks where they take another way than the shortest.
+func TestRankOrder(t *testing.T) {
+	for _, c := range []string{spec.AllReduce, spec.ReduceScatter} {
+		for _, bytes := range []int{1 << 10, 16 << 20} {
+			f, _ := synthesize(t, synthesis.Spec{Collective: c, Topology: cost.Ring(5, 50, 1), Bytes: bytes, RankOrder: true})
+			simulate(t, f, 3)
+		}
+	}
+}
+
+// TestTopologies has plans for whatever is connected, by links of one direction, too.
+func TestTopologies(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	n := 12
+	if all {
+		n = 120
+	}
+	for range n {
+		top := &cost.Topology{Ranks: 1 + random.IntN(6)}
+		order := random.Perm(top.Ranks)
+		links := make(map[[2]int]bool)
+		for i, r := range order {
+			links[[2]int{r, order[(i+1)%len(order)]}] = true
+		}
+		for range random.IntN(2 * top.Ranks) {
+			links[[2]int{random.IntN(top.Ranks), random.IntN(top.Ranks)}] = true
+		}
+		for a := range top.Ranks {
+			for b := range top.Ranks {
+				if a != b && links[[2]int{a, b}] {
+					top.Links = append(top.Links, cost.Link{
+						From: a, To: b, GBps: float64(1 + random.IntN(4)), Us: float64(random.IntN(3)),
+					})
+				}
+			}
+		}
+		for _, c := range synthesis.Collectives {
+			f, _ := synthesize(t, synthesis.Spec{
+				Collective: c, Topology: top, Bytes: 1 << random.IntN(24), Root: random.IntN(top.Ranks),
+				RankOrder: random.IntN(2) == 0, Seed: random.Uint64(),
+			})
+			simulate(t, f, 3)
+		}
+	}
+}
+
+// TestSame has one plan for one spec.
+func TestSame(t *testing.T) {
+	s := synthesis.Spec{Collective: spec.AllReduce, Topology: cost.Ring(4, 50, 1), Bytes: 1 << 20, Seed: 7, Name: "mine"}
+	a, _ := synthesize(t, s)
+	b, _ := synthesize(t, s)
+	if string(a.Text()) != string(b.Text()) || a.Name != "mine" {
+		t.Errorf("two plans, %s and %s", a.Name, b.Name)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	apart := cost.AllToAll(2, 60, 1).Without(0, 1)
+	for _, x := range []struct {
+		spec synthesis.Spec
+		want string
+	}{
+		{synthesis.Spec{Collective: "gossip", Topology: cost.Ring(4, 1, 1), Bytes: 1}, `no plan is made for "gossip"`},
+		{synthesis.Spec{Collective: spec.AllGather, Bytes: 1}, "no topology"},
+		{synthesis.Spec{Collective: spec.AllGather, Topology: cost.Ring(4, 1, 1)}, "a message of 0 bytes"},
+		{synthesis.Spec{Collective: spec.AllGather, Topology: cost.Ring(17, 1, 1), Bytes: 1}, "17 ranks; plans are made for"},
+		{synthesis.Spec{Collective: spec.Broadcast, Topology: cost.Ring(4, 1, 1), Bytes: 1, Root: 4}, "root 4; ranks are"},
+		{synthesis.Spec{Collective: spec.AllReduce, Topology: apart, Bytes: 1}, "no links lead from rank 0 to rank 1"},
+		{synthesis.Spec{Collective: spec.AllReduce, Topology: &cost.Topology{}, Bytes: 1}, "0 ranks"},
+	} {
+		_, _, err := synthesis.Synthesize(t.Context(), x.spec)
+		if err == nil || !strings.Contains(err.Error(), x.want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%v, want %s", err, x.want)
+		}
+	}
+}
+
+// TestCancelled ends a search.
+func TestCancelled(t *testing.T) {
+	reason := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(reason)
+	s := synthesis.Spec{Collective: spec.AllReduce, Topology: cost.Ring(16, 50, 1), Bytes: 1 << 20}
+	if _, _, err := synthesis.Synthesize(ctx, s); !errors.Is(err, reason) {
+		t.Errorf("%v", err)
+	}
+}
