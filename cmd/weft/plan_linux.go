@@ -18,13 +18,13 @@ import (
 func newPlan() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plan",
-		Short: "Check, run, draw, fix and measure communication plans",
+		Short: "Check, run, draw, fix, measure and make communication plans",
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	describe(cmd, "plan_root")
 	cmd.AddCommand(newPlanCheck(), newPlanRun(), newPlanShow(), newPlanFix(), newPlanFormat(), newPlanDiff(),
-		newPlanBench())
+		newPlanBench(), newPlanSynthesise())
 	return cmd
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/weftgo/weft/plan"
+	"github.com/weftgo/weft/plan/cost"
 	"github.com/weftgo/weft/plan/spec"
 )
 
@@ -243,4 +244,63 @@ func TestPlanFix(t *testing.T) {
 	if _, errs := command(t, 2, "plan", "fix"); !strings.Contains(errs, "want the name of one file") {
 		t.Errorf("%q", errs)
 	}
+}
+
+// A plan is made for links, is right, and runs.
+func TestPlanSynthesise(t *testing.T) {
+	dir := t.TempDir()
+	topology, name := filepath.Join(dir, "topology.json"), filepath.Join(dir, "plan.json")
+	links := func(top *cost.Topology) {
+		if err := os.WriteFile(topology, top.Text(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	links(cost.Ring(4, 50, 1))
+	line := []string{"plan", "synthesise", "--collective", "allreduce", "--topology", topology, "--bytes", "1K"}
+	out, _ := command(t, 0, append(line, "--out", name, "--name", "mine")...)
+	for _, want := range []string{"mine: 2.", " us for 1 KiB, which is 1.0", "packets in ", "the busiest link, from "} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is not in %q", want, out)
+		}
+	}
+	if out, _ := command(t, 0, "plan", "check", name); !strings.Contains(out, "0 errors") &&
+		!strings.Contains(out, "nothing to find") {
+		t.Errorf("%q", out)
+	}
+	line[3] = "broadcast"
+	text, errs := command(t, 0, append(line, "--root", "2", "--seed", "1")...)
+	if f, err := plan.Load([]byte(text)); err != nil || f.Ranks[2].Input == 0 || f.Ranks[0].Input != 0 ||
+		!strings.HasPrefix(errs, "synthesised-broadcast-4: ") {
+		t.Errorf("%v, %q", err, errs)
+	}
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, _ := command(t, 0, "plan", "run", name); !strings.Contains(out, ": right in 3 launches") {
+		t.Errorf("%q", out)
+	}
+	line[3] = "allgather"
+	for more, want := range map[string]string{
+		"--root 1":            "plan synthesise: --root is of broadcasts; see weft plan synthesise --help",
+		"--collective gather": "plan synthesise: --collective: want one of allgather, allreduce, alltoall, broadcast, ",
+		"--topology=":         "plan synthesise: --topology: want the name of a file of ranks and links; ",
+		"--bytes 1K,2K":       "plan synthesise: --bytes: want one size; ",
+		"ring":                `plan synthesise: "ring" is no flag`,
+	} {
+		if _, errs := command(t, 2, append(line[:len(line):len(line)], strings.Fields(more)...)...); !strings.Contains(errs,
+			want) {
+			t.Errorf("%s: %q, want %q", more, errs, want)
+		}
+	}
+	links(cost.AllToAll(2, 50, 1).Without(0, 1))
+	if _, errs := command(t, 1, line...); !strings.Contains(errs, "no links lead from rank 0 to rank 1") {
+		t.Errorf("%q", errs)
+	}
+	if err := os.WriteFile(topology, []byte(`{"ranks": 2, "wires": []}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, errs := command(t, 2, line...); !strings.Contains(errs, `unknown field "wires"`) {
+		t.Errorf("%q", errs)
+	}
+	command(t, 2, append(line, "--topology", topology+".none")...)
 }
