@@ -418,22 +418,7 @@ func (b *Block) channel(c *Channel) (id int, ok bool) {
 		b.misuse("the channel is not rank %d's", b.rank.id)
 		return 0, false
 	}
-	return use(&b.channels, c.via, c.id), true
-}
-
-// use is the position of a number in a list, to which it is added if need be.
-func use(lists *[]spec.Uses, of spec.ChannelType, id int) int {
-	i := slices.IndexFunc(*lists, func(u spec.Uses) bool { return u.Type == of })
-	if i < 0 {
-		i = len(*lists)
-		*lists = append(*lists, spec.Uses{Type: of})
-	}
-	u := &(*lists)[i]
-	if k := slices.Index(u.IDs, id); k >= 0 {
-		return k
-	}
-	u.IDs = append(u.IDs, id)
-	return len(u.IDs) - 1
+	return spec.Use(&b.channels, c.via, c.id), true
 }
 
 // Acquire takes one of each semaphore.

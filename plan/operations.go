@@ -68,7 +68,7 @@ func (b *Block) remote(via spec.ChannelType, c *Channel, chunk Chunk) (spec.Plac
 		r.remotes[id].Access = append(r.remotes[id].Access, via)
 	}
 	return spec.Place{
-		At: spec.RemoteBuffer, ID: use(&b.remotes, via, id), Index: chunk.Index, Size: chunk.Size,
+		At: spec.RemoteBuffer, ID: spec.Use(&b.remotes, via, id), Index: chunk.Index, Size: chunk.Size,
 	}, true
 }
 
@@ -223,7 +223,7 @@ func (b *Block) member(s *Switch, at, n int) (spec.Place, bool) {
 		return spec.Place{}, false
 	}
 	return spec.Place{
-		At: spec.Members, ID: use(&b.channels, spec.Switched, id), Index: at, Size: n,
+		At: spec.Members, ID: spec.Use(&b.channels, spec.Switched, id), Index: at, Size: n,
 	}, true
 }
 

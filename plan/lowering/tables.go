@@ -159,7 +159,7 @@ func (t *tables) place(to *op, from *Op) (err error) {
 		if id < 0 || id >= n {
 			return fmt.Errorf("%v channel %d, of %d that the rank has", to.Via, id, n)
 		}
-		to.Channels = append(to.Channels, use(&block.Channels, to.Via, id))
+		to.Channels = append(to.Channels, spec.Use(&block.Channels, to.Via, id))
 	}
 	if to.Via != spec.Switched {
 		return nil
@@ -205,7 +205,7 @@ func (t *tables) places(from *Op, via spec.ChannelType, chunks []Chunk) (all []s
 		default:
 			id := t.remote(c.Rank, place.Buffer, via)
 			place = spec.Place{
-				At: spec.RemoteBuffer, ID: use(&t.rank.Blocks[from.Block].Remotes, via, id),
+				At: spec.RemoteBuffer, ID: spec.Use(&t.rank.Blocks[from.Block].Remotes, via, id),
 				Index: c.Index, Size: c.Size,
 			}
 		}
@@ -226,20 +226,4 @@ func (t *tables) remote(rank int, b spec.Buffer, via spec.ChannelType) int {
 		(*all)[i].Access = append((*all)[i].Access, via)
 	}
 	return i
-}
-
-// use is the position of a number in a block's list of a type.
-func use(lists *[]spec.Uses, via spec.ChannelType, id int) int {
-	i := slices.IndexFunc(*lists, func(u spec.Uses) bool { return u.Type == via })
-	if i < 0 {
-		i = len(*lists)
-		*lists = append(*lists, spec.Uses{Type: via})
-	}
-	ids := &(*lists)[i].IDs
-	k := slices.Index(*ids, id)
-	if k < 0 {
-		k = len(*ids)
-		*ids = append(*ids, id)
-	}
-	return k
 }

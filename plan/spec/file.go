@@ -126,6 +126,22 @@ func find(uses []Uses, t ChannelType, id int) int {
 	return uses[i].IDs[id]
 }
 
+// Use is the position of a number in a block's list of a type, to which it is added if need be.
+func Use(lists *[]Uses, t ChannelType, id int) int {
+	i := slices.IndexFunc(*lists, func(u Uses) bool { return u.Type == t })
+	if i < 0 {
+		i = len(*lists)
+		*lists = append(*lists, Uses{Type: t})
+	}
+	ids := &(*lists)[i].IDs
+	k := slices.Index(*ids, id)
+	if k < 0 {
+		k = len(*ids)
+		*ids = append(*ids, id)
+	}
+	return k
+}
+
 // Op is an operation. Fields that its kind does not have are zero, and lists are nil.
 type Op struct {
 	Kind     Kind
