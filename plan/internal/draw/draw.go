@@ -87,9 +87,7 @@ func (s *schedule) step(b int) bool {
 	case spec.Wait, spec.RelaxedWait, spec.SemAcquire:
 		need := make(map[int]int)
 		for _, c := range step.Counters {
-			if step.Op.Kind == spec.SemAcquire {
-				c += len(s.p.Ends)
-			}
+			c = s.p.Awaited(step, c)
 			at := s.taken[c] + need[c]
 			if at >= len(s.counters[c]) {
 				return false
@@ -144,14 +142,7 @@ func (s *schedule) point(from []message, to, row int) {
 // send tells what a step signals and which packets it writes.
 func (s *schedule) send(step *program.Step, m message) {
 	for _, c := range step.Counters {
-		to := -1
-		switch step.Op.Kind {
-		case spec.Signal, spec.RelaxedSignal, spec.PutWithSignal, spec.PutWithSignalAndFlush:
-			to = s.p.Ends[c].Peer
-		case spec.SemRelease:
-			to = len(s.p.Ends) + c
-		}
-		if to >= 0 {
+		if to := s.p.Signalled(step, c); to >= 0 {
 			s.counters[to] = append(s.counters[to], m)
 		}
 	}

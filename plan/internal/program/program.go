@@ -296,3 +296,26 @@ func (s *Step) Folds() []Range {
 	}
 	return s.Src
 }
+
+// Signalled is the counter to which a step adds through one of its counters, or -1. Counters are those of channel ends
+// and, behind them, of semaphores.
+func (p *Program) Signalled(s *Step, c int) int {
+	switch s.Op.Kind {
+	case spec.Signal, spec.RelaxedSignal, spec.PutWithSignal, spec.PutWithSignalAndFlush:
+		return p.Ends[c].Peer
+	case spec.SemRelease:
+		return len(p.Ends) + c
+	}
+	return -1
+}
+
+// Awaited is the counter on which a step waits through one of its counters, or -1.
+func (p *Program) Awaited(s *Step, c int) int {
+	switch s.Op.Kind {
+	case spec.Wait, spec.RelaxedWait:
+		return c
+	case spec.SemAcquire:
+		return len(p.Ends) + c
+	}
+	return -1
+}

@@ -80,7 +80,7 @@ func (e *engine) push(q *process, s *program.Step, now uint32) {
 		// Packets say what their own push said, and not what was pushed before them.
 		e.write(who, s, s.Dst[i], values.of(i), func(int, uint32) stamp { return pushed })
 		if s.Op.Kind == spec.PutWithSignal || s.Op.Kind == spec.PutWithSignalAndFlush {
-			if to := e.signalled(s, c); to >= 0 {
+			if to := e.p.Signalled(s, c); to >= 0 {
 				e.arrive(to, q.id, a.stamp(-1, 0))
 			}
 		}

@@ -93,7 +93,7 @@ func (e *engine) absent(q *process, s *program.Step, at *stop) {
 // unsignalled finds a block that would signal.
 func (e *engine) unsignalled(s *program.Step, at *stop) {
 	for _, c := range s.Counters {
-		c = e.waited(s, c)
+		c = e.p.Awaited(s, c)
 		k := &e.counters[c]
 		if k.initial+k.arrived > k.taken {
 			continue
@@ -112,7 +112,7 @@ func (e *engine) unsignalled(s *program.Step, at *stop) {
 			q := &e.blocks[b]
 			for i := q.pc; i < len(q.steps); i++ {
 				for _, to := range q.steps[i].Counters {
-					if e.signalled(&q.steps[i], to) == c {
+					if e.p.Signalled(&q.steps[i], to) == c {
 						at.next = b
 						return
 					}

@@ -67,7 +67,7 @@ func (e *engine) user(b, c int) Event {
 	for i := range e.blocks[b].steps {
 		s := &e.blocks[b].steps[i]
 		for _, k := range s.Counters {
-			if e.signalled(s, k) == c || e.waited(s, k) == c {
+			if e.p.Signalled(s, k) == c || e.p.Awaited(s, k) == c {
 				return Event{Site: s.Site, Op: s.Op.Kind.String()}
 			}
 		}

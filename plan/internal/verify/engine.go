@@ -199,38 +199,16 @@ func (e *engine) count() {
 				}
 			}
 			for _, c := range s.Counters {
-				if to := e.signalled(s, c); to >= 0 {
+				if to := e.p.Signalled(s, c); to >= 0 {
 					e.counters[to].total[b]++
 				}
-				if from := e.waited(s, c); from >= 0 {
+				if from := e.p.Awaited(s, c); from >= 0 {
 					e.counters[from].waiters[b]++
 				}
 			}
 		}
 	}
 	e.accesses = make([]access, 1, n) // the first is none
-}
-
-// signalled is the counter to which a step adds through one of its counters, or -1.
-func (e *engine) signalled(s *program.Step, c int) int {
-	switch s.Op.Kind {
-	case spec.Signal, spec.RelaxedSignal, spec.PutWithSignal, spec.PutWithSignalAndFlush:
-		return e.p.Ends[c].Peer
-	case spec.SemRelease:
-		return len(e.p.Ends) + c
-	}
-	return -1
-}
-
-// waited is the counter on which a step waits through one of its counters, or -1.
-func (e *engine) waited(s *program.Step, c int) int {
-	switch s.Op.Kind {
-	case spec.Wait, spec.RelaxedWait:
-		return c
-	case spec.SemAcquire:
-		return len(e.p.Ends) + c
-	}
-	return -1
 }
 
 // run runs all blocks as far as they get, and says whether all ended.
@@ -335,7 +313,7 @@ func (e *engine) learn(q *process, thread int, s stamp) {
 }
 
 func (e *engine) signal(q *process, s *program.Step, thread, c int) {
-	to := e.signalled(s, c)
+	to := e.p.Signalled(s, c)
 	if to < 0 {
 		return // nobody can wait for it
 	}
@@ -366,7 +344,7 @@ func (e *engine) arrive(to, from int, s stamp) {
 func (e *engine) wait(q *process, s *program.Step) bool {
 	need := make(map[int]int, 1)
 	for _, c := range s.Counters {
-		c = e.waited(s, c)
+		c = e.p.Awaited(s, c)
 		need[c]++
 		if at := &e.counters[c]; at.initial+at.arrived-at.taken < need[c] {
 			at.sleepers = append(at.sleepers, q.id)
@@ -374,7 +352,7 @@ func (e *engine) wait(q *process, s *program.Step) bool {
 		}
 	}
 	for i, c := range s.Counters {
-		c = e.waited(s, c)
+		c = e.p.Awaited(s, c)
 		e.counters[c].taken++
 		q.waits[c]++
 		e.order(q, i, &e.counters[c], q.waits[c], e.model.strong && s.Op.Kind == spec.RelaxedWait)
