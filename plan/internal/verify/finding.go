@@ -46,6 +46,7 @@ type Finding struct {
 	Warning bool    // the plan may run
 	Events  []Event // what leads to it: the first is the operation to look at
 	Text    string  // a sentence
+	More    int     // how many findings of the class it stands for, which are not listed; or 0
 
 	readFirst bool // of a race: the operation that came first in the run only reads
 }
@@ -131,8 +132,8 @@ func merge(all []Finding) []Finding {
 		short = append(short, kept[i:min(n, i+most)]...)
 		if n > i+most {
 			more := kept[i]
-			more.Events = nil
-			more.Text = fmt.Sprintf("%d more of these", n-i-most)
+			more.Events, more.More = nil, n-i-most
+			more.Text = fmt.Sprintf("%d more of these", more.More)
 			short = append(short, more)
 		}
 		i = n

@@ -312,6 +312,47 @@ func Same(a, b *spec.File) string {
 	return ""
 }
 
+// Alike says which buffer two plans leave with other bits, or nothing: with other contents, or with sums that were folded
+// otherwise. Both must pass. The second may have times as many chunks as the first, for the same message.
+func Alike(a, b *spec.File) string {
+	n := 1
+	for r := range a.Ranks {
+		if in, out := &a.Ranks[r], &b.Ranks[r]; in.Input > 0 {
+			n = out.Input / in.Input
+			break
+		} else if in.Output > 0 {
+			n = out.Output / in.Output
+			break
+		}
+	}
+	shapes := program.Shapes(b)
+	if n == 1 {
+		shapes = append(shapes, program.Shapes(a)...)
+	}
+	for _, shape := range shapes {
+		y := newEngine(program.Of(b, shape), model{}, false)
+		shape.Chunk *= n
+		x := newEngine(program.Of(a, shape), model{}, false)
+		if !x.run() || !y.run() {
+			return "one of them does not end"
+		}
+		for r := range a.Ranks {
+			for _, buffer := range []spec.Buffer{spec.Input, spec.Output} {
+				left, right := x.p.Whole(r, buffer), y.p.Whole(r, buffer)
+				if left != right {
+					return fmt.Sprintf("the length of the %v of rank %d", buffer, r)
+				}
+				from, to := x.memories[left.Memory], y.memories[left.Memory]
+				if !slices.Equal(from.value[left.From:left.To], to.value[left.From:left.To]) ||
+					!slices.Equal(from.form[left.From:left.To], to.form[left.From:left.To]) {
+					return fmt.Sprintf("the %v of rank %d", buffer, r)
+				}
+			}
+		}
+	}
+	return ""
+}
+
 func (e *engine) contents(rank int, b spec.Buffer) []meaning.Value {
 	r := e.p.Whole(rank, b)
 	return e.memories[r.Memory].value[r.From:r.To]
