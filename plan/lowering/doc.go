@@ -24,6 +24,7 @@
 //     All of it counts.
 //
 // [Fuse] and [Fix] apply the sound rules to plans that were not recorded: those of package plan's builder, and files.
+// [Join] applies them to two operations, and [Replicate] makes instances.
 //
 // Two of MSCCL++'s defects are mended without that, for with more than one instance no program can want them:
 // instances share the slot of a reduction that copies packets, and a chunk that two operations of a

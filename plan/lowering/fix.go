@@ -22,6 +22,67 @@ func Fix(f *spec.File) *spec.File {
 // file must break no rule.
 func Fuse(f *spec.File) *spec.File { return blocks(f, (*rules).fuse) }
 
+// Join is the operation that two in a row of a block are together, if there is one: by the sound rules of the package,
+// or because they do the same on ranges that touch. [Fuse] leaves the latter apart, as MSCCL++ does.
+func Join(f *spec.File, rank, block int, a, b spec.Op) (one spec.Op, ok bool) {
+	has := &f.Ranks[rank]
+	r := &rules{sound: true, rank: rank, has: has, block: &has.Blocks[block]}
+	two := recorded([]spec.Op{a, b})
+	joined := r.allowed(r.one(two[0], two[1]))
+	if joined == nil && !(f.ReuseResources && (inScratch(&a) || inScratch(&b))) {
+		joined = r.allowed(wider(&a, &b))
+	}
+	if joined == nil {
+		return spec.Op{}, false
+	}
+	return plain([]*op{joined})[0], true
+}
+
+// inScratch says whether an operation may touch scratch. Chunks of scratch that plans share need not touch where
+// MSCCL++ runs them.
+func inScratch(o *spec.Op) bool {
+	return slices.ContainsFunc(slices.Concat(o.Src, o.Dst), func(p spec.Place) bool {
+		return p.Buffer == spec.Scratch || p.At == spec.RemoteBuffer || p.At == spec.Members
+	})
+}
+
+// wider is two operations that do the same as one on twice the range, or nil. Parts of a group would be other parts,
+// and of two signals there would be one.
+func wider(a, b *spec.Op) *op {
+	if a.Kind != b.Kind || a.Kind.Syncs() || a.Kind == spec.Pipeline || sends(&op{Op: *a}) || a.Via != b.Via ||
+		a.Reduce != b.Reduce || a.Group.Size > 0 || b.Group.Size > 0 || !slices.Equal(a.Channels, b.Channels) {
+		return nil
+	}
+	src, ok := behind(a.Src, b.Src)
+	if !ok {
+		return nil
+	}
+	dst, ok := behind(a.Dst, b.Dst)
+	if !ok {
+		return nil
+	}
+	o := &op{Op: *a}
+	o.Src, o.Dst = src, dst
+	return o
+}
+
+// behind is each place with the one of another list behind it, if they touch.
+func behind(a, b []spec.Place) (all []spec.Place, ok bool) {
+	if len(a) != len(b) {
+		return nil, false
+	}
+	for i, p := range a {
+		p.Index += p.Size
+		p.Size = b[i].Size
+		if p != b[i] {
+			return nil, false
+		}
+		p.Index, p.Size = a[i].Index, a[i].Size+b[i].Size
+		all = append(all, p)
+	}
+	return all, true
+}
+
 // blocks is a plan with other operations in each block.
 func blocks(f *spec.File, change func(*rules, []*op) []*op) *spec.File {
 	to := *f

@@ -12,7 +12,7 @@ func (r *rules) fuse(ops []*op) (all []*op) {
 	for _, next := range ops {
 		if len(all) > 0 {
 			last := len(all) - 1
-			if one := r.one(all[last], next); one != nil && !(r.sound && one.Kind != spec.Pipeline && !r.apart(one)) {
+			if one := r.allowed(r.one(all[last], next)); one != nil {
 				all[last] = one
 				continue
 			}
@@ -24,6 +24,14 @@ func (r *rules) fuse(ops []*op) (all []*op) {
 		all = append(all, next)
 	}
 	return all
+}
+
+// allowed is an operation that two became, unless the threads of a block may not do it.
+func (r *rules) allowed(one *op) *op {
+	if one != nil && r.sound && one.Kind != spec.Pipeline && !r.apart(one) {
+		return nil
+	}
+	return one
 }
 
 // one is what two operations in a row become, or nil.

@@ -6,6 +6,17 @@ import (
 	"github.com/weftgo/weft/plan/spec"
 )
 
+// Replicate is n instances of a plan side by side. Chunks are n times as many, so messages are multiples of n times the
+// bytes.
+func Replicate(f *spec.File, n int) *spec.File {
+	to := *f
+	to.Ranks = nil
+	for i := range f.Ranks {
+		to.Ranks = append(to.Ranks, *replicate(&f.Ranks[i], n))
+	}
+	return &to
+}
+
 // replicate is n instances of a rank's program side by side. What had number v has numbers v*n to v*n+n-1. A range
 // of chunks is n times as many, and each instance has a part of it.
 func replicate(r *spec.Rank, n int) *spec.Rank {
