@@ -140,13 +140,13 @@ func (h *hostRun) rank(ctx context.Context, comm *weft.Comm, chunk int) (took ti
 		return 0, err
 	}
 	r := comm.Rank()
-	at := placed(h.file, r, chunk)
+	inAt, outAt, _ := h.file.Place(r, chunk)
 	w, err := comm.Alloc(ctx, int(max(h.longest(chunk), 1)))
 	if err != nil {
 		return 0, err
 	}
-	in := w.Bytes()[at.in:][:h.file.Ranks[r].Input*chunk]
-	out := w.Bytes()[at.out:][:h.file.Ranks[r].Output*chunk]
+	in := w.Bytes()[inAt:][:h.file.Ranks[r].Input*chunk]
+	out := w.Bytes()[outAt:][:h.file.Ranks[r].Output*chunk]
 	for i := range h.launches {
 		for k := range len(in) / 4 {
 			binary.LittleEndian.PutUint32(in[4*k:], number(r, k, i))
@@ -244,28 +244,11 @@ func (h *hostRun) reduction() spec.Reduction {
 	return spec.Sum
 }
 
-// operands is where those of a rank begin in one region, and how long that is.
-type operands struct{ in, out, size int }
-
-func placed(f *plan.File, r, chunk int) operands {
-	ins, outs := f.Ranks[r].Input*chunk, f.Ranks[r].Output*chunk
-	if f.InPlace {
-		switch f.Collective {
-		case spec.AllReduce, spec.AllToAll:
-			return operands{0, 0, max(ins, outs)}
-		case spec.AllGather:
-			return operands{r * ins, 0, outs}
-		case spec.ReduceScatter:
-			return operands{0, r * outs, ins}
-		}
-	}
-	return operands{0, ins, ins + outs}
-}
-
 // longest is the bytes of the longest region of a rank.
 func (h *hostRun) longest(chunk int) (n int64) {
 	for r := range h.file.Ranks {
-		n = max(n, int64(placed(h.file, r, chunk).size))
+		_, _, size := h.file.Place(r, chunk)
+		n = max(n, int64(size))
 	}
 	return n
 }

@@ -57,7 +57,7 @@ func interleaved(b *testing.B, ranks int, native string, f *plan.File, bytes int
 			chunks = rank.Output
 		}
 		chunk := bytes / chunks &^ 63
-		in, out, size := plantest.Place(f, c.Rank(), chunk)
+		in, out, size := f.Place(c.Rank(), chunk)
 		w, err := c.Alloc(ctx, size)
 		if err != nil {
 			return err
@@ -116,7 +116,7 @@ func BenchmarkFirst(b *testing.B) {
 				if err != nil {
 					return err
 				}
-				in, out, size := plantest.Place(f, c.Rank(), 1024)
+				in, out, size := f.Place(c.Rank(), 1024)
 				region := make([]byte, size)
 				rank := &f.Ranks[c.Rank()]
 				for i := range 10 {

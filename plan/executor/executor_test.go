@@ -57,7 +57,7 @@ func run(ctx context.Context, c *weft.Comm, p *executor.Plan, t weft.DType, at w
 	for n, chunk := range chunks {
 		o := plantest.NewOracle(f, t, chunk)
 		o.Fill(uint64(n))
-		in, out, size := plantest.Place(f, c.Rank(), chunk)
+		in, out, size := f.Place(c.Rank(), chunk)
 		region := make([]byte, size)
 		if at == inWindows || at == mixed {
 			w, err := c.Alloc(ctx, largest(f, chunk))
@@ -92,7 +92,7 @@ func run(ctx context.Context, c *weft.Comm, p *executor.Plan, t weft.DType, at w
 // largest is the most bytes of operands that a rank of a plan has.
 func largest(f *plan.File, chunk int) (n int) {
 	for r := range f.Ranks {
-		_, _, size := plantest.Place(f, r, chunk)
+		_, _, size := f.Place(r, chunk)
 		n = max(n, size)
 	}
 	return n

@@ -88,7 +88,7 @@ func compare(ctx context.Context, c *weft.Comm, g *collective.Group, kind collec
 	if kind == collective.ReduceScatter {
 		call.Op = weft.Min
 	}
-	in, out, size := plantest.Place(f, c.Rank(), chunk)
+	in, out, size := f.Place(c.Rank(), chunk)
 	var results [2][]byte
 	for i, name := range []string{kind.String() + "/plan/" + strings.ReplaceAll(f.Name, " ", "-"), ""} {
 		region := make([]byte, size)

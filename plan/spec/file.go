@@ -38,6 +38,23 @@ const (
 	DefaultMaxBytes  = ^uint64(0)
 )
 
+// Place says where the operands of a rank lie in one region, as the plan wants them: in bytes, behind each other if
+// they are apart.
+func (f *File) Place(rank, chunk int) (in, out, size int) {
+	ins, outs := f.Ranks[rank].Input*chunk, f.Ranks[rank].Output*chunk
+	if f.InPlace {
+		switch f.Collective {
+		case AllReduce, AllToAll:
+			return 0, 0, max(ins, outs)
+		case AllGather:
+			return rank * ins, 0, outs
+		case ReduceScatter:
+			return 0, rank * outs, ins
+		}
+	}
+	return 0, ins, ins + outs
+}
+
 // Protocol says whether scratch is for packets.
 type Protocol string
 

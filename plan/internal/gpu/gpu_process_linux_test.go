@@ -104,7 +104,7 @@ func (m *member) again(ctx context.Context) error {
 		return m.launch(ctx, m.plan, l, m.times)
 	}
 	f, me := m.plan.File(), m.comm.Rank()
-	inAt, outAt, _ := plantest.Place(f, me, l.chunk)
+	inAt, outAt, _ := f.Place(me, l.chunk)
 	at := func(offset, chunks int) weft.Tensor {
 		return weft.DeviceTensor(cuda.Pointer(m.memory.Pointer()).Add(offset), l.dtype, chunks*l.chunk/l.dtype.Size())
 	}

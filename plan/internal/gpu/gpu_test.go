@@ -103,7 +103,7 @@ func (r *rank) put(f *plan.File, l launchOf, seed uint64) (out, in weft.Tensor, 
 		base = r.window.Pointer()
 	}
 	base = base.Add(r.offset)
-	inAt, outAt, size := plantest.Place(f, me, l.chunk)
+	inAt, outAt, size := f.Place(me, l.chunk)
 	gpu := r.comm.Device().Context()
 	if size > 0 {
 		err = gpu.Upload(base.Add(l.shift), bytes.Repeat([]byte{0xA5}, size))
