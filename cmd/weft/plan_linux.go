@@ -18,13 +18,13 @@ import (
 func newPlan() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plan",
-		Short: "Check, run, draw, fix, measure and make communication plans",
+		Short: "Check, run, draw, fix, measure, make and optimise communication plans",
 		Args:  noArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	describe(cmd, "plan_root")
 	cmd.AddCommand(newPlanCheck(), newPlanRun(), newPlanShow(), newPlanFix(), newPlanFormat(), newPlanDiff(),
-		newPlanBench(), newPlanSynthesise())
+		newPlanBench(), newPlanSynthesise(), newPlanOptimise())
 	return cmd
 }
 

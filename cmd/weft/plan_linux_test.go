@@ -304,3 +304,44 @@ func TestPlanSynthesise(t *testing.T) {
 	}
 	command(t, 2, append(line, "--topology", topology+".none")...)
 }
+
+func TestPlanOptimise(t *testing.T) {
+	name := planFile(t, func(f *plan.File) {
+		for r := range f.Ranks {
+			b := &f.Ranks[r].Blocks[0]
+			b.Ops = append(b.Ops, spec.Op{Kind: spec.Nop}, spec.Op{Kind: spec.Nop})
+		}
+	})
+	better := filepath.Join(t.TempDir(), "better.json")
+	out, _ := command(t, 0, "plan", "optimise", name, "--out", better)
+	for _, want := range []string{
+		name + ": 2 ranks, message of 1 MiB\n", "operations                 18         14\n", "removed: 4 x nop\n",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is not in %q", want, out)
+		}
+	}
+	command(t, 0, "plan", "check", "--strict", better)
+	out, report := command(t, 0, "plan", "optimise", better, "--bytes", "4096", "--seed", "3", "--time", "10m")
+	if text, err := os.ReadFile(better); err != nil || out != string(text) {
+		t.Errorf("a plan in which nothing is found: %q: %v", out, err)
+	}
+	if !strings.Contains(report, "nothing was found: the plan stays as it is\n") {
+		t.Errorf("%q", report)
+	}
+
+	links := filepath.Join(t.TempDir(), "links.json")
+	if err := os.WriteFile(links, []byte(`{"ranks": 2, "links": [{"from": 0, "to": 1, "gbps": 10, "us": 5}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := command(t, 1, "plan", "optimise", name, "--topology", links)
+	if !strings.Contains(err, "a path from rank 1 to rank 0, and the topology has none") {
+		t.Errorf("%q", err)
+	}
+	command(t, 2, "plan", "optimise", name, "--topology", name)
+	command(t, 2, "plan", "optimise", name, "--bytes", "0")
+	wrong := planFile(t, cut(5, 6))
+	if _, err := command(t, 1, "plan", "optimise", wrong); !strings.Contains(err, "only a plan that it passes is optimised") {
+		t.Errorf("%q", err)
+	}
+}
