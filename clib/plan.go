@@ -45,16 +45,28 @@ type finding struct {
 //export goweft_plan_check
 func goweft_plan_check(text *C.char, findings **C.char) C.int {
 	return texts(text, findings, func(in []byte) ([]byte, error) {
-		file, err := spec.Decode(in)
+		verdict, err := verdictOf(in)
 		if err != nil {
 			return nil, err
 		}
 		all := []finding{}
-		for _, f := range plan.Verify(file).Findings {
+		for _, f := range verdict.Findings {
 			all = append(all, finding{f.Class, f.Warning, f.String()})
 		}
 		return json.Marshal(all)
 	})
+}
+
+// verdictOf is that of a plan, or of a recording, which has keys that no plan has.
+func verdictOf(text []byte) (*plan.Verdict, error) {
+	if program, err := lowering.Decode(text); err == nil {
+		return plan.VerifyProgram(program)
+	}
+	file, err := spec.Decode(text)
+	if err != nil {
+		return nil, err
+	}
+	return plan.Verify(file), nil
 }
 
 // texts makes a text of a text. What f finds wrong is the caller's to mend.

@@ -6,6 +6,7 @@ import (
 	"github.com/weftgo/weft/plan/internal/draw"
 	"github.com/weftgo/weft/plan/internal/simulate"
 	"github.com/weftgo/weft/plan/internal/verify"
+	"github.com/weftgo/weft/plan/lowering"
 	"github.com/weftgo/weft/plan/spec"
 )
 
@@ -59,6 +60,26 @@ func Load(text []byte) (*File, error) {
 // bytes are ordered, outputs are what the collective defines, and it can be launched again. What it passes without
 // a finding fails in no run.
 func Verify(f *File) *Verdict { return verify.Plan(f) }
+
+// VerifyProgram verifies the plan of a recorded program, and says where fusion changed what the program means, which the
+// plan alone does not show. It is an error if the recording gives no plan.
+func VerifyProgram(p *lowering.Program) (*Verdict, error) {
+	f, err := p.File()
+	if err != nil {
+		return nil, err
+	}
+	v := Verify(f)
+	if !p.Fuse || f.Check() != nil {
+		return v, nil
+	}
+	single := *p
+	single.Fuse = false
+	apart, err := single.File()
+	if err != nil || apart.Check() != nil {
+		return v, err
+	}
+	return v.With(verify.Fused(f, apart)), nil
+}
 
 // Same says which buffer two plans leave with different contents, or nothing. Both must end.
 func Same(a, b *File) string { return verify.Same(a, b) }

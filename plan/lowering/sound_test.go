@@ -116,9 +116,16 @@ func TestSound(t *testing.T) {
 		if n := missing(fused) + missing(apart); n > 0 {
 			t.Fatalf("seed %d: %d barriers are missing\n%s", seed, n, fused.Compact())
 		}
+		if n := changed(t, p); n > 0 {
+			t.Fatalf("seed %d: %d findings say that fusion changes something\n%s", seed, n, fused.Compact())
+		}
 		p.Sound = false
 		theirs := lower(t, p, seed)
-		if plan.Same(theirs, apart) != "" {
+		where, found := plan.Same(theirs, apart), changed(t, p)
+		if (where != "") != (found > 0) {
+			t.Fatalf("seed %d: fusion changes %q, and %d findings say so\n%s", seed, where, found, theirs.Compact())
+		}
+		if where != "" {
 			otherwise++
 		}
 		if missing(theirs) > 0 {
@@ -147,6 +154,24 @@ func lower(t *testing.T, p *lowering.Program, seed uint64) *spec.File {
 func missing(f *spec.File) (n int) {
 	for _, finding := range plan.Verify(f).Findings {
 		if finding.Class == plan.RaceInBlock {
+			n++
+		}
+	}
+	return n
+}
+
+// changed is how many findings say that fusion changed what the program means.
+func changed(t *testing.T, p *lowering.Program) (n int) {
+	t.Helper()
+	v, err := plan.VerifyProgram(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, finding := range v.Findings {
+		if finding.Class == plan.Fusion {
+			if !finding.Warning || len(finding.Events) != 1 && finding.More == 0 {
+				t.Fatal(finding)
+			}
 			n++
 		}
 	}

@@ -38,7 +38,7 @@ def compile(algo: Callable[..., CollectiveProgram], algo_spec: AlgoSpec, rank: i
     if not isinstance(program, CollectiveProgram):
         raise TypeError(f"the function returned {type(program).__name__}, want a CollectiveProgram")
     text = program.to_json(indent=None, separators=(",", ":"), ensure_ascii=False).encode()
-    _verify(algo_spec.name, text, rank)
+    _verify(algo_spec.name, program, rank)
     key = hashlib.sha256(text).hexdigest()
     return Algorithm(
         key,
@@ -48,9 +48,9 @@ def compile(algo: Callable[..., CollectiveProgram], algo_spec: AlgoSpec, rank: i
     )
 
 
-def _verify(name: str, text: bytes, rank: int) -> None:
+def _verify(name: str, program: CollectiveProgram, rank: int) -> None:
     """Refuses a plan that cannot run, and logs what else may be wrong with it."""
-    findings = plan.check(text)
+    findings = plan.check(program.recording())
     if fatal := [f.text for f in findings if f.kind in ("structure", "deadlock") and not f.warning]:
         raise weft.InvalidError(f"plan {name}: " + "; ".join(fatal))
     if rank == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -16,7 +17,7 @@ from conftest import alone
 import mscclpp
 import weft
 from mscclpp import _mscclpp
-from mscclpp.language import AllReduce, CollectiveProgram, MemoryChannel
+from mscclpp.language import AllReduce, Buffer, CollectiveProgram, MemoryChannel, Rank
 from weft import plan
 
 SPEC = mscclpp.AlgoSpec(
@@ -124,6 +125,23 @@ def test_what_compile_finds(cache, caplog):
     assert caplog.messages == []
     mscclpp.compile(nothing, SPEC, 0)
     assert any("wrong result" in m for m in caplog.messages)
+
+    # Two sums into one chunk: the second says that it overwrites the first, and fusion adds all three.
+    def overwritten(spec):
+        with CollectiveProgram.from_spec(spec) as program:
+            rank = Rank(0)
+            data = rank.get_input_buffer()
+            sums = Buffer(0, 1)
+            for other in range(1, 3):
+                rank.reduce(data[0:1], [data[other : other + 1]], 0, dst_chunk=sums[0:1])
+            rank.copy(rank.get_output_buffer()[3:4], sums[0:1], 0)
+        return program
+
+    several = mscclpp.AlgoSpec("sums", AllReduce(2, 2, True), 2, 2, True, 1, "Simple")
+    for sound in (False, True):
+        caplog.clear()
+        mscclpp.compile(overwritten, dataclasses.replace(several, sound=sound), 0)
+        assert any("warning: fusion: chunk 3 of the input of rank 0" in m for m in caplog.messages) is not sound
 
 
 @pytest.mark.parametrize("name", plan_programs.PROGRAMS)

@@ -28,9 +28,12 @@ class Finding(NamedTuple):
     """A line that names the operations: rank, block and position."""
 
 
-def check(plan: str | bytes) -> list[Finding]:
+def check(plan: str | bytes | Mapping[str, Any]) -> list[Finding]:
     """Verifies a plan: that it ends, races with nothing and gives what its collective defines, in every order of
-    events. Errors come first; no finding is a proof."""
+    events. Errors come first; no finding is a proof. Of a recording, as :func:`lower` takes it, it also says where
+    operations that were fused mean something else."""
+    if isinstance(plan, Mapping):
+        plan = json.dumps(plan, separators=(",", ":"))
     lib, text = library(), plan.encode() if isinstance(plan, str) else plan
     found = json.loads(_text(lambda out: lib.plan_check(text, out)))
     return [Finding(f["class"], f["warning"], f["text"]) for f in found]

@@ -35,6 +35,11 @@ func (v *Verdict) Errors() (n int) {
 	return n
 }
 
+// With adds findings.
+func (v *Verdict) With(more []Finding) *Verdict {
+	return &Verdict{merge(append(slices.Clone(v.Findings), more...)), v.RankOrder}
+}
+
 // Plan verifies a plan.
 func Plan(f *spec.File) *Verdict {
 	if faults := f.Faults(); len(faults) > 0 {

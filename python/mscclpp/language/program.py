@@ -272,11 +272,11 @@ class CollectiveProgram:
         """The plan, as ``json.dumps`` writes it with these arguments."""
         self.post_process_operations()
         if indent == 2 and not kwargs:
-            return plan.lower(self._recording())
-        return json.dumps(json.loads(plan.lower(self._recording(), compact=True)), indent=indent, **kwargs)
+            return plan.lower(self.recording())
+        return json.dumps(json.loads(plan.lower(self.recording(), compact=True)), indent=indent, **kwargs)
 
-    def _recording(self) -> dict[str, Any]:
-        """What the library is told."""
+    def recording(self) -> dict[str, Any]:
+        """What the library is told: see :func:`weft.plan.lower`."""
         return {
             "name": self.name,
             "collective": self.collective.name,
