@@ -69,19 +69,22 @@ func (c *Comm) judge(op string, all [][]byte, err, own error) error {
 	return err
 }
 
+// dataMark ends the text of a note that has data, too.
+var dataMark = []byte{0}
+
 // verifyWith is verifySame with some bytes of each rank's own, which it returns by rank. The text has no
-// newline.
+// zero bytes.
 func (c *Comm) verifyWith(ctx context.Context, op, text string, data []byte, own error) ([][]byte, error) {
 	own = cmp.Or(refusal.Of(ctx), own)
 	note := messageOf(text, own)
 	if own == nil {
-		note = append(append(note, '\n'), data...)
+		note = slices.Concat(note, dataMark, data)
 	}
 	all, err := c.gather(ctx, op, note)
 	given := make([][]byte, len(all))
 	for r, n := range all {
 		if len(n) > 0 && n[0] == '=' {
-			all[r], given[r], _ = bytes.Cut(n, []byte{'\n'})
+			all[r], given[r], _ = bytes.Cut(n, dataMark)
 		}
 	}
 	if err := c.judge(op, all, err, own); err != nil {
@@ -140,7 +143,7 @@ func agreed(op string, all [][]byte) error {
 		if first < 0 {
 			first = r
 		} else if !bytes.Equal(n, all[first]) {
-			a, b := string(messageText(all[first])), string(messageText(n))
+			a, b := words(all[first]), words(n)
 			// Of notes that were cut the end is a hash.
 			if what := difference(a, b, first, r); what != "" && max(len(n), len(all[first])) < noteSize {
 				return fmt.Errorf("%s: %w on %s", op, ErrMismatch, what)
@@ -181,6 +184,12 @@ func pairs(text string) (names []string, values map[string]string) {
 		names, values[name] = append(names, name), value
 	}
 	return names, values
+}
+
+// words are the text of a message, which may have data behind it.
+func words(note []byte) string {
+	text, _, _ := bytes.Cut(messageText(note), dataMark)
+	return string(text)
 }
 
 // messageText is a message without its mark.

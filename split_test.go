@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -55,6 +56,19 @@ func TestSplit(t *testing.T) {
 	}) {
 		if !errors.Is(err, weft.ErrInvalid) {
 			t.Errorf("rank %d: %v", r, err)
+		}
+	}
+	// Beside another call it says what that is, without its color.
+	for r, err := range each(group, func(c *weft.Comm) error {
+		if c.Rank() == 1 {
+			return c.Operations().VerifySame(ctx, "other", "other: 1", nil)
+		}
+		_, err := c.Split(ctx, 1, 0)
+		return err
+	}) {
+		if !errors.Is(err, weft.ErrMismatch) || strings.Contains(err.Error(), `\x00`) ||
+			!strings.HasSuffix(err.Error(), `rank 0 says "split", rank 1 "other: 1"`) {
+			t.Errorf("rank %d, beside another call: %v", r, err)
 		}
 	}
 	must(t, group, func(c *weft.Comm) error { // they outlive their parent's failure
