@@ -95,6 +95,15 @@ func TestBadTables(t *testing.T) {
 			t.Errorf("%s in a file: %v", text, err)
 		}
 	}
+	for _, text := range []string{`null`, `{"collectives": null}`, `{"collectives": {"here": null}}`} {
+		path := filepath.Join(t.TempDir(), "tuning.json")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := Find(path, "here"); !errors.Is(err, weft.ErrInvalid) || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s in a file: %v", text, err)
+		}
+	}
 	if err := Write(filepath.Join(t.TempDir(), "x"), map[string]*Table{
 		"x": {Measured: []spec.Measured{{}}},
 	}); !errors.Is(err, weft.ErrInvalid) {

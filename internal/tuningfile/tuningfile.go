@@ -48,6 +48,14 @@ func Read(path string) (members map[string]json.RawMessage, err error) {
 	if err := json.Unmarshal(b, &members); err != nil {
 		return nil, Broken(path, err)
 	}
+	if members == nil {
+		return nil, Broken(path, errors.New("it is null"))
+	}
+	for name, text := range members {
+		if string(text) == "null" {
+			return nil, Broken(path, fmt.Errorf("%s is null", name))
+		}
+	}
 	return members, nil
 }
 
