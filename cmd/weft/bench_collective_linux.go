@@ -126,6 +126,9 @@ func newBenchCollective(k *benchcollective.Kind) *cobra.Command {
 	}
 	effortFlags(cmd, &s.Effort)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if f.Changed("op") && !k.Collective.Reduces() {
+			return usageError{fmt.Errorf("--op: %v reduces nothing; leave it out", k.Collective)}
+		}
 		if err := c.check(cmd); err != nil {
 			return usageError{err}
 		}

@@ -591,6 +591,8 @@ func TestBenchRefusesBeforeItStarts(t *testing.T) {
 		{"bench", "allreduce", "--algorithm", "all-gather/eager"},
 		{"bench", "allreduce", "--dtype", "ue8m0"},
 		{"bench", "allreduce", "--dtype", "bool", "--op", "avg"},
+		{"bench", "allgather", "--op", "max"},
+		{"bench", "barrier", "--op", "sum"},
 		{"bench", "allreduce", "--graph"},
 		{"bench", "allreduce", "--device", "gpu", "--iters", "3"},
 		{"bench", "allreduce", "--device", "gpu", "--loopback", "--ranks", "1"},
