@@ -93,6 +93,10 @@ const MaxThreads = 1024
 
 var ownName = regexp.MustCompile(`^[A-Za-z0-9_.+-]+(/[A-Za-z0-9_.+-]+)*$`)
 
+// MaxOwnBytes is the most scratch or local memory that a user's algorithm may ask for: more than any GPU has, and
+// little enough to be counted with.
+const MaxOwnBytes = 1 << 40
+
 // CheckOwn says what is wrong with a user's algorithm.
 func (a *Algorithm) CheckOwn() error {
 	k := a.Kernel
@@ -112,6 +116,9 @@ func (a *Algorithm) CheckOwn() error {
 	case k.Blocks < 0 || k.Threads < 0 || k.Threads > MaxThreads || k.Shared < 0 || k.Scratch < 0 || k.Local < 0:
 		return weft.Invalidf("algorithm %s: %d blocks, %d threads (of up to %d), %d bytes shared, %d scratch, %d local",
 			a.Name, k.Blocks, k.Threads, MaxThreads, k.Shared, k.Scratch, k.Local)
+	case max(k.Scratch, k.Local) > MaxOwnBytes:
+		return weft.Invalidf("algorithm %s: %d bytes scratch, %d local; there may be %d", a.Name, k.Scratch, k.Local,
+			MaxOwnBytes)
 	case len(k.Extras) > device.Values:
 		return weft.Invalidf("algorithm %s: %d extras; there may be %d", a.Name, len(k.Extras), device.Values)
 	case a.Collective.Varies() && k.Launch == nil:
@@ -134,6 +141,10 @@ func (a *Algorithm) checkSelection() error {
 			"leave Variant and Eager out", a.Name)
 	case a.MinBytes < 0 || a.MaxBytes < 0 || a.MaxBytes > 0 && a.MaxBytes < a.MinBytes:
 		return weft.Invalidf("algorithm %s: %d to %d bytes", a.Name, a.MinBytes, a.MaxBytes)
+	case slices.ContainsFunc(a.DTypes, func(t weft.DType) bool { return t.Size() == 0 }):
+		return weft.Invalidf("algorithm %s: types %v, of which one is none", a.Name, a.DTypes)
+	case slices.ContainsFunc(a.Ops, func(op weft.Op) bool { return !op.Valid() }):
+		return weft.Invalidf("algorithm %s: reductions %v, of which one is none", a.Name, a.Ops)
 	case a.WorldSize < 0 || a.RanksPerHost < 0 || a.InPlace > OnlyApart:
 		return weft.Invalidf("algorithm %s: world of %d ranks, %d on a host, placement %d", a.Name, a.WorldSize,
 			a.RanksPerHost, a.InPlace)

@@ -139,7 +139,7 @@ func (o *own) make(ctx context.Context, op, key string, c *spec.Call) (x *ownCon
 	if o.Prepare != nil {
 		if x.hook.Context, err = o.Prepare(ctx, &env); err != nil {
 			err = fmt.Errorf("algorithm %s: prepare: %w", o.Name, err)
-		} else if env.Scratch < 0 || env.Local < 0 {
+		} else if min(env.Scratch, env.Local) < 0 || max(env.Scratch, env.Local) > spec.MaxOwnBytes {
 			err = weft.Invalidf("algorithm %s: prepare: %d bytes scratch, %d local", o.Name, env.Scratch, env.Local)
 		}
 		x.closer, _ = x.hook.Context.(io.Closer)
