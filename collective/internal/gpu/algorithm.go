@@ -187,8 +187,10 @@ func (e *Engine) choose(c *spec.Call) (*algorithm, error) {
 func (e *Engine) named(name string, q *spec.Request) (*algorithm, error) {
 	i := e.choice.Named(name)
 	switch {
-	case i < 0 || e.algorithms[i].Collective != q.Collective:
+	case i < 0:
 		return nil, weft.Invalidf("%v: there is no algorithm %q on GPUs", q.Collective, name)
+	case e.algorithms[i].Collective != q.Collective:
+		return nil, weft.Invalidf("%v: %s is an algorithm of %v", q.Collective, name, e.algorithms[i].Collective)
 	case e.algorithms[i].multicast() && q.Windows&spec.Multicast == 0:
 		return nil, e.noMulticast(name, q)
 	case !e.algorithms[i].Fits(*q):

@@ -202,8 +202,11 @@ func (e *Engine) named(name string) (int, error) {
 		return -1, nil
 	}
 	i := e.choice.Named(name)
-	if i < 0 || e.algorithms[i].Collective != c.Collective {
+	if i < 0 {
 		return -1, weft.Invalidf("%v: there is no algorithm %q on the host", c.Collective, name)
+	}
+	if of := e.algorithms[i].Collective; of != c.Collective {
+		return -1, weft.Invalidf("%v: %s is an algorithm of %v", c.Collective, name, of)
 	}
 	a := e.algorithms[i]
 	if a.Eager && a.Collective != spec.AllToAllV && !a.Fits(c.Request) {
