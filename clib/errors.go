@@ -91,7 +91,7 @@ var fieldsInC = map[string]string{
 var callsInC = strings.NewReplacer(
 	"WithDeadline", "deadline_ms", "SetMask", "weft_comm_set_mask", "called Abort", "called weft_comm_abort",
 	"Abort ends it", "weft_comm_abort ends it", "Shrink makes", "weft_comm_shrink makes",
-	"which the context sets", "which weft_timeout_set sets",
+	"use Wait", "use weft_work_wait", "which the context sets", "which weft_timeout_set sets",
 )
 
 // capitalised matches words that may be one of them: errors begin with small letters, and most of

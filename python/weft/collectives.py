@@ -222,7 +222,7 @@ class Group(FusedCollectives, Made):
             out,
             op,
             scalar,
-            shape=lambda source: (counts[self._comm.rank], *source.shape[1:]),
+            shape=lambda source: (_counts("counts", counts, self._comm.ranks)[self._comm.rank], *source.shape[1:]),
             parts=(("counts", counts), ("at", at), _NONE, _NONE),
             **how,
         )
@@ -262,7 +262,7 @@ class Group(FusedCollectives, Made):
             Collective.all_gather_v,
             array,
             out,
-            shape=_rows(counts, at),
+            shape=self._rows("counts", counts, at),
             parts=(_NONE, _NONE, ("counts", counts), ("at", at)),
             **how,
         )
@@ -316,7 +316,7 @@ class Group(FusedCollectives, Made):
             Collective.all_to_all_v,
             array,
             out,
-            shape=_rows(recv, recv_at),
+            shape=self._rows("recv", recv, recv_at),
             parts=(("send", send), ("send_at", send_at), ("recv", recv), ("recv_at", recv_at)),
             **how,
         )
@@ -545,6 +545,16 @@ class Group(FusedCollectives, Made):
         sizes = shape(source) if shape is not None else source.shape
         return memory.empty(source.kind, sizes, dtype or source.dtype, self._comm._device)
 
+    def _rows(self, name: str, counts: Sequence[int], at: Sequence[int] | None) -> Callable[[Slot], Shape]:
+        """The shape of a new array for parts of so many rows."""
+
+        def shape(source: Slot) -> Shape:
+            if at is not None:
+                raise OperandError("out: there is no array, and parts that have positions may leave gaps: give one")
+            return (sum(_counts(name, counts, self._comm.ranks)), *source.shape[1:])
+
+        return shape
+
     def _all(self, source: Slot) -> Shape:
         """The shape of what is gathered."""
         return (self._comm.ranks, *source.shape)
@@ -650,10 +660,7 @@ class _CollectiveArgs(CallArgs):
         for word, (name, values) in enumerate(parts, _WORD["send"]):
             if values is None:
                 continue
-            sizes = [operator.index(n) * row for n in values]
-            if len(sizes) != ranks or not all(-1 < n < 1 << 62 for n in sizes):
-                raise InvalidError(f"{name}: {list(values)}, want a number of rows for each of {ranks} ranks")
-            elements = (ctypes.c_int64 * ranks)(*sizes)
+            elements = (ctypes.c_int64 * ranks)(*_counts(name, values, ranks, row))
             self.held.append(elements)
             self.words[word] = ctypes.addressof(elements)
 
@@ -674,8 +681,8 @@ class _CollectiveArgs(CallArgs):
         if algorithm is not None:
             name = _ENCODED.get(algorithm)
             if name is None:
-                if "\0" in algorithm:
-                    raise InvalidError(f"algorithm: {algorithm!r}")
+                if not isinstance(algorithm, str) or "\0" in algorithm:
+                    raise InvalidError(f"algorithm: {algorithm!r}, want the name of one")
                 name = ctypes.create_string_buffer(algorithm.encode())
                 if len(_ENCODED) < 1000:
                     _ENCODED[algorithm] = name
@@ -686,6 +693,8 @@ class _CollectiveArgs(CallArgs):
     def launch(self, blocks: int, threads: int, extras: Mapping[str, Any]) -> None:
         """Takes how the call is launched."""
         self.more = True
+        if not isinstance(extras, Mapping):
+            raise InvalidError(f"extras: a {type(extras).__qualname__}, want arrays by their names")
         launch = _abi.Launch(blocks=whole("blocks", blocks, bits=32), threads=whole("threads", threads, bits=32))
         names, addresses = strings(extras), (ctypes.c_int64 * len(extras))()
         for i, (name, array) in enumerate(extras.items()):
@@ -802,15 +811,16 @@ def _none(slot: Slot) -> int:
     raise slot.refuse("there is no array")
 
 
-def _rows(counts: Sequence[int], at: Sequence[int] | None) -> Callable[[Slot], Shape]:
-    """The shape of a new array for parts of so many rows."""
-
-    def shape(source: Slot) -> Shape:
-        if at is not None:
-            raise OperandError("out: there is no array, and parts that have positions may leave gaps: give one")
-        return (sum(map(operator.index, counts)), *source.shape[1:])
-
-    return shape
+def _counts(name: str, values: Any, ranks: int, row: int = 1) -> list[int]:
+    """Numbers of rows for all ranks, as numbers of elements of so long rows."""
+    try:
+        sizes = [operator.index(n) * row for n in values]
+    except TypeError:
+        sizes = []
+    if len(sizes) != ranks or not all(-1 < n < 1 << 62 for n in sizes):
+        given = values.tolist() if hasattr(values, "tolist") else values
+        raise InvalidError(f"{name}: {given!r}, want a number of rows for each of {ranks} ranks")
+    return sizes
 
 
 def _library(arrays: Sequence[Any], ranks: int, name: str) -> Any:

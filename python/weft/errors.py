@@ -156,6 +156,7 @@ _WORDS = {
     "weft_comm_set_mask": "set_mask",
     "weft_comm_abort": "abort",
     "weft_comm_shrink": "shrink",
+    "weft_work_wait": "wait",
     "weft_timeout_set": "weft.timeout",
     "deadline_ms": "deadline=",
 }

@@ -69,7 +69,8 @@ def _group(number: int) -> Group:
 def _rows(group: Group, kind: Collective, x: torch.Tensor, parts: int) -> int:
     """The rows of each of so many parts."""
     if x.dim() == 0 or x.shape[0] % parts:
-        words = f"{kind.name}: shape {tuple(x.shape)}, want rows, as many for each of {parts} ranks"
+        want = f"rows, as many for each of {parts} ranks" if parts > 1 else "rows: give it a first dimension"
+        words = f"{kind.name}: shape {tuple(x.shape)}, want {want}"
         _refuse(group, kind, OperandError(words))
     return x.shape[0] // parts
 
