@@ -1092,9 +1092,9 @@ weft_status weft_plan_lower(const char *recording, int compact, char **text);
 
 /* Verifies a plan: that it ends, races with nothing and gives what its collective defines, in every order of events.
  * The text may be a recording, too, as weft_plan_lower takes it: then it also says where fused operations mean
- * something else. Writes what it found as JSON: an array, errors first, whose elements have "class", as "deadlock", "warning", which is
- * whether the plan may run, and "text", a line. A text that is no plan is WEFT_ERROR_INVALID. weft_text_free gives the
- * findings back. Local. */
+ * something else. Writes what it found as JSON: an array, errors first, whose elements have "class", as "deadlock",
+ * "warning", which is whether the plan may run, and "text", a line. A text that is no plan is WEFT_ERROR_INVALID.
+ * weft_text_free gives the findings back. Local. */
 weft_status weft_plan_check(const char *plan, char **findings);
 
 /* Makes the handle of what runs plans. With unverified not 0, the same on all ranks, plans run in which

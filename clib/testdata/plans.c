@@ -34,9 +34,11 @@ static void checks(const char *sum, const char *hangs) {
 	const char *recording =
 		"{\"name\":\"sums\",\"collective\":\"test\",\"protocol\":\"Simple\",\"threads\":64,\"alignment\":16,"
 		"\"max_bytes\":1024,\"instances\":1,\"fuse\":true,\"sync\":true,\"ranks\":[{\"input\":3,\"output\":1,\"ops\":["
-		"{\"kind\":\"re\",\"reduce\":\"sum\",\"src\":[{\"buffer\":\"i\",\"size\":1},{\"buffer\":\"i\",\"index\":1,\"size\":1}],"
+		"{\"kind\":\"re\",\"reduce\":\"sum\","
+		"\"src\":[{\"buffer\":\"i\",\"size\":1},{\"buffer\":\"i\",\"index\":1,\"size\":1}],"
 		"\"dst\":[{\"buffer\":\"o\",\"size\":1}]},"
-		"{\"kind\":\"re\",\"reduce\":\"sum\",\"src\":[{\"buffer\":\"i\",\"size\":1},{\"buffer\":\"i\",\"index\":2,\"size\":1}],"
+		"{\"kind\":\"re\",\"reduce\":\"sum\","
+		"\"src\":[{\"buffer\":\"i\",\"size\":1},{\"buffer\":\"i\",\"index\":2,\"size\":1}],"
 		"\"dst\":[{\"buffer\":\"o\",\"size\":1}]}]}]}";
 	OK(weft_plan_check(recording, &found));
 	TRUE(strstr(found, "\"class\":\"fusion\",\"warning\":true") != NULL);
@@ -92,7 +94,8 @@ int main(int argc, char **argv) {
 	}
 
 	/* What is wrong is refused on all ranks, and the next launch runs. */
-	weft_tensor odd = tensor(plain, WEFT_FLOAT32, 4 * me.ranks + 1, -1), some = tensor(plain, WEFT_FLOAT32, 4 * me.ranks, -1);
+	weft_tensor odd = tensor(plain, WEFT_FLOAT32, 4 * me.ranks + 1, -1);
+	weft_tensor some = tensor(plain, WEFT_FLOAT32, 4 * me.ranks, -1);
 	INVALID(weft_executor_run(x, NULL, plan, &odd, &odd), "it takes a multiple of");
 	REFUSED(weft_executor_run(x, NULL, plan, NULL, &some), WEFT_ERROR_INVALID, "");
 	INVALID(weft_executor_load(x, hangs, &none), "the verifier finds: deadlock: ");
