@@ -100,6 +100,14 @@ func TestTimes(t *testing.T) {
 		total += l.Bytes
 	}
 	near(t, "bytes of all links", total, mega/4*(4*2+4*2))
+	// Far packets come later than near ones, and do not hold up who waits for these.
+	far := cost.AllToAll(3, 1, 2)
+	for i, l := range far.Links {
+		if l.From == 0 {
+			far.Links[i].Us = 1e6
+		}
+	}
+	near(t, "packets of two latencies", of(passedOn(), cost.Model{Topology: far}, mega).Time, 2*us+1e6)
 	// What blocks take themselves.
 	m := all(2)
 	m.Op = 10
@@ -207,4 +215,18 @@ func TestRefusals(t *testing.T) {
 			t.Errorf("%v, want %s", err, x.want)
 		}
 	}
+}
+
+// passedOn has rank 0 send packets to rank 1, and rank 2 others, which rank 1 sends back.
+func passedOn() *plan.Plan {
+	p := plan.New("passed on", plan.Custom("passes", 3, 1, 1), plan.Options{Protocol: plan.LL})
+	c := plantest.Ends(p, 3, p.Memory)
+	back, slots := p.Rank(2).Scratch(1), p.Rank(1).Scratch(2)
+	in := func(r int) plan.Chunk { return p.Rank(r).Input().Chunk(0, 1) }
+	p.Rank(0).Block(0).PutPackets(c[0][1], slots.Chunk(0, 1), in(0))
+	p.Rank(1).Block(0).UnpackPackets(p.Rank(1).Output().Chunk(0, 1), slots.Chunk(0, 1))
+	p.Rank(1).Block(1).ReadPutPackets(c[1][2], back.Chunk(0, 1), slots.Chunk(1, 1))
+	p.Rank(2).Block(0).PutPackets(c[2][1], slots.Chunk(1, 1), in(2))
+	p.Rank(2).Block(1).UnpackPackets(p.Rank(2).Output().Chunk(0, 1), back.Chunk(0, 1))
+	return p
 }

@@ -27,6 +27,7 @@ type machine struct {
 	ports   []float64 // until when each end's transfers are in their link
 	packets []packets // of each rank's scratch
 	meets   map[[2]int]*meeting
+	now     float64
 	last    float64
 }
 
@@ -142,6 +143,7 @@ func (x *machine) run() (Cost, error) {
 	}
 	for len(x.events) > 0 {
 		e := heap.Pop(&x.events).(event)
+		x.now = e.at
 		e.do(e.at)
 	}
 	for b := range x.blocks {
@@ -267,8 +269,8 @@ func (x *machine) arrive(c int, at float64) {
 	k.at = slices.Insert(k.at, k.taken+i, at)
 	waiting := k.waiting
 	k.waiting = nil
-	for _, b := range waiting {
-		x.next(b, at)
+	for _, b := range waiting { // to see what else it waits for, and until when
+		x.next(b, x.now)
 	}
 }
 
@@ -356,8 +358,8 @@ func (x *machine) written(r program.Range, at float64) {
 	}
 	waiting := slots.waiting
 	slots.waiting = nil
-	for _, b := range waiting {
-		x.next(b, at)
+	for _, b := range waiting { // to see what else it waits for, and until when
+		x.next(b, x.now)
 	}
 }
 
