@@ -94,7 +94,7 @@ type search struct {
 	graph *graph
 	bound cost.Bound
 	found []candidate
-	least float64 // the best guess
+	least float64 // of those that are no guesses
 }
 
 // candidate is a plan that was scheduled, but not made.
@@ -103,7 +103,8 @@ type candidate struct {
 	packets bool
 	windows int
 	route   *route
-	guess   float64 // microseconds
+	whole   float64 // microseconds that it takes without windows
+	guess   float64 // and with them, if they never wait for each other
 }
 
 // near is how close to the bound a plan must be for the search to end, and by how much a plan must be better than one
@@ -164,7 +165,7 @@ func (x *search) candidates() error {
 						return context.Cause(x.ctx)
 					}
 					guess := x.try(q, packets, slope)
-					if guess <= x.bound.Time()*near {
+					if x.least <= x.bound.Time()*near {
 						return nil
 					}
 					if tried++; guess < best/near {
@@ -200,7 +201,7 @@ func (x *search) limit(f form, packets bool) (float64, error) {
 	return b.Time() + first.Us, nil
 }
 
-// try schedules a plan, and guesses what it takes.
+// try schedules a plan, and guesses what it takes. Windows hide what is not latency.
 func (x *search) try(q problem, packets bool, slope float64) float64 {
 	chunk := float64((x.Bytes+q.chunks*align-1)/(q.chunks*align)) * align
 	bytes := chunk
@@ -209,7 +210,8 @@ func (x *search) try(q problem, packets bool, slope float64) float64 {
 	}
 	random := rand.New(rand.NewPCG(x.Seed, uint64(q.chunks)<<8|uint64(q.form)))
 	c := candidate{problem: q, packets: packets, windows: 1, route: q.solve(bytes, slope, random)}
-	c.guess = c.route.end
+	c.whole = c.route.end
+	c.guess = c.whole
 	if !packets {
 		full, first := c.route.fullest(), c.route.handshake()
 		latency := min(c.route.latency(), c.route.end-full)
@@ -220,10 +222,10 @@ func (x *search) try(q problem, packets bool, slope float64) float64 {
 			at(c.windows) > at(maxWindows)*near {
 			c.windows *= 2
 		}
-		c.guess = at(c.windows)
+		c.whole, c.guess = at(1), at(c.windows)
 	}
 	x.found = append(x.found, c)
-	x.least = min(x.least, c.guess)
+	x.least = min(x.least, c.whole)
 	return c.guess
 }
 
@@ -266,8 +268,10 @@ func (x *search) choose() (*plan.File, Report, error) {
 	}
 	var all []made
 	model := cost.Model{Topology: x.Topology}
+	least := math.Inf(1)
 	for _, c := range x.finalists() {
-		for windows := 1; windows <= c.windows; windows *= 2 {
+		before := math.Inf(1)
+		for windows := 1; windows <= c.windows && c.guess <= least*near; windows *= 2 {
 			if err := x.ctx.Err(); err != nil {
 				return nil, Report{}, context.Cause(x.ctx)
 			}
@@ -283,6 +287,11 @@ func (x *search) choose() (*plan.File, Report, error) {
 			all = append(all, made{f, Report{
 				Bytes: (x.Bytes + step - 1) / step * step, Cost: taken, Form: c.words(windows),
 			}, len(c.route.sends)})
+			least = min(least, taken.Time)
+			if taken.Time > before/near {
+				break // more windows bring nothing
+			}
+			before = taken.Time
 		}
 	}
 	var verdict *plan.Verdict
@@ -341,7 +350,7 @@ func (x *search) finalists() (all []*candidate) {
 		if c.packets {
 			return math.Inf(1)
 		}
-		return c.route.end
+		return c.whole
 	})
 	return all
 }
