@@ -130,7 +130,7 @@ func (x *search) counts(f form) (all []int) {
 	}
 	all = append(all, n*(n-1), 2*n*(n-1))
 	if x.Collective == spec.AllReduce && f != direct {
-		all = append(all, 1, 2, 4)
+		all = append(all, 1, 2, 4, 8, 16, 32, 64, 128, 256) // chunks choose their roots
 	}
 	slices.Sort(all)
 	all = slices.Compact(slices.DeleteFunc(all, func(k int) bool {
