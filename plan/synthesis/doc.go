@@ -31,6 +31,8 @@
 //
 //   - 16 ranks, and 8000 sends.
 //   - Packing is a search and proves nothing. A link that can only be used by rare trees may stay idle.
+//   - A chunk of an all-reduce has one root. Hosts that exchange their sums instead save a latency between hosts: by
+//     the model a plan like that, written by hand for two hosts, is up to 8 % faster at 64 KiB.
 //   - Chunks are equal. Where the message divides into none of the numbers that fit a topology, plans are for the next
 //     size that does.
 //   - A rank has a block for each of its links, and about as many that add up; in windows twice as many.
