@@ -32,8 +32,8 @@
 // touches the counts of that end.
 //
 // A block runs what ports do itself: all threads copy, and what is pushed behind a transfer goes when all have done so.
-// That is one of the orders in which a port may work. Operations of switches are loops over the members in rank
-// order.
+// Before a transfer they meet, if one of them may have waited: the file needs no nop there, for one thread pushes. That
+// is one of the orders in which a port may work. Operations of switches are loops over the members in rank order.
 //
 // # Memory
 //

@@ -113,6 +113,7 @@ type block struct {
 	entries []uint64    // of operations
 	words   []uint32
 	wrote   bool // data into memory of other ranks, or another block may have, since the last signal that orders data
+	apart   bool // one thread may have waited, or threads may be in a transfer, since they last met
 }
 
 // encode makes the program of a rank.
@@ -324,6 +325,7 @@ func (b *block) pipeline(file *spec.Block, op *spec.Op, site spec.Site) {
 	for k := range op.Ops {
 		b.wrote = b.wrote || writes(&op.Ops[k])
 	}
+	b.apart = true // what ends a window comes before the next
 	at := len(b.words)
 	b.head(kindLoop, 0, 0, site, 0, 2)
 	b.words = append(b.words, uint32(op.Unit), uint32(op.Unit>>32), uint32(op.Chunks), 0)
@@ -388,6 +390,7 @@ func writes(op *spec.Op) bool {
 // op encodes an operation that is no pipeline.
 func (b *block) op(file *spec.Block, op *spec.Op, site spec.Site) {
 	b.wrote = b.wrote || writes(op)
+	b.pushes(op, site)
 	switch op.Kind {
 	case spec.Nop, spec.Flush: // transfers have read their sources when all threads have come here
 		b.list(kindNop, 0, site, 0, nil)
@@ -423,6 +426,25 @@ func (b *block) op(file *spec.Block, op *spec.Op, site spec.Site) {
 		}
 	default:
 		b.fold(file, op, site)
+	}
+}
+
+// pushes lets the block's threads meet before they move what one thread pushes into a port: that thread has waited, and
+// the port has moved what was pushed before, which of all threads is not said.
+func (b *block) pushes(op *spec.Op, site spec.Site) {
+	switch op.Kind {
+	case spec.Nop, spec.Barrier, spec.Flush:
+		b.apart = false
+	case spec.Wait, spec.RelaxedWait, spec.SemAcquire:
+		b.apart = true
+	default:
+		if op.Via != spec.Port || op.Kind.Syncs() {
+			return
+		}
+		if b.apart {
+			b.list(kindNop, 0, site, 0, nil)
+		}
+		b.apart = true
 	}
 }
 
