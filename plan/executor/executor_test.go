@@ -18,6 +18,7 @@ import (
 	"github.com/weftgo/weft/plan"
 	"github.com/weftgo/weft/plan/executor"
 	"github.com/weftgo/weft/plan/internal/plantest"
+	"github.com/weftgo/weft/plan/optimizer"
 	"github.com/weftgo/weft/plan/spec"
 )
 
@@ -134,6 +135,29 @@ func TestPrograms(t *testing.T) {
 					}
 				}
 				return x.Close()
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestOptimised runs what the optimiser makes of the programs.
+func TestOptimised(t *testing.T) {
+	for _, p := range plantest.Programs() {
+		t.Run(p.Name, func(t *testing.T) {
+			o := optimizer.Options{Instances: 2, Bytes: 64 << 10, Moves: 200}
+			f, _, err := optimizer.Optimize(t.Context(), build(t, p.Build()), o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = ranktest.Run(len(f.Ranks), ranktest.OnHost, func(ctx context.Context, c *weft.Comm) error {
+				x, err := executor.New(ctx, c, executor.Options{})
+				if err != nil {
+					return err
+				}
+				return errors.Join(launches(ctx, c, x, f, weft.BFloat16, mixed, 16, 16, 4096, 48), x.Close())
 			})
 			if err != nil {
 				t.Error(err)

@@ -160,12 +160,12 @@ func build(t *testing.T, p *plan.Plan) *plan.File {
 	return f
 }
 
-// programs runs each program at several sizes, types, and places of operands.
-func programs(t *testing.T, g *ranktest.GPUs, launches []launchOf) {
+// programs runs each program, as some function gives its file, at several sizes, types, and places of operands.
+func programs(t *testing.T, g *ranktest.GPUs, launches []launchOf, file func(*testing.T, *plan.Plan) *plan.File) {
 	t.Helper()
 	for _, p := range plantest.Programs() {
 		t.Run(p.Name, func(t *testing.T) {
-			f := build(t, p.Build())
+			f := file(t, p.Build())
 			run(t, g, len(f.Ranks), memoryBytes, executor.Options{}, patience, func(ctx context.Context, r *rank) error {
 				loaded, err := r.Load(ctx, f)
 				if err != nil {
@@ -199,7 +199,7 @@ func TestProgramsOnEmulatedGPUs(t *testing.T) {
 		seeds = 20
 	}
 	for seed := range seeds {
-		programs(t, emulatedKernels(t, 6, uint64(seed+1)), few)
+		programs(t, emulatedKernels(t, 6, uint64(seed+1)), few, build)
 	}
 }
 
@@ -218,5 +218,5 @@ func TestProgramsOnGPUs(t *testing.T) {
 		l.window = true
 		all = append(all, l)
 	}
-	programs(t, g, all)
+	programs(t, g, all, build)
 }
