@@ -61,8 +61,8 @@ func Load(text []byte) (*File, error) {
 // a finding fails in no run.
 func Verify(f *File) *Verdict { return verify.Plan(f) }
 
-// VerifyProgram verifies the plan of a recorded program, and says where fusion changed what the program means, which the
-// plan alone does not show. It is an error if the recording gives no plan.
+// VerifyProgram verifies the plan of a recorded program, and says where fusion changed what the program means, which
+// the plan alone does not show. It is an error if the recording gives no plan.
 func VerifyProgram(p *lowering.Program) (*Verdict, error) {
 	f, err := p.File()
 	if err != nil {

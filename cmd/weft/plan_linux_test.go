@@ -331,7 +331,8 @@ func TestPlanOptimise(t *testing.T) {
 	}
 
 	links := filepath.Join(t.TempDir(), "links.json")
-	if err := os.WriteFile(links, []byte(`{"ranks": 2, "links": [{"from": 0, "to": 1, "gbps": 10, "us": 5}]}`), 0o600); err != nil {
+	text := []byte(`{"ranks": 2, "links": [{"from": 0, "to": 1, "gbps": 10, "us": 5}]}`)
+	if err := os.WriteFile(links, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	_, err := command(t, 1, "plan", "optimise", name, "--topology", links)
@@ -341,7 +342,8 @@ func TestPlanOptimise(t *testing.T) {
 	command(t, 2, "plan", "optimise", name, "--topology", name)
 	command(t, 2, "plan", "optimise", name, "--bytes", "0")
 	wrong := planFile(t, cut(5, 6))
-	if _, err := command(t, 1, "plan", "optimise", wrong); !strings.Contains(err, "only a plan that it passes is optimised") {
+	_, err = command(t, 1, "plan", "optimise", wrong)
+	if !strings.Contains(err, "only a plan that it passes is optimised") {
 		t.Errorf("%q", err)
 	}
 }

@@ -104,8 +104,11 @@ func optimised(w io.Writer, name string, was, is *plan.File, r optimizer.Report)
 		n    int
 		name string
 	}{
-		{r.Removed.Signals, "signal with its wait"}, {r.Removed.Semaphores, "release with its acquire"},
-		{r.Removed.Barriers, "meeting at a barrier"}, {r.Removed.Flushes, "flush"}, {r.Removed.Nops, "nop"},
+		{r.Removed.Signals, "signal with its wait"},
+		{r.Removed.Semaphores, "release with its acquire"},
+		{r.Removed.Barriers, "meeting at a barrier"},
+		{r.Removed.Flushes, "flush"},
+		{r.Removed.Nops, "nop"},
 	} {
 		if k.n > 0 {
 			removed = append(removed, fmt.Sprintf("%d x %s", k.n, k.name))

@@ -65,7 +65,9 @@ func Measure(ctx context.Context, plans []*plan.File, bytes int) ([]time.Duratio
 }
 
 // measure runs the plans on one rank.
-func measure(ctx context.Context, comm *weft.Comm, plans []*plan.File, bytes int, say func(int, time.Duration)) (err error) {
+func measure(
+	ctx context.Context, comm *weft.Comm, plans []*plan.File, bytes int, say func(int, time.Duration),
+) (err error) {
 	x, err := New(ctx, comm, Options{})
 	if err != nil {
 		return err

@@ -102,7 +102,8 @@ func joinedBlocks(r *spec.Rank, first, second int) []spec.Block {
 		return nil
 	}
 	blocks := slices.Clone(r.Blocks)
-	blocks[first] = block(slices.Concat(numbered(&r.Blocks[first]), []spec.Op{{Kind: spec.Nop}}, numbered(&r.Blocks[second])))
+	between := []spec.Op{{Kind: spec.Nop}}
+	blocks[first] = block(slices.Concat(numbered(&r.Blocks[first]), between, numbered(&r.Blocks[second])))
 	return slices.Delete(blocks, second, second+1)
 }
 

@@ -42,8 +42,8 @@ const (
 	defaultMoves = 5000
 )
 
-// A plan is faster than another if it takes this much of its time: modelled, or measured, where the rest is noise. Joined
-// operations may take the time that they took apart, but for rounding.
+// A plan is faster than another if it takes this much of its time: modelled, or measured, where the rest is noise.
+// Joined operations may take the time that they took apart, but for rounding.
 const (
 	gain  = 0.99
 	noise = 0.97

@@ -19,7 +19,9 @@ func (s *search) over() bool { return s.ctx.Err() != nil }
 
 // largest looks for a set of n changes that passes: it tries all of them, and halves of what fails. So a few changes
 // that may not be are found in a few steps, and no change that passes beside the others is left out.
-func (s *search) largest(n int, with func(chosen []int) *spec.File, passes func(*spec.File) bool) (best *spec.File, taken int) {
+func (s *search) largest(
+	n int, with func(chosen []int) *spec.File, passes func(*spec.File) bool,
+) (best *spec.File, taken int) {
 	if n == 0 {
 		return nil, 0
 	}

@@ -317,8 +317,8 @@ func Same(a, b *spec.File) string {
 	return ""
 }
 
-// Alike says which buffer two plans leave with other bits, or nothing: with other contents, or with sums that were folded
-// otherwise. Both must pass. The second may have times as many chunks as the first, for the same message.
+// Alike says which buffer two plans leave with other bits, or nothing: with other contents, or with sums that were
+// folded otherwise. Both must pass. The second may have times as many chunks as the first, for the same message.
 func Alike(a, b *spec.File) string {
 	n := 1
 	for r := range a.Ranks {
