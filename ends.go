@@ -15,14 +15,16 @@ import (
 type ends struct {
 	sync.Mutex
 	how   map[int]string // by rank
-	asked map[int]bool   // the launcher was asked about it, once
+	asked map[int]bool   // the launcher and the kernel were asked about it, once
 
 	foreign bool // the launcher's ranks have other numbers
 }
 
-// launcherGrace is how long an error waits for the launcher to say how a rank has ended. A rank's
-// connection ends a few milliseconds before the launcher knows.
-const launcherGrace = 100 * time.Millisecond
+// An error waits for the launcher to notice how a rank has ended: a rank's connection ends before that.
+const (
+	launcherGrace = 100 * time.Millisecond // for weft run, which says so within milliseconds
+	reaperGrace   = 250 * time.Millisecond // for others: torchrun looks every 100 ms
+)
 
 // noteEnd keeps how a peer ended.
 func (c *Comm) noteEnd(peer int, err error) {
@@ -39,17 +41,33 @@ func (c *Comm) noteEnd(peer int, err error) {
 	}
 }
 
-// endOf is how a rank has ended: the launcher's words, else what this rank saw of it.
+// endOf is how a rank has ended: the words of weft run, else the kernel's, else what this rank saw of it.
 func (c *Comm) endOf(rank int) string {
 	c.ends.Lock()
-	defer c.ends.Unlock()
-	if !c.ends.asked[rank] && !c.ends.foreign {
-		c.ends.asked[rank] = true
-		if how := bootstrap.Ended(c.rank, c.size, rank, launcherGrace); how != "" {
-			c.ends.how[rank] = "its process ended: " + how
-		}
+	how, asked := c.ends.how[rank], c.ends.asked[rank]
+	c.ends.Unlock()
+	if asked {
+		return how
 	}
-	return c.ends.how[rank]
+	words, ended := "", false // asked without the lock: news of other ranks need it
+	if !c.ends.foreign {
+		words = bootstrap.Ended(c.rank, c.size, rank, launcherGrace)
+	}
+	if words == "" && c.mesh != nil {
+		words, ended = c.mesh.Exit(rank, reaperGrace)
+	}
+	c.ends.Lock()
+	defer c.ends.Unlock()
+	how = c.ends.how[rank]
+	switch {
+	case c.ends.asked[rank]:
+	case words != "":
+		how = "its process ended: " + words
+	case ended && how != "":
+		how += ", exit status not known"
+	}
+	c.ends.how[rank], c.ends.asked[rank] = how, true
+	return how
 }
 
 // explain says what is known of a fault beside its cause, and the way on.

@@ -201,8 +201,8 @@ func TestProcessDies(t *testing.T) {
 		}
 		crew.Kill(victim)
 		for r, a := range crew.Answers(survivors) {
-			if a.Peer != victim || a.Cause != "died" {
-				t.Errorf("rank %d after the death of %d: %q", r, victim, a.Err)
+			if a.Peer != victim || a.Cause != "died" || !strings.Contains(a.Err, "exit status not known") {
+				t.Errorf("rank %d after the death of %d, which nobody has waited for: %q", r, victim, a.Err)
 			}
 		}
 		for r, a := range crew.All(survivors, "error", memberArgs{}) {

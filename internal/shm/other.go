@@ -2,7 +2,10 @@
 
 package shm
 
-import "context"
+import (
+	"context"
+	"time"
+)
 
 // Region is memory that ranks share. It exists on Linux only.
 type Region struct{}
@@ -65,6 +68,9 @@ func (*Mesh) Self() int { return 0 }
 
 // Awaited returns -1.
 func (*Mesh) Awaited() int { return -1 }
+
+// Exit knows nothing.
+func (*Mesh) Exit(int, time.Duration) (string, bool) { return "", false }
 
 // Exchange returns [ErrNeedsLinux].
 func (*Mesh) Exchange(context.Context, uint64, *Region, func(int) bool) ([]*Region, error) {

@@ -12,9 +12,10 @@ import (
 // where a child that it forked still holds them open. All pidfds sit in one epoll set, and that in
 // the runtime's, so a mesh costs one goroutine and no thread.
 type watch struct {
-	set *os.File
-	mu  sync.Mutex
-	fds map[int]int // by peer; nil once closed
+	set  *os.File
+	mu   sync.Mutex
+	fds  map[int]int // by peer; nil once closed
+	gone map[int]int // of peers that are watched no longer, whose exit status may be asked for
 }
 
 func newWatch() (*watch, error) {
@@ -25,7 +26,7 @@ func newWatch() (*watch, error) {
 	if err := unix.SetNonblock(fd, true); err != nil {
 		return nil, errors.Join(os.NewSyscallError("fcntl", err), unix.Close(fd))
 	}
-	return &watch{set: os.NewFile(uintptr(fd), "pidfds"), fds: make(map[int]int)}, nil
+	return &watch{set: os.NewFile(uintptr(fd), "pidfds"), fds: make(map[int]int), gone: make(map[int]int)}, nil
 }
 
 // add watches a peer's process. It returns ErrDied if there is no such process any more. Where the
@@ -43,7 +44,7 @@ func (w *watch) add(peer, pid int) error {
 	defer w.mu.Unlock()
 	err = os.ErrClosed
 	if w.fds != nil {
-		err = w.control(fd, peer)
+		err = w.control(unix.EPOLL_CTL_ADD, fd, peer)
 	}
 	if err != nil {
 		return errors.Join(err, unix.Close(fd))
@@ -52,14 +53,14 @@ func (w *watch) add(peer, pid int) error {
 	return nil
 }
 
-func (w *watch) control(fd, peer int) error {
+func (w *watch) control(op, fd, peer int) error {
 	raw, err := w.set.SyscallConn()
 	if err != nil {
 		return err
 	}
 	var ctl error
 	err = raw.Control(func(set uintptr) {
-		ctl = unix.EpollCtl(int(set), unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(peer)})
+		ctl = unix.EpollCtl(int(set), op, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(peer)})
 	})
 	if err != nil {
 		return err
@@ -67,16 +68,28 @@ func (w *watch) control(fd, peer int) error {
 	return os.NewSyscallError("epoll_ctl", ctl)
 }
 
-// remove stops watching a peer, and reports whether the watch is still open. The kernel takes a
-// closed descriptor out of the set by itself.
+// remove stops watching a peer, and reports whether the watch is still open. The descriptor is kept for
+// exit.
 func (w *watch) remove(peer int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if fd, ok := w.fds[peer]; ok {
 		delete(w.fds, peer)
-		_ = unix.Close(fd)
+		_ = w.control(unix.EPOLL_CTL_DEL, fd, peer)
+		w.gone[peer] = fd
 	}
 	return w.fds != nil
+}
+
+// exit is what is known of the exit of a peer that is watched no longer.
+func (w *watch) exit(peer int) (status unix.WaitStatus, state exitState) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	fd, ok := w.gone[peer]
+	if !ok {
+		return 0, exitNowhere
+	}
+	return exitOf(fd)
 }
 
 // run calls ended for each peer whose process ends, until close.
@@ -113,11 +126,13 @@ func (w *watch) run(ended func(peer int)) {
 // close ends run.
 func (w *watch) close() {
 	w.mu.Lock()
-	fds := w.fds
-	w.fds = nil
+	fds, gone := w.fds, w.gone
+	w.fds, w.gone = nil, nil
 	w.mu.Unlock()
 	_ = w.set.Close() // waits for run, which may be about to take mu
-	for _, fd := range fds {
-		_ = unix.Close(fd)
+	for _, open := range []map[int]int{fds, gone} {
+		for _, fd := range open {
+			_ = unix.Close(fd)
+		}
 	}
 }
