@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import warnings
 
 import pytest
 from conftest import HERE, alone
@@ -131,6 +132,33 @@ def test_gradients(threads, layout):
                 assert torch.equal(layer(c, h, x, ids, weights), want)
 
     threads(2, rank)
+
+
+def test_gradients_that_end(comm):
+    """Methods of a handle pass no gradients, and say so where one would be lost."""
+    x, ids, weights = routed(0)
+    leaf, scores = x.clone().requires_grad_(), weights.clone().requires_grad_()
+    with handle(comm) as h:
+        for got in (
+            lambda: h.dispatch(leaf, ids, weights),
+            lambda: h.dispatch(x, ids, scores),
+            lambda: h.send_dispatch(leaf, ids, weights).receive(),
+        ):
+            with pytest.warns(UserWarning, match=r"dispatch: .* call weft\.torch\.dispatch") as said:
+                received = got()
+            assert said[0].filename == __file__
+            rows = received.rows.clone().requires_grad_()
+            for send in (h.combine, lambda *a: h.send_combine(*a).wait()):
+                with pytest.warns(UserWarning, match=r"combine: .* call weft\.torch\.combine"):
+                    send(rows, received)
+            received.release()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with torch.no_grad(), h.dispatch(leaf, ids, scores) as received:
+                h.combine(received.rows, received)
+            rows, _, routing = weft.torch.dispatch(h, leaf, ids, scores)
+            weft.torch.combine(h, rows, routing, scores).sum().backward()
+    assert leaf.grad is not None
 
 
 def test_gradients_of_experts(threads):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import sys
+import warnings
 import weakref
 import zlib
 from collections.abc import Callable
@@ -29,6 +31,17 @@ _numbers = itertools.count(1)
 
 NUMBERED: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
 """The handles that live, by their numbers."""
+
+
+def _ends_gradient(call: str) -> None:
+    """Warns the caller of a method of a handle, one of whose operands requires a gradient, that it ends there."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.is_grad_enabled():
+        warnings.warn(
+            f"{call}: an operand requires a gradient, and none passes this method: call weft.torch.{call}, or say by "
+            "torch.no_grad() or detach() that none is wanted",
+            stacklevel=3,
+        )
 
 
 class Handle(Made):
@@ -196,6 +209,8 @@ class Handle(Made):
         if timeout is not None:
             with limit(timeout):
                 return self.dispatch(rows, topk, weights, routing=routing, scales=scales, stream=stream)
+        if getattr(rows, "requires_grad", False) or getattr(weights, "requires_grad", False):
+            _ends_gradient("dispatch")
         if stream is None and self._calls is not None:
             got = self._calls.dispatch(self, rows, topk, weights, routing, scales)
             if got is not None:
@@ -282,6 +297,8 @@ class Handle(Made):
         if timeout is not None:
             with limit(timeout):
                 return self.send_dispatch(rows, topk, weights, routing=routing, scales=scales, stream=stream)
+        if getattr(rows, "requires_grad", False) or getattr(weights, "requires_grad", False):
+            _ends_gradient("dispatch")
         on = self._begin(stream, takes=True)
         by = _routing(routing)
         args = self._dispatches.take()
@@ -361,6 +378,8 @@ class Handle(Made):
         if timeout is not None:
             with limit(timeout):
                 return self.combine(rows, routing, out=out, bias=bias, weights=weights, stream=stream)
+        if getattr(rows, "requires_grad", False) or getattr(weights, "requires_grad", False):
+            _ends_gradient("combine")
         if stream is None and self._calls is not None:
             sums = self._calls.combine(self, rows, routing, out, bias, weights)
             if sums is not None:
@@ -416,6 +435,8 @@ class Handle(Made):
         if timeout is not None:
             with limit(timeout):
                 return self.send_combine(rows, routing, out=out, bias=bias, weights=weights, stream=stream)
+        if getattr(rows, "requires_grad", False) or getattr(weights, "requires_grad", False):
+            _ends_gradient("combine")
         on = self._begin(stream)
         args = self._combines.take()
         try:
