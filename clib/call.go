@@ -33,7 +33,7 @@ func run[T any](t *handle.Table[T], id C.uint64_t, f func(*T) error) (status C.i
 			// It may have stopped in the middle of an exchange: others need not find out at their
 			// deadline.
 			ownerOf(o).weft.Abort()
-			status = fail(panicked(recover()))
+			status = fail(brokenBy(recover()))
 		}
 		gate.Unlock()
 	}()
@@ -121,7 +121,7 @@ func local(f func() error) (status C.int) {
 	returned := false
 	defer func() {
 		if !returned {
-			status = fail(panicked(recover()))
+			status = fail(brokenBy(recover()))
 		}
 	}()
 	err := f()
@@ -130,10 +130,6 @@ func local(f func() error) (status C.int) {
 		return fail(err)
 	}
 	return C.WEFT_OK
-}
-
-func panicked(broken any) error {
-	return fmt.Errorf("%w: %v\n%s", errInternal, broken, debug.Stack())
 }
 
 // add registers an object and writes its handle to C.

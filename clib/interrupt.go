@@ -74,15 +74,16 @@ func patiently(ctx context.Context, f func(ctx context.Context, here func(func()
 	defer cancel(nil)
 	type outcome struct {
 		err    error
-		broken any
+		broken *broken
 	}
 	end, calls, ran := make(chan outcome, 1), make(chan func()), make(chan struct{})
 	go func() {
 		debug.SetPanicOnFault(true)
-		o := outcome{broken: "the goroutine has ended"}
+		var o outcome
+		returned := false
 		defer func() {
-			if o.broken != nil {
-				o.broken = fmt.Errorf("%v\n%s", recover(), debug.Stack())
+			if !returned {
+				o.broken = brokenBy(recover())
 			}
 			end <- o
 		}()
@@ -90,7 +91,7 @@ func patiently(ctx context.Context, f func(ctx context.Context, here func(func()
 			calls <- run
 			<-ran
 		})
-		o.broken = nil
+		returned = true
 	}()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
