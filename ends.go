@@ -73,7 +73,7 @@ func (c *Comm) endOf(rank int) string {
 // explain says what is known of a fault beside its cause, and the way on.
 func (c *Comm) explain(f channel.Fault) string {
 	goOn := fmt.Sprintf("SetMask goes on without rank %d", f.Rank)
-	if f.Rank == c.rank {
+	if f.Rank == c.rank || f.Rank < 0 {
 		goOn = "SetMask goes on"
 	}
 	switch f.Cause {

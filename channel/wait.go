@@ -356,8 +356,12 @@ func (w *Waiter) ReportWait(op string, peer int, watch *Stopwatch) {
 func (w *Waiter) Err(f Fault, op string) error {
 	switch {
 	case f.Cause == CauseTimeout && f.Rank < 0:
-		err := fmt.Errorf("%w: ranks wait for each other: %s; call everything in the same order on every rank; "+
-			"SetMask goes on", ErrTimeout, w.reported(f))
+		goOn := "SetMask goes on"
+		if w.Explain != nil {
+			goOn = w.Explain(f)
+		}
+		err := fmt.Errorf("%w: ranks wait for each other: %s; call everything in the same order on every rank; %s",
+			ErrTimeout, w.reported(f), goOn)
 		return &bootstrap.PeerError{Rank: f.Rank, Op: op, Err: err}
 	case f.Cause == CauseMismatch && f.Rank == w.Rank:
 		// Whether this rank's wait saw the reporter's call or the abort word first, it says the same.
