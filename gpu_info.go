@@ -125,8 +125,8 @@ func (d *Device) checkPeers(peers []peerInfo, inProcess int, own error) error {
 		return err
 	}
 	if len(onGPU) > 0 && len(onHost) > 0 {
-		return Unsupportedf("join: ranks %v are on GPUs and ranks %v on the host; give all of them WithGPU "+
-			"or WithDevice, or none", onGPU, onHost)
+		return Unsupportedf("join: ranks %v are on GPUs and ranks %v on the host; bind all of them to GPUs, "+
+			"or none", onGPU, onHost)
 	}
 	if d == nil {
 		return nil

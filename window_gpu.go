@@ -170,7 +170,7 @@ func (c *Comm) RegisterDevice(ctx context.Context, p cuda.Pointer, size int) (*W
 		return nil, err
 	}
 	if c.device == nil {
-		return nil, Unsupportedf("%s: the rank is on the host; Join with WithGPU or WithDevice", op)
+		return nil, Unsupportedf("%s: the rank is on the host; join on a GPU", op)
 	}
 	if err := c.requireOneHost(op); err != nil {
 		return nil, err
@@ -204,7 +204,7 @@ func (d *Device) inspectSegment(op string, p cuda.Pointer, size int, otherProces
 
 // refuseSegment refuses memory that cannot be a segment of a window.
 func (d *Device) refuseSegment(op string, p cuda.Pointer, size int, info cuda.PointerInfo, otherProcesses bool) error {
-	way := "allocate it with cuMemAlloc, cudaMalloc or cuMemCreate, or use Alloc"
+	way := "allocate it with cuMemAlloc, cudaMalloc or cuMemCreate, or make a window with memory of its own"
 	switch {
 	case info.Kind == cuda.Unregistered:
 		return Unsupportedf("%s: %v is host memory that CUDA does not know; %s", op, p, way)

@@ -194,7 +194,7 @@ func goweft_ep_count(topk *C.weft_tensor, counts *C.weft_ep_token_counts) C.int 
 			return err
 		}
 		var t weft.Tensor
-		if err := refresh(&t, topk, "top-k tensor"); err != nil {
+		if err := refresh(&t, topk, "topk tensor"); err != nil {
 			return err
 		}
 		c, err := ep.CountRouting(t, int(v.experts), int(v.ranks), int(v.ranks_per_node))
@@ -257,7 +257,7 @@ func goweft_ep_prepare(id C.uint64_t, stream unsafe.Pointer, topk, weights *C.we
 }
 
 func (e *epHandle) selections(topk, weights *C.weft_tensor) error {
-	return cmp.Or(refresh(&e.topk, topk, "top-k tensor"), refresh(&e.weights, weights, "weights tensor"))
+	return cmp.Or(refresh(&e.topk, topk, "topk tensor"), refresh(&e.weights, weights, "weights tensor"))
 }
 
 //export goweft_ep_dispatch
@@ -283,7 +283,7 @@ func goweft_ep_dispatch(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_di
 		d := dispatch{ep: e, routing: number(v.routing)}
 		if d.routing != 0 {
 			if v.topk != nil {
-				return invalidf("a dispatch goes by a routing or by top-k, not by both")
+				return invalidf("a dispatch goes by a routing or by topk, not by both")
 			}
 			if d.by, err = e.routing(d.routing); err != nil {
 				return err

@@ -31,9 +31,11 @@ func refresh(t *weft.Tensor, p *C.weft_tensor, name string) error {
 		*t = weft.Absent(C.GoString((*C.char)(p.data)))
 		return nil
 	}
-	if p.dtype < 0 || p.dtype > C.WEFT_BOOL || p.dims < 0 || p.dims > C.WEFT_MAX_DIMS {
-		return invalidf("the %s: type %d and %d dimensions, want a weft_dtype and 0 to %d", name, p.dtype,
-			p.dims, C.WEFT_MAX_DIMS)
+	if p.dtype < 0 || p.dtype > C.WEFT_BOOL {
+		return invalidf("the %s: dtype is %d, want a weft_dtype", name, p.dtype)
+	}
+	if p.dims < 0 || p.dims > C.WEFT_MAX_DIMS {
+		return invalidf("the %s: dims is %d, want 0 to %d", name, p.dims, C.WEFT_MAX_DIMS)
 	}
 	shape := (*[C.WEFT_MAX_DIMS]int)(unsafe.Pointer(&p.shape))[:p.dims]
 	if t.Shape == nil || !slices.Equal(t.Shape, shape) {

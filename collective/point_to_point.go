@@ -29,7 +29,7 @@ func (b *Batch) Recv(t weft.Tensor, from int) {
 // begin takes the last messages out.
 func (b *Batch) begin(op string) error {
 	if b.open {
-		return weft.Invalidf("%s: it is inside a batch's function, whose messages would be lost; add it to that Batch, "+
+		return weft.Invalidf("%s: it is inside a batch's function, whose messages would be lost; add it to that batch, "+
 			"or call it after", op)
 	}
 	clear(b.transfers)

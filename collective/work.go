@@ -271,7 +271,7 @@ func (w *Work) await(ctx context.Context) error {
 // call fails the stream goes on: [Work.Err] says so.
 func (w *Work) WaitOn(s *weft.Stream) error {
 	if w.ended != nil {
-		return weft.Unsupportedf("%s: the host has no streams; use Wait", w.name)
+		return weft.Unsupportedf("%s: the host has no streams; wait for it on the host", w.name)
 	}
 	stream := s.CUDA()
 	if stream == nil {

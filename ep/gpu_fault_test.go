@@ -531,20 +531,20 @@ func TestMismatchOnGPUs(t *testing.T) {
 		calls    [ranks]call
 	}{
 		{"prepare", false, [ranks]call{
-			{"Prepare", (*eptest.Round).Prepare},
-			{"a Dispatch that prepares", (*eptest.Round).PrepareDispatch},
+			{"prepare", (*eptest.Round).Prepare},
+			{"a dispatch that prepares", (*eptest.Round).PrepareDispatch},
 		}},
 		{"sum", false, [ranks]call{
-			{"DispatchBackward without gradients of weights", dispatchBackward(false)},
-			{"Combine", (*eptest.Round).Combine},
+			{"dispatch backward without gradients of weights", dispatchBackward(false)},
+			{"combine", (*eptest.Round).Combine},
 		}},
 		{"dispatch backward", false, [ranks]call{
-			{"DispatchBackward without gradients of weights", dispatchBackward(false)},
-			{"DispatchBackward with gradients of weights", dispatchBackward(true)},
+			{"dispatch backward without gradients of weights", dispatchBackward(false)},
+			{"dispatch backward with gradients of weights", dispatchBackward(true)},
 		}},
 		{"combine backward", true, [ranks]call{
-			{"CombineBackward with gradients of weights", combineBackward(true)},
-			{"CombineBackward without gradients of weights", combineBackward(false)},
+			{"combine backward with gradients of weights", combineBackward(true)},
+			{"combine backward without gradients of weights", combineBackward(false)},
 		}},
 	}
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {

@@ -263,10 +263,10 @@ static void operations(weft_comm comm) {
 		bad.change;                                                                                                    \
 		status(weft_ep_prepare(ep, NULL, &bad, &w, &routing), words);                                                  \
 	} while (0)
-	BAD(data = NULL, INVALID, "top-k tensor: 32 bytes at NULL");
+	BAD(data = NULL, INVALID, "topk tensor: 32 bytes at NULL");
 	BAD(size = 16, INVALID, "must be at least 56");
-	BAD(dtype = 99, INVALID, "type 99");
-	BAD(dims = 5, INVALID, "5 dimensions");
+	BAD(dtype = 99, INVALID, "dtype is 99, want a weft_dtype");
+	BAD(dims = 5, INVALID, "dims is 5, want 0 to 4");
 	BAD(shape[0] = -4, INVALID, "shape [-4 2]");
 	BAD(shape[0] = (int64_t)1 << 61, INVALID, "shape");
 	BAD(shape[0] = 5, INVALID, "make a handle with a larger max_tokens");

@@ -106,7 +106,7 @@ func (a *Algorithm) CheckOwn() error {
 	case a.Collective >= Collectives:
 		return weft.Invalidf("algorithm %s: there is no %v", a.Name, a.Collective)
 	case (k == nil) == (a.Program == nil):
-		return weft.Invalidf("algorithm %s: it has a Kernel or a Program", a.Name)
+		return weft.Invalidf("algorithm %s: it has both a kernel and a program, or neither; give one of the two", a.Name)
 	case k == nil:
 		return a.checkSelection()
 	case (k.Source == "") == (len(k.Cubin) == 0):
@@ -122,7 +122,7 @@ func (a *Algorithm) CheckOwn() error {
 	case len(k.Extras) > device.Values:
 		return weft.Invalidf("algorithm %s: %d extras; there may be %d", a.Name, len(k.Extras), device.Values)
 	case a.Collective.Varies() && k.Launch == nil:
-		return weft.Invalidf("algorithm %s: %v has counts, which a Launch hook gives the kernel; it has none", a.Name,
+		return weft.Invalidf("algorithm %s: %v has counts, which a launch hook gives the kernel; it has none", a.Name,
 			a.Collective)
 	}
 	for i, name := range k.Extras {
@@ -138,7 +138,7 @@ func (a *Algorithm) checkSelection() error {
 	switch {
 	case a.Variant != Plain || a.Eager:
 		return weft.Invalidf("algorithm %s: it is eager, or for calls with a norm or words, as the library's alone may be; "+
-			"leave Variant and Eager out", a.Name)
+			"leave these out", a.Name)
 	case a.MinBytes < 0 || a.MaxBytes < 0 || a.MaxBytes > 0 && a.MaxBytes < a.MinBytes:
 		return weft.Invalidf("algorithm %s: %d to %d bytes", a.Name, a.MinBytes, a.MaxBytes)
 	case slices.ContainsFunc(a.DTypes, func(t weft.DType) bool { return t.Size() == 0 }):
@@ -170,7 +170,7 @@ func (a *Algorithm) OwnText() string {
 		a.Supports != nil, a.Cost != nil, a.Key != nil, a.Prepare != nil, k.Launch != nil,
 	} {
 		if has {
-			hooks += [...]string{" Supports", " Cost", " Key", " Prepare", " Launch"}[i]
+			hooks += [...]string{" supports", " cost", " key", " prepare", " launch"}[i]
 		}
 	}
 	if a.Program != nil {

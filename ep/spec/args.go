@@ -16,16 +16,16 @@ type MoveArgs struct {
 // Prepares reports whether the dispatch prepares its batch.
 func (a *MoveArgs) Prepares() bool { return !a.TopK.IsZero() }
 
-// Check refuses a dispatch that has not exactly one of a batch and top-k experts, or another
+// Check refuses a dispatch that has not exactly one of a batch and topk, or another
 // handle's batch.
 func (a *MoveArgs) Check(of *Base, op string) error {
 	switch {
 	case !a.Prepares() && a.Batch == nil:
-		return weft.Invalidf("%s: neither a routing nor top-k experts are given; give one of the two", op)
+		return weft.Invalidf("%s: neither a routing nor topk is given; give one of the two", op)
 	case !a.Prepares():
 		return a.Batch.Check(of, op)
 	case a.Batch != nil:
-		return weft.Invalidf("%s: a routing and top-k experts are given; give one of the two", op)
+		return weft.Invalidf("%s: a routing and topk are given; give one of the two", op)
 	default:
 		return nil
 	}

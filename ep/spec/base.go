@@ -114,10 +114,10 @@ func (b *Batch) CheckWeighted(op string, least WeightState) error {
 	case b.Base.Spec.Weighting != Weighted || b.Weights >= least:
 		return nil
 	case b.Weights == WeightsAtHome:
-		return weft.Invalidf("%s: the routing got its weights from SetWeights, which sends them to no other rank; "+
-			"dispatch with Weights", op)
+		return weft.Invalidf("%s: the routing's weights were set on this rank, which sends them to no other; "+
+			"dispatch with weights", op)
 	default:
-		return weft.Invalidf("%s: the routing has no weights; give them to Prepare, or to a Dispatch", op)
+		return weft.Invalidf("%s: the routing has no weights; give them where it is prepared, or to a dispatch", op)
 	}
 }
 

@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"fmt"
 	"unsafe"
 
 	"github.com/weftgo/weft"
@@ -12,7 +13,7 @@ func (h *Base) CheckRouting(op string, topk, weights weft.Tensor) error {
 	s := &h.Spec
 	if topk.DType != weft.Int32 && topk.DType != weft.Int64 || len(topk.Shape) != 2 ||
 		topk.Shape[1] != s.TopK || topk.Shape[0] < 0 {
-		return weft.Invalidf("%s: top-k experts are %v, want int32 or int64 [tokens %d]", op, topk, s.TopK)
+		return unlike(op, "topk", "is", topk, fmt.Sprintf("int32 or int64 [tokens %d]", s.TopK))
 	}
 	tokens := topk.Shape[0]
 	if tokens > s.MaxTokens {
@@ -20,7 +21,7 @@ func (h *Base) CheckRouting(op string, topk, weights weft.Tensor) error {
 			"larger MaxTokens", op, tokens, s.MaxTokens)
 	}
 	if topk.Data == nil && tokens > 0 {
-		return weft.Invalidf("%s: top-k experts have no memory", op)
+		return weft.Invalidf("%s: topk has no memory", op)
 	}
 	if weights.IsZero() {
 		return nil
@@ -71,12 +72,20 @@ func (h *Base) CheckRows(op string, tokens int, x *MoveArgs) error {
 
 func CheckTensor(op, what string, t weft.Tensor, d weft.DType, rows, width int) error {
 	if t.DType != d || len(t.Shape) != 2 || t.Shape[0] != rows || t.Shape[1] != width {
-		return weft.Invalidf("%s: %s are %v, want %v[%d %d]", op, what, t, d, rows, width)
+		return unlike(op, what, "are", t, fmt.Sprintf("%v[%d %d]", d, rows, width))
 	}
 	if t.Data == nil && rows*width > 0 {
 		return weft.Invalidf("%s: %s have no memory", op, what)
 	}
 	return nil
+}
+
+// unlike says that an operand is missing or is not what is wanted. verb is that of its name: is, are.
+func unlike(op, operand, verb string, t weft.Tensor, want string) error {
+	if t.IsZero() {
+		return weft.Invalidf("%s: no %s given, want %s", op, operand, want)
+	}
+	return weft.Invalidf("%s: %s %s %v, want %s", op, operand, verb, t, want)
 }
 
 // CheckSum checks the arguments of a combine, or of a dispatch backward.
@@ -127,10 +136,10 @@ func (h *Base) checkExpertRows(op, what string, r *Batch, t weft.Tensor, fewest 
 	elems := t.Elems()
 	if n := elems / s.Hidden; !ok || n < fewest || n > r.Info.Rows() {
 		if s.Layout == ExpertMajor {
-			return weft.Invalidf("%s: %s are %v, want %v[%d %d %d]", op, what, t, s.Output, h.Geometry.Local,
-				h.Geometry.Capacity, s.Hidden)
+			return unlike(op, what, "are", t, fmt.Sprintf("%v[%d %d %d]", s.Output, h.Geometry.Local,
+				h.Geometry.Capacity, s.Hidden))
 		}
-		return weft.Invalidf("%s: %s are %v, want %v[%d %d]", op, what, t, s.Output, r.Info.Rows(), s.Hidden)
+		return unlike(op, what, "are", t, fmt.Sprintf("%v[%d %d]", s.Output, r.Info.Rows(), s.Hidden))
 	}
 	if t.Data == nil && elems > 0 {
 		return weft.Invalidf("%s: %s have no memory", op, what)

@@ -3,6 +3,7 @@ package spec
 import (
 	"fmt"
 	"math"
+	"strings"
 
 	"github.com/weftgo/weft"
 )
@@ -121,6 +122,11 @@ func name[T ~uint8](names []string, v T) string {
 		return names[v]
 	}
 	return fmt.Sprintf("invalid(%d)", uint8(v))
+}
+
+// choice says what a field may be that has a number without a name.
+func choice[T ~uint8](field string, v T, names []string) string {
+	return fmt.Sprintf("%s is %d: want one of %s", field, uint8(v), strings.Join(names, ", "))
 }
 
 func parse[T ~uint8](what string, names []string, s string) (T, error) {
@@ -367,13 +373,13 @@ func (s Spec) validateRanges(ranks int) error {
 			s.RowBytes <= maxRowBytes},
 		{fmt.Sprintf("ScaleBytes is %d: want 0 to %d", s.ScaleBytes, maxRowBytes), s.ScaleBytes >= 0 &&
 			s.ScaleBytes <= maxRowBytes},
-		{fmt.Sprintf("layout %v", s.Layout), s.Layout < Layouts},
-		{fmt.Sprintf("reduction %v", s.Reduction), s.Reduction < reductions},
-		{fmt.Sprintf("weighting %v", s.Weighting), s.Weighting < weightings},
-		{fmt.Sprintf("payload %v", s.Payload), s.Payload < payloads},
-		{fmt.Sprintf("counts %v", s.Counts), s.Counts < countings},
-		{fmt.Sprintf("overflow %v", s.Overflow), s.Overflow < overflows},
-		{fmt.Sprintf("scale order %v", s.ScaleOrder), s.ScaleOrder < scaleOrders},
+		{choice("Layout", s.Layout, LayoutNames[:]), s.Layout < Layouts},
+		{choice("Reduction", s.Reduction, ReductionNames[:]), s.Reduction < reductions},
+		{choice("Weighting", s.Weighting, WeightingNames[:]), s.Weighting < weightings},
+		{choice("Payload", s.Payload, PayloadNames[:]), s.Payload < payloads},
+		{choice("Counts", s.Counts, CountNames[:]), s.Counts < countings},
+		{choice("Overflow", s.Overflow, overflowNames[:]), s.Overflow < overflows},
+		{choice("ScaleOrder", s.ScaleOrder, scaleOrderNames[:]), s.ScaleOrder < scaleOrders},
 		{
 			fmt.Sprintf("Alignment is %d: want a power of two up to 65536", s.Alignment),
 			s.Alignment >= 1 && s.Alignment <= 1<<16 && s.Alignment&(s.Alignment-1) == 0,

@@ -96,11 +96,11 @@ func CheckExperts(experts, ranks, ranksPerNode, most int) error {
 // CheckCounted checks the selections that a call counts.
 func CheckCounted(topk weft.Tensor) error {
 	if topk.DType != weft.Int32 && topk.DType != weft.Int64 || len(topk.Shape) != 2 {
-		return weft.Invalidf("%s: experts are %v, want int32 or int64 [tokens top-k]", OpCount, topk)
+		return unlike(OpCount, "topk", "is", topk, "int32 or int64 [tokens top-k]")
 	}
 	tokens, k := topk.Shape[0], topk.Shape[1]
 	if tokens < 0 || tokens > maxTokens || k < 1 || k > MaxTopK {
-		return weft.Invalidf("%s: experts are %v, want at most %d tokens and 1 to %d selections of each",
+		return weft.Invalidf("%s: topk is %v, want at most %d tokens and 1 to %d selections of each",
 			OpCount, topk, maxTokens, MaxTopK)
 	}
 	if topk.Data == nil && tokens > 0 {

@@ -32,7 +32,7 @@ type Executor struct {
 func New(ctx context.Context, comm *weft.Comm, o Options) (*Executor, error) {
 	const op = "new executor"
 	x := &Executor{comm: comm, options: o, plans: make(map[launch.Key]*Plan)}
-	err := comm.Operations().VerifySame(ctx, op, fmt.Sprintf("Unverified: %t", o.Unverified), nil)
+	err := comm.Operations().VerifySame(ctx, op, fmt.Sprintf("unverified: %t", o.Unverified), nil)
 	if err != nil {
 		return nil, err
 	}

@@ -272,7 +272,7 @@ func (o *own) refuses(s *weft.Stream, c *spec.Call) error {
 		return nil
 	}
 	if len(o.contexts) >= spec.MaxKeys {
-		return weft.Unsupportedf("%v: %s has %d keys, and there may be no more; have Key give fewer", c.Collective, o.Name,
+		return weft.Unsupportedf("%v: %s has %d keys, and there may be no more: give fewer", c.Collective, o.Name,
 			len(o.contexts))
 	}
 	if capturing, err := enginegpu.Capturing(o.e.lane.Stream(s)); err != nil || capturing {

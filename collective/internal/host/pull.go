@@ -14,7 +14,7 @@ import (
 var pull = form{
 	name: "pull",
 
-	demands: "reads inputs in windows (Comm.Alloc, Comm.Register) of every rank, of an all-reduce or an all-to-all " +
+	demands: "reads inputs in windows of every rank, of an all-reduce or an all-to-all " +
 		"such that are not the output; of an all-gather outputs in windows will do",
 	supports: func(q spec.Request) bool {
 		switch q.Collective {

@@ -16,7 +16,7 @@ import (
 var window = form{
 	name: "window",
 
-	demands: "reads inputs in windows (Comm.Alloc, Comm.Register) of every rank and, but for a reduce, outputs there",
+	demands: "reads inputs in windows of every rank and, but for a reduce, outputs there",
 	supports: func(q spec.Request) bool {
 		if q.Collective == spec.Reduce {
 			return q.Windows&spec.Inputs != 0

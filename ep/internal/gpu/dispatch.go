@@ -102,7 +102,7 @@ func (h *handle) finishDispatch(ctx context.Context, at spec.Arrived, made bool,
 
 // checkSelections says what is wrong with the arguments of a prepare.
 func (h *handle) checkSelections(op string, topk, weights weft.Tensor) error {
-	return cmp.Or(h.CheckRouting(op, topk, weights), whole(op, "top-k experts", topk), whole(op, "weights", weights))
+	return cmp.Or(h.CheckRouting(op, topk, weights), whole(op, "topk", topk), whole(op, "weights", weights))
 }
 
 // checkDispatch says what is wrong with the rows of a dispatch.

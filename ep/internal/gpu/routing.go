@@ -118,7 +118,7 @@ func (h *handle) newBatch(stream *cuda.Stream, tokens int, weighted bool) (*spec
 	} else if n := len(h.idle); n > 0 {
 		r, h.idle = h.idle[n-1], h.idle[:n-1]
 	} else if captured {
-		return nil, weft.Unsupportedf("prepare: the memory of a Routing cannot be allocated in a " +
+		return nil, weft.Unsupportedf("prepare: the memory of a routing cannot be allocated in a " +
 			"capture; release one before, or prepare more before the capture")
 	} else {
 		var err error

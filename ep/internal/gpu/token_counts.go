@@ -58,7 +58,7 @@ func NewTokenCounter(ctx context.Context, comm *weft.Comm, experts, ranks, ranks
 		return nil, err
 	}
 	if comm.Device() == nil {
-		return nil, weft.Unsupportedf("%s: the communicator is bound to no GPU; count on the host with CountRouting", op)
+		return nil, weft.Unsupportedf("%s: the communicator is bound to no GPU; count on the host", op)
 	}
 	if err := spec.CheckExperts(experts, ranks, ranksPerNode, device.MaxRanks); err != nil {
 		return nil, err

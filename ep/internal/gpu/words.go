@@ -59,23 +59,23 @@ func mismatchText(theirs, ours uint64) string {
 func callName(tag uint64) string {
 	switch tag & (1<<callBits - 1) {
 	case tagPrepare:
-		return "Prepare"
+		return "prepare"
 	case tagDispatch:
-		return "Dispatch"
+		return "dispatch"
 	case tagPrepareDispatch:
-		return "a Dispatch that prepares"
+		return "a dispatch that prepares"
 	case tagCombine:
-		return "Combine"
+		return "combine"
 	case tagDispatchBackward:
-		return "DispatchBackward without gradients of weights"
+		return "dispatch backward without gradients of weights"
 	case tagDispatchWeightBackward:
-		return "DispatchBackward with gradients of weights"
+		return "dispatch backward with gradients of weights"
 	case tagCombineBackward:
-		return "CombineBackward without gradients of weights"
+		return "combine backward without gradients of weights"
 	case tagCombineWeightBackward:
-		return "CombineBackward with gradients of weights"
+		return "combine backward with gradients of weights"
 	case tagWeightDispatch:
-		return "Dispatch with weights"
+		return "dispatch with weights"
 	default:
 		return "another operation"
 	}
