@@ -36,6 +36,9 @@ func SetCombineRanks(ranks int) (undo func()) {
 // TableVersion is that of the tables that handles heed.
 const TableVersion = tableVersion
 
+// Idle reports whether no call of a handle is in progress.
+func Idle(h *Handle) bool { return h.base.Gate.Idle() }
+
 // Announced is the set of receive buffers that a handle's next operation would announce as free.
 func Announced(h *Handle) uint32 { return gpu.HookAnnounced(h.engine) }
 

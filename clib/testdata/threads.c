@@ -58,8 +58,10 @@ static void *rank(void *argument) {
 	return NULL;
 }
 
-/* Calls that other threads make while one waits in a barrier, which nobody else enters. */
+/* Calls that other threads make while one waits in a barrier and one in a prepare, which nobody else enters. */
 static weft_group group;
+static weft_ep ep;
+static weft_ep_spec layer = {.size = sizeof layer, .experts = RANKS, .topk = 1, .hidden = 8, .max_tokens = 1};
 static volatile int waiting;
 
 static void *wait_in_vain(void *comm) {
@@ -69,9 +71,21 @@ static void *wait_in_vain(void *comm) {
 	return NULL;
 }
 
+static void *prepare_in_vain(void *argument) {
+	int32_t chosen = 0;
+	float weight = 1;
+	weft_tensor topk = tensor(&chosen, WEFT_INT32, 1, 1), weights = tensor(&weight, WEFT_FLOAT32, 1, 1);
+	weft_routing routing;
+	(void)argument;
+	REFUSED(weft_ep_prepare(ep, NULL, &topk, &weights, &routing), WEFT_ERROR_ABORTED, "");
+	return NULL;
+}
+
 static void *make_group(void *other) {
 	weft_group theirs;
+	weft_ep exchanges;
 	OK(weft_group_create(other, NULL, &theirs));
+	OK(weft_ep_create(other, &layer, &exchanges));
 	return NULL;
 }
 
@@ -129,12 +143,14 @@ static void works(void) {
 }
 
 static void in_the_way(void) {
-	pthread_t thread, others[RANKS];
+	pthread_t thread, preparing, others[RANKS];
 	weft_comm_info info = {.size = sizeof info};
+	weft_ep_info asked = {.size = sizeof asked};
 	for (int r = 1; r < RANKS; r++) {
 		TRUE(pthread_create(&others[r], NULL, make_group, comms[r]) == 0);
 	}
 	OK(weft_group_create(comms[0], NULL, &group));
+	OK(weft_ep_create(comms[0], &layer, &ep));
 	for (int r = 1; r < RANKS; r++) {
 		TRUE(pthread_join(others[r], NULL) == 0);
 	}
@@ -143,6 +159,10 @@ static void in_the_way(void) {
 		usleep(100);
 	}
 	usleep(20000);
+	TRUE(pthread_create(&preparing, NULL, prepare_in_vain, NULL) == 0);
+	usleep(20000);
+	REFUSED(weft_ep_get(ep, &asked), WEFT_ERROR_BUSY, "another thread is inside a call on this weft_ep");
+	REFUSED(weft_ep_destroy(ep), WEFT_ERROR_BUSY, "another thread is inside a call on this weft_ep");
 	REFUSED(weft_barrier(group, NULL), WEFT_ERROR_BUSY, "another thread is inside a call on this weft_group");
 	REFUSED(weft_group_destroy(group), WEFT_ERROR_BUSY, "another thread is inside a call on this weft_group");
 	REFUSED(weft_comm_destroy(comms[0]), WEFT_ERROR_BUSY, "weft_comm_abort ends it");
@@ -150,6 +170,9 @@ static void in_the_way(void) {
 	OK(weft_comm_error(comms[0]));
 	OK(weft_comm_abort(comms[0]));
 	TRUE(pthread_join(thread, NULL) == 0);
+	TRUE(pthread_join(preparing, NULL) == 0);
+	OK(weft_ep_destroy(ep));
+	REFUSED(weft_ep_get(ep, &asked), WEFT_ERROR_HANDLE, "destroyed or released before");
 	REFUSED(weft_barrier(group, NULL), WEFT_ERROR_ABORTED, "");
 	TRUE(weft_error_rank() == 0);
 }

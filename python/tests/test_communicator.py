@@ -224,6 +224,9 @@ def test_busy(threads):
                 assert time.monotonic() < until
             with pytest.raises(weft.BusyError):
                 h.prepare(topk, weights)
+            with pytest.raises(weft.BusyError):
+                h.close()
+            assert not h.closed
             with pytest.raises(weft.BusyError, match="; abort ends it"):
                 c.close()
             assert not c.closed
