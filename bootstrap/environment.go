@@ -243,7 +243,7 @@ func (v *variables) fail(text string) {
 func (v *variables) require(source string, names ...string) {
 	for _, n := range names {
 		if !v.has(n) {
-			v.fail(fmt.Sprintf("%s: %s is not set", source, n))
+			v.fail(fmt.Sprintf("%s is not set beside the others of %s: set it, on every rank", n, source))
 		}
 	}
 }
