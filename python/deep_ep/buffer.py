@@ -471,7 +471,7 @@ class Buffer:
         if topk_idx.dim() != 2 or topk_idx.shape[0] != tokens or tokens > most:
             raise ContractError(
                 f"{tokens} tokens and topk_idx of shape {tuple(topk_idx.shape)}, want [tokens, topk] and at "
-                f"most {most} tokens"
+                f"most {most} tokens, num_max_dispatch_tokens_per_rank"
             )
         check_stats(cumulative_local_expert_recv_stats, num_experts // self.group_size, x)
         payload = _BF16 if not use_fp8 else ep.Payload.fp8_ue8m0 if use_ue8m0 else ep.Payload.fp8

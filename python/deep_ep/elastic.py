@@ -601,7 +601,7 @@ class ElasticBuffer:
         if len(selections) != _MATRIX or selections[0] != tokens or tokens > most:
             raise ContractError(
                 f"{tokens} tokens and topk_idx of shape {tuple(selections)}, want [tokens, topk] and at most "
-                f"{most} tokens"
+                f"{most} tokens, num_max_tokens_per_rank"
             )
         if topk.dtype not in (torch.int64, torch.int32):
             raise ContractError(f"topk_idx: type {topk.dtype}, want torch.int64")

@@ -293,9 +293,9 @@ class HybridEPBuffer:
         Rows come expert by expert, by source rank, then token, each expert's padded with zeros to
         ``pad_multiple``, a power of two; ``probs`` as float32 [rows]. ``tokens_per_expert``, int64 [local
         experts], has the pads. With ``num_permuted_tokens``, the same on all ranks, nothing waits for
-        the host: the tensors have that many rows, those beyond are dropped, and counts stay on the device. Nobody
-        looks at a ``routing_map`` then, so of a token only its 32 lowest experts are seen. With the ``handle`` of
-        an earlier dispatch rows go where they went then.
+        the host: the tensors have that many rows, those beyond are dropped, and counts stay on the device. On a GPU
+        nobody looks at a ``routing_map`` then, so of a token only its 32 lowest experts are seen; on the host more are
+        refused. With the ``handle`` of an earlier dispatch rows go where they went then.
         """
         rows, scales = _rows(hidden, scaling_factor)
         room_for = None if num_permuted_tokens is None or num_permuted_tokens < 0 else num_permuted_tokens
@@ -403,6 +403,8 @@ class HybridEPBuffer:
         room = tokens
         if topk is None or routing_map is not None:  # the map goes before selections
             room, columns = self._most(routing_map) if waits else (tokens, min(experts, _MOST_TOPK))
+            if not waits and not self._exchanges.on_gpu and tokens:
+                columns = min(experts, max(columns, int(routing_map.sum(1).max())))  # there it can be looked at
             topk, weights = _chosen(routing_map, columns), None
         if weights is None and probs is not None:
             weights = _weights(probs, topk)

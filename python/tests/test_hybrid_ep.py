@@ -331,6 +331,10 @@ def test_refusals(comm):
     many = deep_ep.HybridEPBuffer.from_communicator(weft.join(deadline=20), 8, 8, 40)
     with pytest.raises(weft.UnsupportedError, match="selects 33 experts, at most 32"):
         many.dispatch(torch.zeros(1, 8).bfloat16(), routing_map=torch.arange(40)[None] < 33)
+    with pytest.raises(weft.UnsupportedError, match="selects 33 experts, at most 32"):  # where nobody waits, too
+        many.dispatch_with_permute(
+            hidden=torch.zeros(1, 8).bfloat16(), routing_map=torch.arange(40)[None] < 33, num_permuted_tokens=64
+        )
     many.destroy()
     assert many.runtime is None
     b.empty_jit_cache()
