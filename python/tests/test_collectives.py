@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -17,6 +19,7 @@ def test_all(threads, ranks, n):
     def rank(c):
         x = inputs[c.rank].copy()
         with weft.Group(c, scratch=1 << 20) as g:
+            assert re.fullmatch(r"<weft.Group rank \d of \d>", repr(g))
             for op, want in (("sum", whole.sum(0)), (weft.Op.max, whole.max(0)), ("min", whole.min(0))):
                 assert (g.all_reduce(x, op) == want).all()
             assert (g.all_gather(x) == whole).all()

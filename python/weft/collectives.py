@@ -120,6 +120,10 @@ class Group(FusedCollectives, Made):
     _kind = "group of collectives"
     _RELEASE = "group_destroy"
 
+    def __repr__(self) -> str:
+        closed = ", closed" if self.closed else ""
+        return f"<weft.Group rank {self._comm.rank} of {self._comm.ranks}{closed}>"
+
     def __init__(
         self,
         comm: Communicator,

@@ -73,9 +73,11 @@ class Handle(Made):
     _RELEASE = "ep_destroy"
 
     def __init__(self, comm: Communicator, spec: Spec | None = None, **choices: Any) -> None:
-        """Makes a handle of a spec, or of the arguments of a :class:`Spec`. Here the memory for exchanges is
-        allocated."""
+        """Makes a handle of a spec, or of the arguments of a :class:`Spec`, by name. Here the memory for exchanges
+        is allocated."""
         try:
+            if spec is not None and not isinstance(spec, Spec):
+                raise TypeError(f"{spec!r} is no weft.ep.Spec: give one, or its arguments by name, such as experts=8")
             if spec is None:
                 if unknown := sorted(choices.keys() - Spec.__dataclass_fields__.keys()):
                     raise TypeError(

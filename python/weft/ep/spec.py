@@ -67,52 +67,56 @@ ROW_TYPES = {
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """The description of a handle's exchanges. Choices are given by name or as members of their types;
-    docs/guides/ep-support.md says which combinations are supported."""
+    """The description of a handle's exchanges. Choices are given by name or as members of their types. Not every
+    combination is supported: :meth:`check` says which, and the guide has the table.
+
+    ``experts``: of all ranks; rank r has the r-th share of experts / ranks.
+    ``topk``: selections a token, 1 to 32.
+    ``hidden``: numbers a row.
+    ``max_tokens``: the most tokens that any rank dispatches at once.
+    ``layout``: the order in which rows arrive, a :class:`Layout`.
+    ``reduction``: how rows are summed on their way home; None: exact where the layout allows it.
+    ``weighting``: whether combine applies the weights; None: weighted where the layout allows it.
+    ``payload``: what rows are made of; a type stands for the payload of its rows, "float32" for fp32.
+    ``quantize``: the type of rows that dispatch quantises to FP8; None: rows are quantised already.
+    ``power_of_two_scales``: scales of quantised rows are powers of two, rounded up.
+    ``scale_order``: the order of received scales, a :class:`ScaleOrder`.
+    ``output``: the type that combine takes and returns; None: the payload's, or bfloat16.
+    ``counts``: whether the host learns how many rows arrive, or only the GPU, a :class:`Counts`.
+    ``overflow``: what happens to rows beyond the capacity, an :class:`Overflow`.
+    ``sms``: on GPUs, the SMs that the kernels may fill; 0: three quarters of the free ones.
+    ``row_bytes``, ``scale_bytes``: of an opaque payload, bytes of a row and of its scales, or 0.
+    ``capacity``: the most rows that a rank (expert_major: an expert) can receive; 0 is the worst case.
+    ``alignment``: of expert_packed, the multiple to which the experts' rows are padded.
+    ``live``: received batches that may be unreleased at once; 0 is 2.
+    ``dispatch_tuning``, ``combine_tuning``: on GPUs; None is Weft's choice.
+    ``serial_group``: on GPUs, the number of a serial group; 0: none. Operations of its handles never run at once: they
+    follow each other in stream order, in the same order on every rank. The handles share one reservation of SMs.
+    """
 
     experts: int
-    """Experts of all ranks; rank r has the r-th share of experts / ranks."""
     topk: int
-    """Selections a token, 1 to 32."""
     hidden: int
-    """Numbers a row."""
     max_tokens: int
-    """The most tokens that any rank dispatches at once."""
     layout: Layout | str = Layout.expert_major
     reduction: Reduction | str | None = None
-    """None: exact where the layout allows it."""
     weighting: Weighting | str | None = None
-    """None: weighted where the layout allows it."""
     payload: Payload | DTypeLike = Payload.bf16
-    """What rows are made of; a type stands for the payload of its rows, "float32" for fp32."""
     quantize: DTypeLike = None
-    """The type of rows that dispatch quantises to FP8; None: rows are quantised already."""
     power_of_two_scales: bool = False
-    """Scales of quantised rows are powers of two, rounded up."""
     scale_order: ScaleOrder | str = ScaleOrder.row_major
     output: DTypeLike = None
-    """The type that combine takes and returns; None: the payload's, or bfloat16."""
     counts: Counts | str = Counts.host
     overflow: Overflow | str = Overflow.refuse
     sms: int = 0
-    """GPU: SMs that the kernels may fill; 0: three quarters of the free ones."""
     row_bytes: int = 0
-    """Opaque payload: bytes of a row."""
     scale_bytes: int = 0
-    """Opaque payload: bytes of its scales, or 0."""
     capacity: int = 0
-    """The most rows that a rank (expert-major: an expert) can receive; 0 is the worst case."""
     alignment: int = 0
-    """expert-packed: the multiple to which the experts' rows are padded."""
     live: int = 0
-    """Received batches that may be unreleased at once; 0 is 2."""
     dispatch_tuning: KernelTuning | None = None
-    """GPU: None is Weft's choice."""
     combine_tuning: KernelTuning | None = None
     serial_group: int = 0
-    """GPU: the number of a serial group; 0: none. Operations of its handles never run at once: they follow
-    each other in stream order, in the same order on every rank. The handles therefore share one reservation
-    of SMs."""
 
     def __post_init__(self) -> None:
         assign = object.__setattr__
