@@ -21,7 +21,13 @@ func Register(next uint64, queue uint32) uint64 {
 	return uint64(bits.ReverseBytes32(queue<<8))<<32 | uint64(bits.ReverseBytes32(uint32(next&IndexMask)<<8))
 }
 
-// ReadRegister is the index and the queue pair in a doorbell register.
-func ReadRegister(value uint64) (index uint16, queue uint32) {
-	return uint16(bits.ReverseBytes32(uint32(value)) >> 8), bits.ReverseBytes32(uint32(value>>32)) >> 8
+// ReadRegister is how many entries a doorbell register announces, modulo 2^16, and the queue pair. It takes an
+// entry's first 8 bytes, too: those have a number of segments.
+func ReadRegister(value uint64) (next uint16, queue uint32) {
+	control, pair := bits.ReverseBytes32(uint32(value)), bits.ReverseBytes32(uint32(value>>32))
+	next = uint16(control >> 8)
+	if pair&segmentMask != 0 {
+		next++
+	}
+	return next, pair >> 8
 }
