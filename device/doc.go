@@ -13,6 +13,7 @@
 //	flags.cuh    values that are their own flags
 //	channel.cuh  put, get, signal, wait and packets: enough for most kernels of your own
 //	port.cuh     port channels: triggers for a proxy on the host, to ranks that this GPU does not reach
+//	nic.cuh      queue pairs of a network card, which kernels drive without a proxy
 //	progress.cuh words by which a kernel meets a collective of another stream, part by part
 //	opening.cuh  the opening exchange: which ranks have begun, and with which call
 //	marks.cuh    a barrier between the blocks of one number on all ranks

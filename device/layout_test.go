@@ -20,6 +20,9 @@ func TestLayout(t *testing.T) {
 		layout.Of("State", reflect.TypeFor[device.State](), nil) + layout.Of("Count", reflect.TypeFor[device.Count](), nil) +
 		layout.Of("AlgorithmArgs", reflect.TypeFor[device.AlgorithmArgs](), nil) +
 		layout.Of("PortChannel", reflect.TypeFor[device.PortChannel](), nil) +
+		layout.Of("NicMemory", reflect.TypeFor[device.NicMemory](), nil) +
+		layout.Of("NicQueue", reflect.TypeFor[device.NicQueue](), nil) +
+		layout.Of("NicPeer", reflect.TypeFor[device.NicPeer](), nil) +
 		layout.Of("Divisor", reflect.TypeFor[device.Divisor](), nil) +
 		layout.Constants(map[string]int{
 			"sizeof(Record)": device.RecordBytes, "sizeof(State)": device.StateBytes, "sizeof(Count)": device.CountBytes,
@@ -29,8 +32,10 @@ func TestLayout(t *testing.T) {
 			"CAUSE_LOST": device.CauseLost, "CAUSE_INVALID": device.CauseInvalid,
 			"sizeof(PortLine)": device.PortLineBytes, "sizeof(PortHead)": device.PortHeadBytes,
 			"PORT_PUT": device.PortPut, "PORT_SIGNAL": device.PortSignal, "PORT_ADD": device.PortAdd,
-			"PORT_FLUSH":    device.PortFlush,
-			"OPENING_BYTES": device.OpeningBytes, "PACKET_BYTES": device.PacketBytes,
+			"PORT_FLUSH": device.PortFlush,
+			"CAUSE_NIC":  device.CauseNIC, "sizeof(NicState)": device.NicStateBytes,
+			"(int)(NIC_FAILED >> 60)": device.NicFailed >> 60,
+			"OPENING_BYTES":           device.OpeningBytes, "PACKET_BYTES": device.PacketBytes,
 			"VALUES": device.Values, "PHASES": device.Phases,
 		})
 	// Every header is compiled, by itself: each includes what it uses.

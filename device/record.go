@@ -35,7 +35,8 @@ const (
 	// that of the peer's.
 	CauseMismatch = 4
 	CauseLost     = 5 // the port channel to the peer has failed; its host knows why
-	CauseInvalid  = 6 // what was asked of the port channel to the peer does not fit its memories
+	CauseInvalid  = 6 // what was asked of the port channel or queue pair to the peer does not fit its memories
+	CauseNIC      = 7 // the network card reports that an entry to the peer has failed: see NicFailed
 )
 
 // Words are the names, in errors, of the numbers in a lane's records. The owner of a lane's

@@ -18,7 +18,7 @@
 // # What it does by seed
 //
 // Hardware may do much that it seldom does. With a Seed, queues take turns in any order. A write lands in pieces of
-// 64 bytes in any order, whose sources are read one by one. Completions come late, their last word after the
+// 64 bytes in any order, some of them late, whose sources are read one by one. Completions come late, their last word after the
 // others. The card believes the register or the record, and reads entries when they are announced or when their turn
 // comes, once or twice. With [Options].Relaxed a write may land behind a later one, as with relaxed
 // ordering; with Early a completion comes before its bytes have landed, as it does on networks. Without a Seed all

@@ -80,6 +80,7 @@ func (n *NIC) Deregister(key uint32) {
 	defer n.mu.Unlock()
 	for _, q := range n.queues {
 		for len(q.landing) > 0 {
+			q.steps += lateSteps
 			q.land()
 		}
 	}

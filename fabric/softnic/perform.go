@@ -9,11 +9,15 @@ import (
 // pieceBytes is the unit in which writes land.
 const pieceBytes = 64
 
+// lateSteps is for how many steps a piece may be late.
+const lateSteps = 1 << 13
+
 // piece is a part of a write that has not landed.
 type piece struct {
 	number   uint64 // of its entry
 	to, from []byte
-	held     bool // from is the card's own
+	held     bool   // from is the card's own
+	due      uint64 // the step before which it does not land
 }
 
 // perform carries out an entry.
@@ -52,19 +56,26 @@ func (q *Queue) write(e *mlx5.Entry) mlx5.Syndrome {
 	}
 	for at := e.Remote.Address; len(to) > 0; {
 		n := min(int(pieceBytes-at%pieceBytes), len(to))
-		q.landing = append(q.landing, piece{q.executed, to[:n], from[:n], held})
+		due := q.steps
+		if q.nic.chance(16) {
+			due += q.nic.random.Uint64N(lateSteps >> q.nic.random.IntN(8))
+		}
+		q.landing = append(q.landing, piece{q.executed, to[:n], from[:n], held, due})
 		to, from, at = to[n:], from[n:], at+uint64(n)
 	}
 	return 0
 }
 
-// land lets a piece land: the first, or one by seed.
+// land lets a piece land: the first, or one by seed that may.
 func (q *Queue) land() {
 	i := 0
 	if q.nic.random != nil {
 		i = q.nic.random.IntN(len(q.landing))
 	}
 	p := q.landing[i]
+	if p.due > q.steps {
+		return
+	}
 	if p.held {
 		store(p.to, p.from)
 	} else {

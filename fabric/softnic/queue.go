@@ -32,6 +32,7 @@ type Queue struct {
 	faults   map[uint64]Fault
 
 	landing []piece
+	steps   uint64
 
 	waiting  []result // completions to be written
 	opened   bool     // the first of them is written but for its last word
@@ -68,6 +69,7 @@ func (q *Queue) step() (some bool) {
 	if q.halted {
 		return false
 	}
+	q.steps++
 	some = q.doorbells()
 	q.consume()
 	for !q.halted && !q.stalled && q.executed != q.announced {
@@ -252,7 +254,8 @@ func (q *Queue) execute() bool {
 
 // finish ends an entry, with a completion where one is due.
 func (q *Queue) finish(e mlx5.Entry, syndrome mlx5.Syndrome, vendor uint8) {
-	r := result{number: q.executed, completion: mlx5.Completion{Opcode: e.Opcode, Queue: q.number, Index: uint16(q.executed)}}
+	c := mlx5.Completion{Opcode: e.Opcode, Queue: q.number, Index: uint16(q.executed)}
+	r := result{number: q.executed, completion: c}
 	q.executed++
 	switch {
 	case syndrome != 0:
