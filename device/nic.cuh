@@ -81,15 +81,10 @@ struct NicQueue {
 	__device__ __forceinline__ bool put(Wait &w, const NicMemory &dst, u64 to, const NicMemory &src, u64 from, u64 bytes,
 										NicRing when = NIC_NOW) const {
 		if (!fits(w, dst, to, bytes) || !fits(w, src, from, bytes)) return false;
-		while (bytes > 0) {
-			u32 n = (u32)(bytes < NIC_MESSAGE ? bytes : NIC_MESSAGE);
-			u64 local = src.address + from;
-			u64 entry;
-			if (!claim(w, entry)) return false;
-			begin(entry, NIC_WRITE, 3, 0, dst.address + to, dst.key);
-			store(entry, 2, n, src.key, (u32)(local >> 32), (u32)local);
-			finish(entry);
-			to += n, from += n, bytes -= n;
+		if (bytes - 1 >= NIC_MESSAGE) { // also of 0, which is no entry
+			if (!put_parts(w, dst, to, src, from, bytes)) return false;
+		} else if (!put_part(w, dst.address + to, dst.key, src.address + from, src.key, (u32)bytes)) {
+			return false;
 		}
 		if (when == NIC_NOW) ring();
 		return true;
@@ -116,8 +111,8 @@ struct NicQueue {
 
 	// nop posts an entry that does nothing and completes.
 	__device__ __forceinline__ bool nop(Wait &w, u64 &entry, NicRing when = NIC_NOW) const {
-		if (!claim(w, entry)) return false;
-		store(entry, 0, (u32)entry << 8 & 0xFFFF00 | NIC_NOP, number << 8 | 1, NIC_SIGNALLED, 0);
+		if (w.over || !claim(w, entry)) return false;
+		control(entry, NIC_NOP, 1, 0, NIC_SIGNALLED);
 		finish(entry);
 		if (when == NIC_NOW) ring();
 		return true;
@@ -149,6 +144,7 @@ struct NicQueue {
 		do {
 			fence_gpu();
 			u64 from = load_relaxed_sys_u64(&state->rung), to = from;
+#pragma unroll 1
 			while (load_relaxed_gpu4(ready + (to & mask)) == (u32)to + 1) to++; // at most all: their slots are not free
 			if (to != from) {
 				u32 index = (u32)to & 0xFFFF;
@@ -168,6 +164,7 @@ struct NicQueue {
 		if (load_relaxed_sys_u64(&state->failure) != 0 || atomic_cas_gpu4(&state->polling, 0, 1) != 0) return;
 		u64 first = load_relaxed_sys_u64(&state->taken), n = first;
 		u64 done = load_relaxed_sys_u64(&state->completed), failure = 0;
+#pragma unroll 1
 		for (; n - first <= mask && failure == 0; n++) {
 			const char *at = completions + ((u32)n & ((1u << log) - 1)) * (u64)NIC_COMPLETION;
 			u32 status = load_acquire_sys4(at + NIC_STATUS);
@@ -194,20 +191,41 @@ struct NicQueue {
 private:
 	// fits ends the operation if a range lies outside of a memory.
 	__device__ __forceinline__ bool fits(Wait &w, const NicMemory &m, u64 at, u64 bytes) const {
-		if (at <= m.bytes && bytes <= m.bytes - at) return !w.over;
-		w.give_up(peer, CAUSE_INVALID, m.bytes, at + bytes);
+		return at <= m.bytes && bytes <= m.bytes - at ? !w.over : refuse(w, m.bytes, at + bytes);
+	}
+
+	__device__ __noinline__ bool refuse(Wait &w, u64 expected, u64 asked) const {
+		w.give_up(peer, CAUSE_INVALID, expected, asked);
 		return false;
 	}
 
 	__device__ __forceinline__ bool fits_word(Wait &w, const NicMemory &m, u64 at, u32 bytes) const {
-		if (m.atomic != 0 && ((m.address + at) & (bytes - 1)) == 0) return fits(w, m, at, bytes);
-		w.give_up(peer, CAUSE_INVALID, m.bytes, at);
-		return false;
+		bool whole = m.atomic != 0 && ((m.address + at) & (bytes - 1)) == 0;
+		return whole ? fits(w, m, at, bytes) : refuse(w, m.bytes, at);
+	}
+
+	__device__ __forceinline__ bool put_part(Wait &w, u64 to, u32 key, u64 from, u32 local_key, u32 bytes) const {
+		u64 entry;
+		if (!claim(w, entry)) return false;
+		begin(entry, NIC_WRITE, 3, 0, to, key);
+		store(entry, 2, bytes, local_key, (u32)(from >> 32), (u32)from);
+		finish(entry);
+		return true;
+	}
+
+	// put_parts is a put of more than a message.
+	__device__ __noinline__ bool put_parts(Wait &w, const NicMemory &dst, u64 to, const NicMemory &src, u64 from,
+										   u64 bytes) const {
+		while (bytes > 0) {
+			u32 n = (u32)(bytes < NIC_MESSAGE ? bytes : NIC_MESSAGE);
+			if (!put_part(w, dst.address + to, dst.key, src.address + from, src.key, n)) return false;
+			to += n, from += n, bytes -= n;
+		}
+		return true;
 	}
 
 	// claim takes the next entry when its slot is free.
 	__device__ __forceinline__ bool claim(Wait &w, u64 &entry) const {
-		if (w.over) return false;
 		u64 next = load_relaxed_sys_u64(&state->claimed);
 		for (;;) {
 			if (next - load_acquire_sys_u64(&state->completed) > mask) {
@@ -232,17 +250,26 @@ private:
 		return next - done <= mask || w.more(peer, next - mask, done);
 	}
 
-	// store writes a segment of an entry, whose words are big-endian but for the third of the first segment.
+	// at is where a segment of an entry lies.
+	__device__ __forceinline__ char *at(u64 entry, u32 segment) const {
+		return entries + ((u32)entry & mask) * NIC_ENTRY + segment * 16;
+	}
+
+	// store writes a segment of big-endian words.
 	__device__ __forceinline__ void store(u64 entry, u32 segment, u32 a, u32 b, u32 c, u32 d) const {
-		uint4 v = {nic_swap(a), nic_swap(b), segment == 0 ? c : nic_swap(c), nic_swap(d)};
-		store_relaxed_sys16(entries + (entry & mask) * NIC_ENTRY + segment * 16, v);
+		store_relaxed_sys16(at(entry, segment), {nic_swap(a), nic_swap(b), nic_swap(c), nic_swap(d)});
+	}
+
+	// control writes the first segment: modifier, index, opcode; number, segments; flags in the last byte of the
+	// third word.
+	__device__ __forceinline__ void control(u64 entry, u32 opcode, u32 segments, u32 modifier, u32 flags) const {
+		u32 first = __byte_perm((u32)entry, modifier | opcode << 8, 0x5014);
+		store_relaxed_sys16(at(entry, 0), {first, __byte_perm(number, segments, 0x4012), flags, 0});
 	}
 
 	// begin writes the first two segments. Every fourth part of the queue ends in an entry that completes.
 	__device__ __forceinline__ void begin(u64 entry, u32 opcode, u32 segments, u32 modifier, u64 to, u32 key) const {
-		u32 quarter = mask >> 2;
-		u32 flags = ((u32)entry & quarter) == quarter ? NIC_SIGNALLED : 0;
-		store(entry, 0, modifier << 24 | ((u32)entry << 8 & 0xFFFF00) | opcode, number << 8 | segments, flags, 0);
+		control(entry, opcode, segments, modifier, (~(u32)entry & mask >> 2) == 0 ? NIC_SIGNALLED : 0);
 		store(entry, 1, (u32)(to >> 32), (u32)to, key, 0);
 	}
 

@@ -319,8 +319,8 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
-// TestKernelWaits: calls that do not fit are refused, and waits end: at the deadline, by the abort word, when an entry has
-// failed. The record says why.
+// TestKernelWaits: calls that do not fit are refused, and waits end: at the deadline, by the abort word, when an
+// entry has failed. The record says why.
 func TestKernelWaits(t *testing.T) { kernelWaits(t, emulated(t, 1)) }
 
 func TestKernelWaitsOnGPU(t *testing.T) { kernelWaits(t, real(t)) }

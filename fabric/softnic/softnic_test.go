@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"strings"
 	"sync/atomic"
@@ -28,7 +29,7 @@ const (
 
 // writer is a host that writes entries as rdma-core does, with the doorbell of kernels.
 type writer struct {
-	t           *testing.T
+	t           testing.TB
 	nic         *softnic.NIC
 	queue       *softnic.Queue
 	memory      softnic.Memory
@@ -43,7 +44,7 @@ func words(n int) []byte {
 	return all[64-uintptr(unsafe.Pointer(&all[0]))%64:][:n:n]
 }
 
-func newWriter(t *testing.T, o softnic.Options, depth int) *writer {
+func newWriter(t testing.TB, o softnic.Options, depth int) *writer {
 	t.Helper()
 	w := &writer{t: t, nic: softnic.New(o), near: words(regionBytes), far: words(regionBytes), log: 1}
 	for 1<<w.log < depth {
@@ -555,4 +556,22 @@ func TestHalves(t *testing.T) {
 		}
 		w.fine()
 	})
+}
+
+// BenchmarkEntries is what an entry costs the card and a writer on the same goroutine: writes of 64 bytes.
+func BenchmarkEntries(b *testing.B) {
+	for _, seed := range []uint64{0, 1} {
+		b.Run(fmt.Sprintf("seed=%d", seed), func(b *testing.B) {
+			const batch = 64
+			w := newWriter(b, softnic.Options{Seed: seed}, 2*batch)
+			for b.Loop() {
+				for i := range uint64(batch - 1) {
+					w.put(write(64*(i%32), 0, 64))
+				}
+				w.post(nop)
+				w.wait()
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(w.next), "ns/entry")
+		})
+	}
 }
