@@ -95,6 +95,7 @@ func TestGPUMachine(t *testing.T) {
 	want := map[string]string{
 		libcuda: "/usr/lib/x86_64-linux-gnu/libcuda.so.1", libfabric: "/opt/efa/lib/libfabric.so.1",
 		libnvrtc13: "/venv/lib/python3.12/site-packages/nvidia/cu13/lib/libnvrtc.so.13", libnvrtc12: "", libnvml: "",
+		libibverbs: "", libmlx5: "",
 	}
 	if d := cmp.Diff(want, m.Libraries); d != "" {
 		t.Error(d)

@@ -15,10 +15,12 @@ const (
 	libnvrtc12 = "libnvrtc.so.12"
 	libnvml    = "libnvidia-ml.so.1"
 	libfabric  = "libfabric.so.1"
+	libibverbs = "libibverbs.so.1"
+	libmlx5    = "libmlx5.so.1"
 )
 
 // Libraries lists them.
-var Libraries = []string{libcuda, libnvrtc13, libnvrtc12, libnvml, libfabric}
+var Libraries = []string{libcuda, libnvrtc13, libnvrtc12, libnvml, libfabric, libibverbs, libmlx5}
 
 // findLibrary returns the absolute path of the first dir that holds name.
 func findLibrary(root fs.FS, dirs []string, name string) string {

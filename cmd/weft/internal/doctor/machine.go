@@ -24,6 +24,7 @@ type Machine struct {
 	SIMD      string            `json:"simd"`
 	Limits    Limits            `json:"limits"`
 	GPU       GPU               `json:"gpu"`
+	NICs      []NIC             `json:"nics"`
 	Libraries map[string]string `json:"libraries"` // soname to path; empty is not found
 	CUDA      CUDA              `json:"cuda"`
 	Compiler  Compiler          `json:"compiler"`
@@ -93,7 +94,7 @@ func Collect(s Sources) Machine {
 		Weft: s.Weft, Go: s.Go, Arch: s.Arch, SIMD: s.SIMD,
 		OS: osName(s.Root), Kernel: s.Kernel(), Pages: s.Pages(), Limits: s.Limits(),
 		NUMA: topology.Nodes(s.Root), GPU: gpus(s.Root), CUDA: s.CUDA(), Compiler: s.Compiler(), Caches: s.Caches(),
-		Libraries: map[string]string{},
+		NICs: nics(s.Root), Libraries: map[string]string{},
 	}
 	cgroup := topology.CgroupLimits(s.Root)
 	online, _ := topology.Online(s.Root)
