@@ -48,6 +48,7 @@ type Comm struct {
 	remote      int           // the lowest rank on another host, or -1
 	node        *relay.Node   // of this process, where there are ranks on other hosts
 	between     *relay.Member // this rank's part in it
+	reach       reach
 
 	device   *Device        // nil on the host
 	record   *device.Record // the device's, or noRecord
@@ -209,6 +210,7 @@ func (c *Comm) leave() error {
 		return nil
 	}
 	if c.between != nil {
+		c.reach.rest(c.control.Waiter.Timeout, c.Masked)
 		c.between.Leave()
 	}
 	var err error
@@ -243,6 +245,7 @@ func (c *Comm) Close() error {
 	for _, w := range c.windows.close() {
 		errs = append(errs, w.release())
 	}
+	errs = append(errs, c.reach.close())
 	if c.device != nil {
 		errs = append(errs, c.device.close())
 	}

@@ -27,5 +27,4 @@ func WithDriver(d *cuda.Driver, err error) Option {
 
 var Loggers = loggers
 
-// OnHost makes a rank take its host for one of another name, which shares no memory with this one.
-func OnHost(name string) Option { return func(c *config) { c.host = name } }
+var OnHost = WithHostID

@@ -199,7 +199,7 @@ func messageText(note []byte) []byte { return note[min(1, len(note)):] }
 // compare anything.
 func (c *Comm) requireOneHost(op string) error {
 	if c.remote >= 0 {
-		return Unsupportedf("%s: ranks 0 and %d are on different hosts, and windows reach only ranks of one host; "+
+		return Unsupportedf("%s: ranks 0 and %d are on different hosts, and this reaches only ranks of one host; "+
 			"make a communicator of each host's ranks, or start all ranks on one host", op, slices.Index(c.hosts, 1))
 	}
 	return nil

@@ -185,6 +185,7 @@ func (c *Comm) hostEvent(e relay.Event) {
 		c.control.MarkLeft(e.Rank)
 	case relay.Died:
 		c.noteEnd(e.Rank, e.Err)
+		c.reach.lose(e.Rank, ErrDied)
 		c.control.MarkDied(e.Rank, e.Err)
 	}
 }

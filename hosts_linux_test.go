@@ -1,6 +1,7 @@
 package weft_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"github.com/weftgo/weft/collective"
 	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/ep"
+	"github.com/weftgo/weft/fabric"
 	"github.com/weftgo/weft/internal/ranktest"
 )
 
@@ -68,11 +70,11 @@ func TestHosts(t *testing.T) {
 				return nil
 			})
 			for r, err := range each(group, func(c *weft.Comm) error {
-				_, err := c.Alloc(testContext(t), 100)
+				_, err := c.RegisterMemory(testContext(t), make([]byte, 100))
 				return err
 			}) {
 				if !errors.Is(err, weft.ErrUnsupported) || group[r].Err() != nil {
-					t.Errorf("rank %d allocates between hosts: %v", r, err)
+					t.Errorf("rank %d registers plain memory between hosts: %v", r, err)
 				}
 			}
 			for r, err := range each(group, func(c *weft.Comm) error {
@@ -142,10 +144,18 @@ func TestHostsOnGPUs(t *testing.T) {
 	})
 }
 
-// TestHostsRefuseData: collectives and expert parallelism are refused on every rank, and leave no failure.
+// TestHostsRefuseData: what needs a fabric where there is none, and expert parallelism, are refused on every rank, and
+// leave no failure.
 func TestHostsRefuseData(t *testing.T) {
-	group := joinHosts(t, []string{"a", "b"})
+	none := func(context.Context, fabric.Options) (*fabric.Domain, error) {
+		return nil, fmt.Errorf("%w: no library", fabric.ErrUnsupported)
+	}
+	group := joinHosts(t, []string{"a", "b"}, weft.WithFabric(none))
 	for what, call := range map[string]func(c *weft.Comm) error{
+		"a window": func(c *weft.Comm) error {
+			_, err := c.Alloc(testContext(t), 100)
+			return err
+		},
 		"a group": func(c *weft.Comm) error {
 			_, err := collective.New(testContext(t), c, collective.Options{})
 			return err

@@ -9,6 +9,7 @@ import (
 	"github.com/weftgo/weft/channel"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/fabric"
 )
 
 // DefaultDeadline bounds every wait of a communicator unless [WithDeadline] says otherwise.
@@ -22,7 +23,7 @@ type config struct {
 	logger    *slog.Logger
 	hugePages bool
 	foreign   bool   // the launcher knows the ranks under other numbers
-	host      string // which this rank takes its host for; for tests
+	host      string // which this rank takes its host for
 
 	context  *cuda.Context
 	onDevice bool
@@ -30,6 +31,8 @@ type config struct {
 	onGPU    bool
 	driver   func() (*cuda.Driver, error)
 	kernels  *kernel.Cache
+
+	fabric func(context.Context, fabric.Options) (*fabric.Domain, error)
 }
 
 // Option configures [Join].
@@ -57,6 +60,10 @@ func WithWaitPolicy(p channel.Policy) Option { return func(c *config) { c.policy
 // algorithm of a group of collectives, and kernels that are compiled because no cache has them. (A cache of
 // [WithKernels] uses its own logger.) The default, and nil, log what [LogVariable] says.
 func WithLogger(l *slog.Logger) Option { return func(c *config) { c.logger = l } }
+
+// WithHostID names the host that this rank is on, as WEFT_HOSTID does for a process: ranks that give different names
+// share no memory. Goroutines of one process play ranks of several hosts by it.
+func WithHostID(name string) Option { return func(c *config) { c.host = name } }
 
 // WithHugePages lets windows use huge pages from the system's pool, if that has any. The default is
 // true.

@@ -14,12 +14,13 @@ import (
 
 	"github.com/weftgo/weft/channel"
 	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/fabric"
 	"github.com/weftgo/weft/internal/shm"
 )
 
-// Window is symmetric memory: a segment of the same size on every rank, mapped by every rank. Every
-// rank can load and store in all segments; channels say when. Operands that lie in a window move
-// without a staging copy.
+// Window is symmetric memory: a segment of the same size on every rank, mapped by every rank of its host. These
+// can load and store in it; channels say when. Operands that lie in a window move without a staging copy. Ranks of
+// other hosts write into a segment by package fabric: see [Window.Remote].
 type Window struct {
 	comm    *Comm
 	id      uint64
@@ -35,6 +36,9 @@ type Window struct {
 
 	multicast cuda.Pointer // the address of all segments at once; 0: there is none
 
+	region  *fabric.Region  // of this rank's segment, where there are other hosts
+	remotes []fabric.Remote // by rank: segments on other hosts
+
 	once sync.Once
 	err  error
 }
@@ -49,9 +53,6 @@ func (c *Comm) Alloc(ctx context.Context, size int) (*Window, error) {
 	}
 	defer c.gate.Leave()
 	if err := c.begin(op); err != nil {
-		return nil, err
-	}
-	if err := c.requireOneHost(op); err != nil {
 		return nil, err
 	}
 	if size < 0 {
@@ -133,22 +134,16 @@ func (c *Comm) RegisterMemory(ctx context.Context, mem []byte) (*Window, error) 
 
 // window makes a window of this rank's segment, or passes err to the other ranks.
 func (c *Comm) window(ctx context.Context, op string, size int, own *shm.Region, err error) (*Window, error) {
-	if err := c.requireOneHost(op); err != nil {
-		if own != nil {
-			err = errors.Join(err, own.Release())
-		}
-		return nil, err
-	}
 	if err := c.verifySame(ctx, op, fmt.Sprintf("bytes: %d", size), err); err != nil {
 		if own != nil {
 			return nil, errors.Join(err, own.Release())
 		}
 		return nil, err
 	}
-	ctx, cancel := c.bounded(ctx, op)
-	defer cancel()
+	within, cancel := c.bounded(ctx, op)
 	id := c.windows.next(c.control.Generation())
-	regions, err := c.mesh.Exchange(ctx, id, own, c.Masked)
+	regions, err := c.mesh.Exchange(within, id, own, c.Masked)
+	cancel()
 	if err != nil {
 		return nil, errors.Join(c.meshError(op, err), own.Release())
 	}
@@ -160,6 +155,11 @@ func (c *Comm) window(ctx context.Context, op string, size int, own *shm.Region,
 	for r, g := range regions {
 		if g != nil {
 			w.peers[r] = g.Bytes()[:size:size]
+		}
+	}
+	if c.spans() {
+		if err := c.connect(ctx, op, w); err != nil {
+			return nil, errors.Join(err, w.release())
 		}
 	}
 	if err := c.windows.add(op, w); err != nil {
@@ -326,7 +326,7 @@ func (w *Window) Size() int { return w.size }
 func (w *Window) Bytes() []byte { return w.mem }
 
 // Peer is a rank's segment as this rank maps it; nil for a rank that was masked when the window was
-// made, and on a GPU.
+// made, for one of another host, and on a GPU.
 func (w *Window) Peer(rank int) []byte { return w.peers[rank] }
 
 // Pointer is the address of this rank's segment on its GPU; 0 on the host.
@@ -361,6 +361,9 @@ func (w *Window) Close() error {
 func (w *Window) release() error {
 	w.once.Do(func() {
 		var errs []error
+		if w.region != nil { // before its memory is used anew
+			errs = append(errs, w.region.Close())
+		}
 		for _, r := range w.regions {
 			if r != nil {
 				errs = append(errs, r.Release())

@@ -35,6 +35,9 @@ func checkOwn(comm *weft.Comm, op string, own []Algorithm, loopback int) error {
 	if len(own) == 0 {
 		return nil
 	}
+	if err := comm.Operations().OneHost(op + ": algorithm " + own[0].Name); err != nil {
+		return err
+	}
 	for i := range own {
 		switch {
 		case comm.Device() == nil && own[i].Program == nil:

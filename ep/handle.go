@@ -40,6 +40,9 @@ func NewHandle(ctx context.Context, comm *weft.Comm, s Spec) (*Handle, error) {
 	if err != nil {
 		err = fmt.Errorf("%s: %w", op, err)
 	}
+	if err == nil {
+		err = comm.Operations().OneHost(op)
+	}
 	if err := comm.Operations().VerifySame(ctx, op, s.Text(), err); err != nil {
 		return nil, err
 	}

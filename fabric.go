@@ -1,0 +1,273 @@
+package weft
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/weftgo/weft/channel"
+	"github.com/weftgo/weft/fabric"
+)
+
+// WithFabric makes the domain by which a communicator of several hosts reaches the windows of the others. The
+// default is [fabric.Open], which takes the first of [fabric.Providers] that the machine has. Open is called with
+// the rank, the size, the number of signals and the deadline, when the first window is made. All ranks give domains
+// of the same kind; package fabrictest has such for tests.
+func WithFabric(open func(context.Context, fabric.Options) (*fabric.Domain, error)) Option {
+	return func(c *config) { c.fabric = open }
+}
+
+// fabricSignals is how many signals a communicator's ranks have for each other.
+const fabricSignals = 1024
+
+// reach is how a rank reaches the memory of other hosts. It is empty until the first window is made.
+type reach struct {
+	mu     sync.Mutex
+	domain *fabric.Domain
+	peers  []*fabric.Peer // by rank; nil: not connected, or of this host
+	lost   map[int]error  // ranks that are gone
+	signal int            // the next that is free
+}
+
+// spans says whether there are ranks on other hosts.
+func (c *Comm) spans() bool { return c.remote >= 0 }
+
+// openFabric opens the domain, if that is still to be done.
+func (c *Comm) openFabric(ctx context.Context) (*fabric.Domain, error) {
+	r := &c.reach
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.domain != nil {
+		return r.domain, nil
+	}
+	open := c.options.fabric
+	if open == nil {
+		open = fabric.Open
+	}
+	d, err := open(ctx, fabric.Options{
+		Rank: c.rank, Size: c.size, Signals: fabricSignals, Timeout: c.control.Waiter.Timeout,
+	})
+	switch {
+	case errors.Is(err, fabric.ErrUnsupported):
+		return nil, fmt.Errorf("%w: ranks %d and %d are on different hosts, which libfabric connects: %w", ErrUnsupported,
+			c.rank, c.remote, err)
+	case err != nil:
+		return nil, err
+	}
+	caps := d.Capabilities()
+	c.logger.Info("fabric", "op", "alloc window", "provider", caps.Provider, "library", caps.Library,
+		"ordered", caps.Ordered)
+	r.domain, r.peers = d, make([]*fabric.Peer, c.size)
+	return d, nil
+}
+
+// connect registers a window's memory with the fabric, so that other hosts reach it, and this rank theirs. Ranks
+// that have not met before connect to each other here, and so in no operation.
+func (c *Comm) connect(ctx context.Context, op string, w *Window) error {
+	own, err := c.register(ctx, w)
+	var note []byte
+	if err == nil {
+		card := c.reach.domain.Card()
+		note = binary.LittleEndian.AppendUint16(note, uint16(len(card)))
+		note = append(append(note, card...), own.Card()...)
+		if len(note) > noteSize/2 {
+			err = Unsupportedf("%s: the fabric's card has %d bytes", op, len(note))
+		}
+	}
+	if err != nil {
+		err = fmt.Errorf("%s: %w", op, err)
+	}
+	notes, err := c.verifyWith(ctx, op, "registered", note, err)
+	if err != nil {
+		return err
+	}
+	if err = c.meetFar(ctx, op, w, notes); err != nil {
+		err = fmt.Errorf("%s: %w", op, err)
+	}
+	return c.verifySame(ctx, op, "connected", err)
+}
+
+func (c *Comm) register(ctx context.Context, w *Window) (*fabric.Region, error) {
+	d, err := c.openFabric(ctx)
+	if err != nil || w.size == 0 {
+		return nil, err
+	}
+	w.region, err = d.Register(w.mem, uint32(c.control.Generation()))
+	return w.region, err
+}
+
+// meetFar connects to all unmasked ranks of other hosts and takes note of their parts of a window.
+func (c *Comm) meetFar(ctx context.Context, op string, w *Window, notes [][]byte) error {
+	ctx, cancel := c.bounded(ctx, op)
+	defer cancel()
+	w.remotes = make([]fabric.Remote, c.size)
+	for k := range c.size {
+		rank := (c.rank + k) % c.size // not all to the same rank at once
+		if c.hosts[rank] == c.hosts[c.rank] || notes[rank] == nil {
+			continue
+		}
+		card, region, err := cutCards(notes[rank])
+		if err != nil {
+			return &PeerError{Rank: rank, Op: op, Err: err}
+		}
+		p, err := c.connectTo(ctx, rank, card)
+		if err == nil && len(region) > 0 {
+			w.remotes[rank], err = p.Region(region)
+		}
+		if err != nil {
+			if fault := c.begin(op); fault != nil {
+				return fault
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+func cutCards(note []byte) (domain, region []byte, err error) {
+	if len(note) < 2 || len(note)-2 < int(binary.LittleEndian.Uint16(note)) {
+		return nil, nil, fmt.Errorf("%w: a card of %d bytes", ErrMismatch, len(note))
+	}
+	n := 2 + int(binary.LittleEndian.Uint16(note))
+	return note[2:n], note[n:], nil
+}
+
+func (c *Comm) connectTo(ctx context.Context, rank int, card []byte) (*fabric.Peer, error) {
+	r := &c.reach
+	r.mu.Lock()
+	p, lost := r.peers[rank], r.lost[rank]
+	r.mu.Unlock()
+	if p != nil || lost != nil {
+		return p, lost
+	}
+	p, err := r.domain.Connect(ctx, rank, card)
+	if err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if lost := r.lost[rank]; lost != nil {
+		p.Fail(lost)
+	}
+	r.peers[rank] = p
+	return p, nil
+}
+
+// lose ends what waits for a rank that is gone.
+func (r *reach) lose(rank int, why error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.lost == nil {
+		r.lost = map[int]error{}
+	}
+	if r.lost[rank] != nil {
+		return
+	}
+	r.lost[rank] = why
+	if r.peers != nil && r.peers[rank] != nil {
+		r.peers[rank].Fail(why)
+	}
+}
+
+// restTime bounds how long a rank that leaves waits until what it has said is with the others.
+const restTime = 5 * time.Second
+
+// rest waits until this rank's writes to other hosts have completed, so that they are there before the news that
+// it has left. It waits for no rank that has failed or is masked.
+func (r *reach) rest(limit time.Duration, masked func(int) bool) {
+	r.mu.Lock()
+	peers := slices.Clone(r.peers)
+	r.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), min(limit, restTime))
+	defer cancel()
+	for rank, p := range peers {
+		if p != nil && !masked(rank) {
+			_ = p.Flush(ctx) // whoever waits for it is told that this rank left
+		}
+	}
+}
+
+func (r *reach) close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.domain == nil {
+		return nil
+	}
+	return r.domain.Close()
+}
+
+// Spans says whether the communicator has ranks on several hosts.
+func (o Operations) Spans() bool { return o.comm.spans() }
+
+// OneHost refuses what works between ranks of one host alone. All ranks refuse alike.
+func (o Operations) OneHost(op string) error { return o.comm.requireOneHost(op) }
+
+// Fabric is how this rank reaches windows on other hosts, from the first window on; nil on one host.
+func (o Operations) Fabric() *fabric.Domain {
+	o.comm.reach.mu.Lock()
+	defer o.comm.reach.mu.Unlock()
+	return o.comm.reach.domain
+}
+
+// FabricPeer is a rank of another host, once a window has been made with it; else nil.
+func (o Operations) FabricPeer(rank int) *fabric.Peer {
+	r := &o.comm.reach
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.peers == nil {
+		return nil
+	}
+	return r.peers[rank]
+}
+
+// FabricSignal takes a signal of the fabric's for an object, the same on all ranks. It is collective.
+func (o Operations) FabricSignal(ctx context.Context, op string) (int, error) {
+	r := &o.comm.reach
+	notes, err := o.comm.verifyWith(ctx, op, "signal", binary.LittleEndian.AppendUint32(nil, uint32(r.signal)), nil)
+	if err != nil {
+		return 0, err
+	}
+	id := 0
+	for _, n := range notes { // a rank that was masked has missed some
+		if len(n) == 4 {
+			id = max(id, int(binary.LittleEndian.Uint32(n)))
+		}
+	}
+	if id >= fabricSignals {
+		return 0, Unsupportedf("%s: a communicator of several hosts makes %d groups; make a new communicator", op,
+			fabricSignals)
+	}
+	r.signal = id + 1
+	return id, nil
+}
+
+// Unreachable is the error of an operation that cannot write to a rank of another host any more. The other ranks
+// are told.
+func (o Operations) Unreachable(op string, rank int, why error) error {
+	c := o.comm
+	if err := c.begin(op); err != nil {
+		return err
+	}
+	c.noteEnd(rank, why)
+	c.spread(channel.Fault{Cause: channel.CauseDied, Rank: rank})
+	if err := c.begin(op); err != nil {
+		return err
+	}
+	return &PeerError{Rank: rank, Op: op, Err: why}
+}
+
+// Region is this rank's part as ranks of other hosts reach it; nil on one host.
+func (w *Window) Region() *fabric.Region { return w.region }
+
+// Remote is the part of a rank of another host as this rank's [Operations.FabricPeer] reaches it. It is the zero
+// Remote, of no bytes, for ranks of this host and those that were masked when the window was made.
+func (w *Window) Remote(rank int) fabric.Remote {
+	if w.remotes == nil {
+		return fabric.Remote{}
+	}
+	return w.remotes[rank]
+}

@@ -1,0 +1,154 @@
+package weft_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/fabric"
+	"github.com/weftgo/weft/fabric/fabrictest"
+	"github.com/weftgo/weft/internal/ranktest"
+)
+
+// TestWindowsOfHosts makes windows between hosts, allocated and registered: ranks of a host map each other's parts,
+// and write into those of other hosts, again after a mask.
+func TestWindowsOfHosts(t *testing.T) {
+	const part = 1000
+	for _, class := range fabrictest.Classes() {
+		t.Run(class.Name, func(t *testing.T) {
+			network := fabrictest.New(class, uint64(time.Now().UnixNano()))
+			hosts := []string{"a", "b", "a", "c"}
+			group := joinHosts(t, hosts, weft.WithFabric(network.Open))
+			makes := map[string]func(c *weft.Comm) (*weft.Window, error){
+				"allocated": func(c *weft.Comm) (*weft.Window, error) { return c.Alloc(testContext(t), 4*part) },
+				"registered": func(c *weft.Comm) (*weft.Window, error) {
+					fd, err := unix.MemfdCreate("caller", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+					if err == nil {
+						err = unix.Ftruncate(fd, 4*part)
+					}
+					if err == nil {
+						_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK)
+					}
+					if err != nil {
+						return nil, err
+					}
+					return c.Register(testContext(t), fd, 4*part)
+				},
+			}
+			signals := uint64(0)
+			for what, create := range makes {
+				windows := make([]*weft.Window, len(group))
+				must(t, group, func(c *weft.Comm) (err error) {
+					windows[c.Rank()], err = create(c)
+					return err
+				})
+				signals++
+				must(t, group, func(c *weft.Comm) error {
+					return writeToAll(testContext(t), c, windows[c.Rank()], part, signals)
+				})
+				must(t, group, func(c *weft.Comm) error { return windows[c.Rank()].Close() })
+				t.Log(what)
+			}
+			// A rank that leaves is no peer any more; the others make windows without it.
+			if err := group[3].Close(); err != nil {
+				t.Error(err)
+			}
+			rest := group[:3]
+			must(t, rest, func(c *weft.Comm) error { return c.SetMask(testContext(t), 3) })
+			signals++
+			must(t, rest, func(c *weft.Comm) error {
+				w, err := c.Alloc(testContext(t), 4*part)
+				if err != nil {
+					return err
+				}
+				if n := w.Remote(3).Bytes(); n != 0 {
+					return fmt.Errorf("a rank that is masked has %d bytes", n)
+				}
+				return writeToAll(testContext(t), c, w, part, signals)
+			})
+			if err := network.Check(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// writeToAll writes this rank's part of the window of every unmasked rank of another host, and waits for theirs.
+func writeToAll(ctx context.Context, c *weft.Comm, w *weft.Window, part int, signals uint64) error {
+	own, o := c.Rank(), c.Operations()
+	mine := w.Bytes()[own*part:][:part]
+	copy(mine, bytes.Repeat([]byte{byte(own + 1)}, part))
+	far := func(r int) bool { return c.Host(r) != c.Host(own) && !c.Masked(r) }
+	for r := range c.Size() {
+		if (w.Peer(r) != nil) != (c.Host(r) == c.Host(own) && !c.Masked(r)) {
+			return fmt.Errorf("rank %d maps rank %d: %t", own, r, w.Peer(r) != nil)
+		}
+		if !far(r) {
+			continue
+		}
+		p := o.FabricPeer(r)
+		if err := errors.Join(p.Write(ctx, w.Remote(r), own*part, w.Region(), own*part, part),
+			p.Signal(ctx, 9)); err != nil {
+			return err
+		}
+	}
+	for r := range c.Size() {
+		if !far(r) {
+			continue
+		}
+		if err := o.FabricPeer(r).Await(ctx, 9, signals); err != nil {
+			return err
+		}
+		if got := w.Bytes()[r*part:][:part]; !bytes.Equal(got, bytes.Repeat([]byte{byte(r + 1)}, part)) {
+			return fmt.Errorf("rank %d: %x from rank %d", own, got[:4], r)
+		}
+		if err := o.FabricPeer(r).Flush(ctx); err != nil {
+			return err
+		}
+	}
+	return o.VerifySame(ctx, "test", "written", nil)
+}
+
+// TestWindowOfHostsRefused: what one rank is refused, all are, and the communicator is whole.
+func TestWindowOfHostsRefused(t *testing.T) {
+	network := fabrictest.New(fabrictest.TCP(), 1)
+	group, err := ranktest.JoinEach(3, func(rank int) []weft.Option {
+		open := network.Open
+		if rank == 1 {
+			open = func(context.Context, fabric.Options) (*fabric.Domain, error) {
+				return nil, fmt.Errorf("%w: no library", fabric.ErrUnsupported)
+			}
+		}
+		return []weft.Option{weft.WithHostID(fmt.Sprint(rank / 2)), weft.WithFabric(open)}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := ranktest.Close(group); err != nil {
+			t.Error(err)
+		}
+	}()
+	for r, err := range each(group, func(c *weft.Comm) error {
+		_, err := c.Alloc(testContext(t), 10)
+		return err
+	}) {
+		if !errors.Is(err, weft.ErrUnsupported) || group[r].Err() != nil {
+			t.Errorf("rank %d: %v", r, err)
+		}
+	}
+	for r, err := range each(group, func(c *weft.Comm) error {
+		_, err := c.Alloc(testContext(t), 10+c.Rank())
+		return err
+	}) {
+		if !errors.Is(err, weft.ErrMismatch) || group[r].Err() != nil {
+			t.Errorf("rank %d: %v", r, err)
+		}
+	}
+}
