@@ -41,13 +41,17 @@ type Folding struct {
 	Op     weft.Op
 	DType  weft.DType
 	Scalar unsafe.Pointer // of a pre-multiplied sum
+	By     int            // of an average of floats: what the sum is divided by; 0: the number of rows
 }
 
 // fold is the only arithmetic of engines on the host.
 func (f Folding) fold(dst []byte, rows [][]byte) {
-	if f.Op == weft.PreMulSum {
+	switch {
+	case f.Op == weft.PreMulSum:
 		simd.PreMulSum(Arithmetic(f.DType), f.Scalar, dst, rows...)
-	} else {
+	case f.By > 0:
+		simd.Mean(Arithmetic(f.DType), f.By, dst, rows...)
+	default:
 		Fold(f.Op, f.DType, dst, rows...)
 	}
 }

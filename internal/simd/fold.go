@@ -159,7 +159,24 @@ func Scale(t Type, out, in unsafe.Pointer, n int, w float32) {
 //
 // It panics if srcs is empty or a length differs.
 func Reduce(op Op, t Type, avg bool, dst []byte, srcs ...[]byte) {
-	if avg && (op != Sum || t == Bool) {
+	n := 0
+	if avg {
+		n = len(srcs)
+	}
+	reduceBy(op, t, n, dst, srcs)
+}
+
+// Mean computes the sum of srcs as [Reduce] does, divided by n before the one rounding. t is a type of floats.
+func Mean(t Type, n int, dst []byte, srcs ...[]byte) {
+	if !t.Float() || n < 1 {
+		panic(fmt.Sprintf("simd: mean of %d of %v", n, t))
+	}
+	reduceBy(Sum, t, n, dst, srcs)
+}
+
+// reduceBy divides the sum by so many, if that is not 0.
+func reduceBy(op Op, t Type, by int, dst []byte, srcs [][]byte) {
+	if by > 0 && (op != Sum || t == Bool) {
 		panic("simd: average of " + op.String() + " of " + t.String())
 	}
 	var few [MaxRows]unsafe.Pointer
@@ -168,11 +185,11 @@ func Reduce(op Op, t Type, avg bool, dst []byte, srcs ...[]byte) {
 	case n == 0:
 	case t.Float():
 		f.setFloatOp(op)
-		if avg {
-			f.setDiv(len(srcs))
+		if by > 0 {
+			f.setDiv(by)
 		}
 		f.run(n)
-	case avg:
+	case by > 0:
 		f.averageInts(n)
 	case t == Bool:
 		f.reduceBools(op, n)
