@@ -22,6 +22,10 @@ type Config struct {
 	// Differs says how the call of a peer differs from this rank's: "it calls barrier, this rank
 	// broadcast". It must take any word for a call.
 	Differs func(own, peer uint64) string
+	// Within makes rounds of each host's ranks alone. Those of several hosts talk by package mirror.
+	Within bool
+	// Lines is how many values may be on their way between two ranks of different hosts, beside those of rounds.
+	Lines int
 	// Chooses says the same of their choices, if the owner makes any: see [Rounds.Choice].
 	Chooses func(own, peer uint32) string
 }
@@ -48,6 +52,7 @@ type Rounds struct {
 	Step func()
 
 	config  Config
+	far     *far // nil where all ranks are of one host
 	waiter  *channel.Waiter
 	pads    []*pad // by rank; nil for ranks masked when the owner was made
 	mine    *pad
@@ -63,12 +68,18 @@ func New(ctx context.Context, comm *weft.Comm, c Config) (*Rounds, error) {
 	}
 	ring := max(c.Ring, RingShare*2*RefusalBytes) &^ (channel.Stride - 1)
 	var err error
-	if r.Window, err = comm.Alloc(ctx, ringAt+ring+c.Own); err != nil {
+	bytes := ringAt + ring + c.Own
+	if comm.Operations().Spans() && !c.Within {
+		if r.far, err = newFar(ctx, comm, c, ring, bytes); err != nil {
+			return nil, err
+		}
+		r.Window = r.far.mirrors.Window
+	} else if r.Window, err = comm.Alloc(ctx, bytes); err != nil {
 		return nil, err
 	}
 	for p := range r.pads {
 		if mem := r.Window.Peer(p); mem != nil {
-			r.pads[p] = newPad(mem, ring)
+			r.pads[p] = newPad(mem[:bytes:bytes], ring)
 		}
 	}
 	r.mine = r.pads[comm.Rank()]
@@ -87,11 +98,11 @@ func (r *Rounds) Begin(op string) error {
 		return nil
 	}
 	r.Live = r.Live[:0]
-	for rank, p := range r.pads {
-		if r.Comm.Masked(rank) {
+	for rank := range r.pads {
+		if r.Comm.Masked(rank) || r.config.Within && r.Comm.Host(rank) != r.Comm.Host(r.Comm.Rank()) {
 			continue
 		}
-		if p == nil {
+		if !r.has(rank) {
 			r.Live = r.Live[:0]
 			return fmt.Errorf("%s: rank %d was masked when the %s was made: %w; make a new %s", op, rank,
 				r.config.Kind, weft.ErrMasked, r.config.Kind)
@@ -101,7 +112,21 @@ func (r *Rounds) Begin(op string) error {
 		}
 		r.Live = append(r.Live, rank)
 	}
+	if r.far != nil {
+		if err := r.far.begin(r, op); err != nil {
+			r.Live = r.Live[:0]
+			return err
+		}
+	}
 	return nil
+}
+
+// has says whether neither this rank nor that one was masked when the owner was made.
+func (r *Rounds) has(rank int) bool {
+	if r.far != nil && r.far.isFar(rank) {
+		return r.far.mirrors.Has(rank)
+	}
+	return r.pads[rank] != nil
 }
 
 // Waiter waits on behalf of the owner, for other counters than those of rounds.
@@ -119,6 +144,9 @@ func (r *Rounds) Room() int { return len(r.mine.ring) / RingShare }
 // Fill returns the memory for the payload of the next round, of n bytes and at most [Rounds.Room].
 func (r *Rounds) Fill(n int) []byte {
 	h := r.mine.at(r.Next())
+	if r.far != nil {
+		r.far.fill(n)
+	}
 	if n <= inLineBytes {
 		return h.payload(n)
 	}
@@ -137,6 +165,12 @@ func (r *Rounds) Payload(rank int, round uint64, n int) []byte { return r.pads[r
 // OwnBytes is the part of a rank's memory that the owner uses itself, or nil if the rank was masked
 // when the owner was made.
 func (r *Rounds) OwnBytes(rank int) []byte {
+	if r.far != nil && r.far.isFar(rank) {
+		if !r.far.mirrors.Has(rank) {
+			return nil
+		}
+		return r.far.own(rank)
+	}
 	if p := r.pads[rank]; p != nil {
 		return p.own
 	}
@@ -162,6 +196,9 @@ func (r *Rounds) Publish() (round uint64) {
 	h := r.mine.at(r.Next())
 	round = r.numbers.Next()
 	h.round.Publish(round)
+	if r.far != nil {
+		r.far.publish(r, round)
+	}
 	if r.Step != nil {
 		r.Step()
 	}
@@ -174,6 +211,11 @@ func (r *Rounds) Await(ctx context.Context, op string, round uint64) error {
 }
 
 func (r *Rounds) await(ctx context.Context, op string, round uint64, waits []int64) error {
+	if r.far != nil {
+		if err := r.far.await(ctx, r, op, round); err != nil {
+			return err
+		}
+	}
 	for _, p := range r.Live {
 		c := r.pads[p].at(round).round
 		if c.Load() >= round {

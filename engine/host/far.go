@@ -1,0 +1,247 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/channel"
+	"github.com/weftgo/weft/engine/host/mirror"
+)
+
+// far is how rounds reach ranks of other hosts. A rank sends each other host what it publishes once: to one of its
+// ranks, the keeper, whose mirror all ranks of that host read.
+type far struct {
+	mirrors *mirror.Mirrors
+	comm    *weft.Comm
+	ring    int // bytes
+	pad     int // bytes
+	ownAt   int // in a pad
+
+	hosts   [][]int // live ranks, by host
+	keepers []int   // by host: the rank that keeps this one's mirror; -1: this host, or none is live
+	sent    [headers][]uint64
+
+	filled int   // bytes of the next round's payload that are in the ring
+	limits []cut // by host: the part of them that it needs
+}
+
+// cut is a part of a payload.
+type cut struct {
+	set      bool
+	from, to int
+}
+
+// roundLines are enough for the rounds that may be underway, and those of operations that have failed.
+const roundLines = 32
+
+func newFar(ctx context.Context, comm *weft.Comm, c Config, ring, bytes int) (*far, error) {
+	hosts := 0
+	for r := range comm.Size() {
+		hosts = max(hosts, comm.Host(r)+1)
+	}
+	f := &far{
+		comm: comm, ring: ring, pad: bytes, ownAt: ringAt + ring,
+		hosts: make([][]int, hosts), keepers: make([]int, hosts), limits: make([]cut, hosts),
+	}
+	for i := range f.sent {
+		f.sent[i] = make([]uint64, hosts)
+	}
+	var err error
+	f.mirrors, err = mirror.New(ctx, comm, "new "+c.Kind, bytes, roundLines+c.Lines)
+	return f, err
+}
+
+func (f *far) isFar(rank int) bool { return f.comm.Host(rank) != f.comm.Host(f.comm.Rank()) }
+
+// own is what a rank of another host has shown this one of its own bytes.
+func (f *far) own(rank int) []byte { return f.mirrors.Of(rank)[f.ownAt:f.pad] }
+
+// keeper is the rank of a host that keeps another's mirror.
+func (f *far) keeper(host, rank int) int {
+	keepers := f.hosts[host]
+	i, _ := slices.BinarySearch(f.hosts[f.comm.Host(rank)], rank)
+	return keepers[i%len(keepers)]
+}
+
+// begin settles who keeps whose mirror among the ranks that are live.
+func (f *far) begin(r *Rounds, op string) error {
+	for h := range f.hosts {
+		f.hosts[h], f.keepers[h], f.limits[h] = f.hosts[h][:0], -1, cut{}
+	}
+	for _, rank := range r.Live {
+		h := f.comm.Host(rank)
+		f.hosts[h] = append(f.hosts[h], rank)
+	}
+	self := f.comm.Rank()
+	here := f.comm.Host(self)
+	for h, ranks := range f.hosts {
+		if h != here && len(ranks) > 0 {
+			f.keepers[h] = f.keeper(h, self)
+		}
+		for _, rank := range ranks {
+			if h != here {
+				r.pads[rank] = newPad(f.mirrors.Kept(f.keeper(here, rank), rank)[:f.pad:f.pad], f.ring)
+			}
+		}
+	}
+	for i := range f.sent {
+		clear(f.sent[i])
+	}
+	f.filled = 0
+	return f.mirrors.Settle(op)
+}
+
+// fill takes note of the next round's payload.
+func (f *far) fill(n int) {
+	f.filled = 0
+	if n > inLineBytes {
+		f.filled = n
+	}
+}
+
+// publish shows the other hosts a round.
+func (f *far) publish(r *Rounds, round uint64) {
+	slot := int(round % headers)
+	for h, keeper := range f.keepers {
+		if keeper < 0 {
+			continue
+		}
+		item := mirror.Item{Counter: slot * headerBytes, Bytes: 64 - channel.CounterBytes, Value: round}
+		if f.filled > 0 {
+			c := f.limits[h]
+			if !c.set {
+				c = cut{to: f.filled}
+			}
+			at := ringAt + int(*r.mine.at(round).offset())
+			item.From, item.To = at+c.from, at+c.to
+		}
+		f.sent[slot][h] = f.mirrors.Send(keeper, item)
+		f.limits[h] = cut{}
+	}
+	f.filled = 0
+}
+
+// leaveTime is how long a rank waits for what a rank of another host has said before it left: that goes another way
+// than the news, and by the mirrors' keepers.
+const leaveTime = 2 * time.Second
+
+// await waits until a round of all ranks has come, what this rank has said is on its way, and what it said two
+// rounds before has completed: it may then fill the header of the next but one. As it waits it moves what it keeps
+// for others.
+func (f *far) await(ctx context.Context, r *Rounds, op string, round uint64) error {
+	before := f.sent[(round-2)%headers]
+	for i := 0; i <= len(r.Live); i++ {
+		var done func() bool
+		peer := r.Comm.Rank()
+		if i < len(r.Live) {
+			peer = r.Live[i]
+			c := r.pads[peer].at(round).round
+			done = func() bool { return c.Load() >= round }
+		} else {
+			if p := f.mirrors.Waits(); p >= 0 {
+				peer = p
+			}
+			done = func() bool {
+				for h, keeper := range f.keepers {
+					if keeper >= 0 && !f.mirrors.Sent(keeper, before[h]) {
+						return false
+					}
+				}
+				return f.mirrors.Waits() < 0
+			}
+		}
+		if err := f.until(ctx, r, op, peer, done); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// until waits as the Waiter does, and moves the mirrors.
+func (f *far) until(ctx context.Context, r *Rounds, op string, peer int, done func() bool) error {
+	look := func() bool {
+		f.mirrors.Pump()
+		return done()
+	}
+	err := r.waiter.Until(ctx, op, peer, func() bool {
+		if look() {
+			return true
+		}
+		_, lost := f.mirrors.Lost()
+		return lost != nil
+	})
+	if errors.Is(err, weft.ErrLeft) && f.isFar(peer) {
+		for end := time.Now().Add(leaveTime); time.Now().Before(end); time.Sleep(100 * time.Microsecond) {
+			if look() {
+				return nil
+			}
+		}
+	}
+	if err != nil {
+		return r.Comm.Operations().Fail(err)
+	}
+	if rank, lost := f.mirrors.Lost(); lost != nil && !done() {
+		return r.Comm.Operations().Unreachable(op, rank, lost)
+	}
+	return nil
+}
+
+// Limit makes a host get only bytes [from, to) of the payload that the next round has in the ring. Others get all
+// of it. A host that needs none has an empty part.
+func (r *Rounds) Limit(host, from, to int) {
+	if r.far != nil {
+		r.far.limits[host] = cut{true, from, to}
+	}
+}
+
+// Hosts are the live ranks of each host, ascending; nil where all ranks share memory.
+func (r *Rounds) Hosts() [][]int {
+	if r.far == nil {
+		return nil
+	}
+	return r.far.hosts
+}
+
+// Far says whether a rank is on another host, to which these rounds reach.
+func (r *Rounds) Far(rank int) bool { return r.far != nil && r.far.isFar(rank) }
+
+// Tell shows a rank of another host the counter that begins at an offset of this rank's own bytes, which has been
+// published with a value, so many bytes behind it, and a range of the own bytes. It returns the number by which
+// [Rounds.Told] says whether the range may change.
+func (r *Rounds) Tell(rank, counter, bytes int, value uint64, from, to int) uint64 {
+	at := r.far.ownAt
+	return r.far.mirrors.Send(rank, mirror.Item{
+		Counter: at + counter, Bytes: bytes, Value: value, From: at + from, To: at + to,
+	})
+}
+
+// Told says whether what a rank of another host was told has left this rank's memory.
+func (r *Rounds) Told(rank int, number uint64) bool { return r.far.mirrors.Sent(rank, number) }
+
+// Pump moves what goes to and comes from other hosts.
+func (r *Rounds) Pump() {
+	if r.far != nil {
+		r.far.mirrors.Pump()
+	}
+}
+
+// AwaitFar waits until something is true, for a peer, and moves what goes to and comes from other hosts.
+func (r *Rounds) AwaitFar(ctx context.Context, op string, peer int, done func() bool) error {
+	return r.far.until(ctx, r, op, peer, done)
+}
+
+// AwaitTold waits until all that other hosts are to be told is on its way.
+func (r *Rounds) AwaitTold(ctx context.Context, op string) error {
+	if r.far == nil {
+		return nil
+	}
+	for p := r.far.mirrors.Waits(); p >= 0; p = r.far.mirrors.Waits() {
+		if err := r.far.until(ctx, r, op, p, func() bool { return r.far.mirrors.Waits() != p }); err != nil {
+			return err
+		}
+	}
+	return nil
+}

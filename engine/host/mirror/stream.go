@@ -1,0 +1,210 @@
+package mirror
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/channel"
+	"github.com/weftgo/weft/fabric"
+)
+
+// stream is what goes to one rank, and comes from it.
+type stream struct {
+	m      *Mirrors
+	rank   int
+	peer   *fabric.Peer
+	remote fabric.Remote
+	signal int
+	lines  uint64 // in each direction
+
+	theirs        []byte // this rank's mirror of the peer's pad
+	mirror        int    // of this rank's, in the peer's part
+	in, out       []byte
+	inbox, outbox int // in the peer's part; in this rank's
+
+	queue     []queued
+	begun     int // bytes of the first item's range that were posted
+	stage     stage
+	tells     bool       // the line that is underway is of no item
+	asked     uint64     // items
+	posted    uint64     // items of these
+	completed uint64     // items of these
+	written   uint64     // lines, of which the last may lack its signal
+	settled   uint64     // lines that have completed
+	underway  []underway // what is posted and has not completed
+
+	taken, told uint64 // lines of the peer; as far as it has heard
+	theirTaken  uint64 // lines of this rank, as far as the peer has told
+	failed      time.Time
+	err         error
+}
+
+type queued struct {
+	Item
+	data [mostData]byte
+}
+
+// underway is all up to an item and a line.
+type underway struct {
+	item, line uint64
+	mark       fabric.Mark
+}
+
+// A stage is of an item.
+type stage int
+
+const (
+	ranging stage = iota // its range is posted
+	writing              // its line
+	raising              // its signal
+)
+
+func (s *stream) idle() bool {
+	return s.err != nil || len(s.queue) == 0 && s.stage == ranging
+}
+
+// drop forgets items of which no line was written.
+func (s *stream) drop() {
+	keep := 0
+	switch {
+	case s.stage == raising && !s.tells:
+		keep = 1
+	case s.stage == raising: // a line is followed by its signal
+	default:
+		s.stage, s.begun, s.tells = ranging, 0, false
+	}
+	s.queue = append(s.queue[:0], s.queue[:min(keep, len(s.queue))]...)
+	s.asked = s.posted + uint64(len(s.queue))
+}
+
+func (s *stream) fail(err error) {
+	if s.err != nil || err == nil {
+		return
+	}
+	s.err, s.failed = err, time.Now()
+	if s.m.lost == nil {
+		s.m.lost = s
+	}
+}
+
+// complete takes note of what has completed.
+func (s *stream) complete() {
+	n := 0
+	for _, u := range s.underway {
+		ok, err := s.peer.Flushed(u.mark)
+		s.fail(err)
+		if !ok {
+			break
+		}
+		s.completed, s.settled = u.item, u.line
+		n++
+	}
+	if n > 0 {
+		s.underway = append(s.underway[:0], s.underway[n:]...)
+	}
+}
+
+// push posts as much as the fabric takes.
+func (s *stream) push() {
+	for s.err == nil && s.step() {
+	}
+}
+
+// step moves the first item on, or tells how many lines were taken, and reports whether it did.
+func (s *stream) step() bool {
+	switch s.stage {
+	case writing:
+		return s.write()
+	case raising:
+		return s.raise()
+	default:
+	}
+	if s.begun == 0 && s.taken-s.told >= s.lines/2 {
+		s.tells, s.stage = true, writing
+		return true
+	}
+	if len(s.queue) == 0 {
+		return false
+	}
+	i := &s.queue[0]
+	if left := i.To - i.From - s.begun; left > 0 {
+		from := i.From + s.begun
+		n, err := s.peer.TryWrite(s.remote, s.mirror+from, s.m.Window.Region(), from, left)
+		s.begun += n
+		if s.fail(err); n < left {
+			return false
+		}
+	}
+	s.stage = writing
+	return true
+}
+
+// write posts the line.
+func (s *stream) write() bool {
+	number, leave := s.written+1, uint64(reserve)
+	if s.tells {
+		leave = 0
+	}
+	if number+leave > s.theirTaken+s.lines || number > s.settled+s.lines {
+		return false
+	}
+	l := lineOf(s.out, number)
+	l.number, l.taken, l.at, l.bytes = number, s.taken, 0, telling
+	if !s.tells {
+		i := &s.queue[0]
+		l.at, l.bytes, l.value = uint32(i.Counter), uint32(i.Bytes), i.Value
+		copy(l.data[:], i.data[:i.Bytes])
+	}
+	at, n := int(number%s.lines)*lineBytes, lineHead+int(l.bytes&^telling)
+	took, err := s.peer.TryWrite(s.remote, s.inbox+at, s.m.Window.Region(), s.outbox+at, n)
+	s.fail(err)
+	if took == 0 {
+		return false
+	}
+	if took < n {
+		s.fail(fmt.Errorf("%w: the fabric divides a write of %d bytes", weft.ErrUnsupported, n))
+		return false
+	}
+	s.written, s.told, s.stage = number, l.taken, raising
+	return true
+}
+
+// raise posts the line's signal.
+func (s *stream) raise() bool {
+	ok, err := s.peer.TrySignal(s.signal)
+	if s.fail(err); !ok {
+		return false
+	}
+	if !s.tells {
+		s.posted++
+		s.queue = append(s.queue[:0], s.queue[1:]...)
+	}
+	s.stage, s.begun, s.tells = ranging, 0, false
+	s.underway = append(s.underway, underway{s.posted, s.written, s.peer.Mark()})
+	return true
+}
+
+// take publishes here what the peer has said.
+func (s *stream) take() {
+	for there := s.peer.Signalled(s.signal); s.taken < there; s.taken++ {
+		l := lineOf(s.in, s.taken+1)
+		at, n := int(l.at), int(l.bytes)
+		if l.number != s.taken+1 {
+			s.fail(fmt.Errorf("%w: line %d in place of %d", weft.ErrMismatch, l.number, s.taken+1))
+			return
+		}
+		s.theirTaken = l.taken
+		if l.bytes == telling {
+			continue
+		}
+		if n > mostData-channel.CounterBytes || at%channel.Stride != 0 || at > len(s.theirs)-channel.Stride {
+			s.fail(fmt.Errorf("%w: a line for a counter at %d of %d bytes", weft.ErrMismatch, at, len(s.theirs)))
+			return
+		}
+		if c := channel.CounterAt(s.theirs, at); c.Load() < l.value { // else it is of a generation before
+			copy(s.theirs[at+channel.CounterBytes:], l.data[:n])
+			c.Publish(l.value)
+		}
+	}
+}
