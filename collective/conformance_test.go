@@ -31,6 +31,9 @@ type shape struct {
 	noise  bool // operands are random bits, and not numbers of moderate size
 	scalar []byte
 
+	hosts []int // by rank; nil: all share memory
+	exact bool  // partials of hosts are not rounded
+
 	// By rank: where operands start within a cache line, whether they lie in windows, whether the
 	// operation is in place.
 	align   []int
@@ -231,7 +234,11 @@ func (s *shape) want(rank int, live []int, all []*operands) []byte {
 	}
 	want := bytes.Clone(all[rank].wasOut)
 	var rows [][]byte
+	var hosts []int
 	for _, q := range live {
+		if s.hosts != nil {
+			hosts = append(hosts, s.hosts[q])
+		}
 		if !s.kind.HasInput(q, s.root) {
 			continue
 		}
@@ -242,7 +249,7 @@ func (s *shape) want(rank int, live []int, all []*operands) []byte {
 		}
 	}
 	if s.kind.Reduces() {
-		copy(want, reference(s.op, s.dtype, s.scalar, rows))
+		copy(want, byHost(s.op, s.dtype, s.scalar, rows, hosts, s.exact))
 	}
 	return want
 }
@@ -321,6 +328,12 @@ func (s *shape) check(t failer, j *job, windows []*weft.Window, live []int, v va
 	eachRank(t, live, func(ctx context.Context, r int) error {
 		return invoke(ctx, v.groups[r], s.call(r, all[r]))
 	})
+	s.compare(t, all, live, v)
+}
+
+// compare compares the memory of all ranks with what it should be.
+func (s *shape) compare(t failer, all []*operands, live []int, v variant) {
+	t.Helper()
 	for _, r := range live {
 		o := all[r]
 		what := fmt.Sprintf("%s: %v, %v of %v on rank %d of %v", v.name, s.kind, s.op, s.dtype, r, live)

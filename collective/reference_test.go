@@ -12,6 +12,65 @@ import (
 // reference reduces the inputs of all ranks by a plain loop over elements and ranks. A pre-multiplied
 // sum has a scalar of spec.ScalarType.
 func reference(op weft.Op, d weft.DType, scalar []byte, inputs [][]byte) []byte {
+	return referenceBy(op, d, scalar, inputs, len(inputs))
+}
+
+// byHost reduces the inputs of each host, and what came of that in the hosts' order. It is reference where all share
+// memory, and for integers, whose order makes no difference.
+func byHost(op weft.Op, d weft.DType, scalar []byte, inputs [][]byte, hosts []int, exact bool) []byte {
+	last := 0
+	for _, h := range hosts {
+		last = max(last, h)
+	}
+	if last == 0 || !isFloat(d) {
+		return reference(op, d, scalar, inputs)
+	}
+	within, across := op, op
+	if op == weft.Avg {
+		within = weft.Sum
+	}
+	if op == weft.PreMulSum {
+		across = weft.Sum
+	}
+	wide := exact && d != weft.Float32 && d != weft.Float64
+	type host struct{ rows [][]byte }
+	all := make([]host, last+1)
+	for i, in := range inputs {
+		if wide {
+			w := make([]byte, 4*len(in)/d.Size())
+			for k := 0; k < len(w); k += 4 {
+				store32(weft.Float32, w[k:], float32(load32(d, in[k/4*d.Size():])))
+			}
+			in = w
+		}
+		all[hosts[i]].rows = append(all[hosts[i]].rows, in)
+	}
+	t := d
+	if wide {
+		t = weft.Float32
+	}
+	var partials [][]byte
+	for _, h := range all {
+		if len(h.rows) > 0 {
+			partials = append(partials, reference(within, t, scalar, h.rows))
+		}
+	}
+	if len(partials) == 1 { // the others are masked
+		return reference(op, d, scalar, inputs)
+	}
+	sum := referenceBy(across, t, nil, partials, len(inputs))
+	if !wide {
+		return sum
+	}
+	out := make([]byte, len(inputs[0]))
+	for k := 0; k < len(sum); k += 4 {
+		store32(d, out[k/4*d.Size():], float32(load32(weft.Float32, sum[k:])))
+	}
+	return out
+}
+
+// referenceBy is reference with what an average divides by.
+func referenceBy(op weft.Op, d weft.DType, scalar []byte, inputs [][]byte, by int) []byte {
 	out := make([]byte, len(inputs[0]))
 	size := d.Size()
 	for at := 0; at < len(out); at += size {
@@ -47,7 +106,7 @@ func reference(op weft.Op, d weft.DType, scalar []byte, inputs [][]byte) []byte 
 				acc = step(op, acc, load64(in[at:]), func(x float64) float64 { return x })
 			}
 			if op == weft.Avg {
-				acc /= float64(len(inputs))
+				acc /= float64(by)
 			}
 			putDouble(out[at:], acc)
 		case isFloat(d):
@@ -56,7 +115,7 @@ func reference(op weft.Op, d weft.DType, scalar []byte, inputs [][]byte) []byte 
 				acc = step(op, acc, load32(d, in[at:]), func(x float64) float64 { return float64(float32(x)) })
 			}
 			if op == weft.Avg {
-				acc = float64(float32(acc) / float32(len(inputs)))
+				acc = float64(float32(acc) / float32(by))
 			}
 			narrow := float32(acc)
 			store32(d, out[at:], narrow)
@@ -87,7 +146,7 @@ func reference(op weft.Op, d weft.DType, scalar []byte, inputs [][]byte) []byte 
 				}
 			}
 			if op == weft.Avg {
-				acc.Quo(acc, big.NewInt(int64(len(inputs))))
+				acc.Quo(acc, big.NewInt(int64(by)))
 			}
 			// Two's complement, cut to the type's size.
 			acc.And(acc, new(big.Int).Sub(new(big.Int).Lsh(big.NewInt(1), uint(8*size)), big.NewInt(1)))

@@ -19,6 +19,7 @@ type Request struct {
 	Bytes      int        // the same in bytes; of a V form whose counts all ranks have, of the longest part
 	Root       int
 	Ranks      int // ranks that take part
+	Hosts      int // of these ranks; 0 where all share memory
 	Slot       int // bytes of staging that an operation has; on the host, that a round carries
 	Able       Abilities
 	// Sent is the most bytes that a rank sends of its input, to all others together; 0 where ranks do not know.

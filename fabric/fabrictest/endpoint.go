@@ -169,6 +169,7 @@ func (e *endpoint) Write(post *provider.Post) error {
 		p.divide()
 	}
 	e.underway++
+	n.written[e] += post.Bytes
 	l.queue = append(l.queue, p)
 	for n.class.Prompt && !l.cut && len(l.queue) > 0 {
 		n.move(l)

@@ -22,6 +22,7 @@ type Network struct {
 	opened    int
 	links     []*link // with something underway or said about them
 	late      []*packet
+	written   map[*endpoint]int // bytes that were posted
 	mistakes  []error
 }
 
@@ -29,7 +30,7 @@ type Network struct {
 func New(class Class, seed uint64) *Network {
 	return &Network{
 		class: class, random: rand.New(rand.NewPCG(seed, 0x5eed)),
-		endpoints: map[string]*endpoint{}, ranks: map[int]*endpoint{},
+		endpoints: map[string]*endpoint{}, ranks: map[int]*endpoint{}, written: map[*endpoint]int{},
 	}
 }
 
@@ -43,6 +44,13 @@ func (n *Network) Open(ctx context.Context, o fabric.Options) (*fabric.Domain, e
 		n.ranks[o.Rank] = e // the last one stays
 		return e, nil
 	})
+}
+
+// Written is how many bytes a rank has posted so far, to all others.
+func (n *Network) Written(rank int) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.written[n.ranks[rank]]
 }
 
 // Check returns the mistakes that were seen so far.

@@ -13,6 +13,8 @@ type form struct {
 	eager    bool
 	supports func(q spec.Request) bool
 	demands  string // what supports wants, in errors
+	cost     func(q spec.Request, m *spec.Model) float64
+	tags     map[string]string
 	run      func(ctx context.Context, c *call) error
 }
 
@@ -26,10 +28,10 @@ type algorithm struct {
 // of those that cost the same the first one runs. The last of each collective supports everything.
 var forms = [spec.Collectives][]*form{
 	spec.Barrier:        {&eager},
-	spec.AllReduce:      {&eager, &pull, &pipeline, &window, &twoShot},
-	spec.Reduce:         {&eager, &pull, &window, &pipeline, &twoShot},
-	spec.ReduceScatter:  {&eager, &pull, &pipeline},
-	spec.ReduceScatterV: {&eager, &pull, &pipeline},
+	spec.AllReduce:      {&eager, &hierarchical, &hierarchicalExact, &pull, &pipeline, &window, &twoShot},
+	spec.Reduce:         {&eager, &hierarchical, &hierarchicalExact, &pull, &window, &pipeline, &twoShot},
+	spec.ReduceScatter:  {&eager, &hierarchical, &hierarchicalExact, &pull, &pipeline},
+	spec.ReduceScatterV: {&eager, &hierarchical, &hierarchicalExact, &pull, &pipeline},
 	spec.AllGather:      {&eager, &pull, &pipeline},
 	spec.AllGatherV:     {&eager, &pull, &pipeline},
 	spec.AllToAll:       {&eager, &pull, &pipeline},
@@ -45,6 +47,7 @@ var algorithms = func() (all []*algorithm) {
 		for _, f := range forms[kind] {
 			all = append(all, &algorithm{spec.Algorithm{
 				Name: kind.String() + "/" + f.name, Collective: kind, Eager: f.eager, Supports: f.supports, Demands: f.demands,
+				Cost: f.cost, Tags: f.tags,
 			}, f})
 		}
 	}

@@ -24,6 +24,7 @@ type call struct {
 	stream     bool     // the output is too large to stay in a cache
 
 	moves enginehost.Moves
+	hosts *hosts // nil where all ranks share memory
 
 	inputs, outputs []enginehost.OperandRef // once they have been exchanged
 }
@@ -58,6 +59,7 @@ func (c *call) begin(given *spec.Call) {
 func (c *call) request(given *spec.Call) spec.Request {
 	q := given.Request(len(c.Live), c.Room())
 	q.Variant = spec.Plain
+	q.Hosts = c.hosts.count()
 	if q.Collective == spec.ReduceScatterV { // all ranks have all counts
 		q.Sent = 0
 		for _, r := range c.Live {

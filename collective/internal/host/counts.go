@@ -56,6 +56,9 @@ func (c *call) exchangeCounts(ctx context.Context) error {
 		n += own
 	}
 	to := c.Fill(n)
+	if little { // the table goes to all
+		c.limit(n, func(i int) (from, to int) { return 0, head + c.send[i].at + c.send[i].n })
+	}
 	table := tableOf(to, c.Ranks)
 	in := c.reference()
 	table[0], table[1], table[2] = int(in.Window), int(in.Offset), int(in.Stride)

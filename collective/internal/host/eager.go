@@ -46,9 +46,11 @@ var eager = form{
 func (c *call) load() {
 	if !c.distinct() {
 		c.stage(c.Fill(len(c.in)), c.in)
+		c.limit(len(c.in), nil)
 		return
 	}
 	to := c.Fill(c.Sent)
+	c.limit(c.Sent, func(i int) (from, to int) { return c.send[i].at, c.send[i].at + c.send[i].n })
 	for i := range c.Live {
 		if p := &c.send[i]; i != c.Self && p.n > 0 {
 			c.stage(to[p.at:][:p.n], c.in[p.src:][:p.n])

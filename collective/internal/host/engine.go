@@ -43,15 +43,25 @@ func New(ctx context.Context, comm *weft.Comm, o Options) (*Engine, error) {
 		list[i] = &a.Algorithm
 	}
 	e.choice = choice.New(list, o.Force, o.Model)
-	ring := enginehost.RingShare * Room(o.Scratch, comm.Size())
+	room := Room(o.Scratch, comm.Size())
+	if comm.Operations().Spans() {
+		o.Scratch = spannedScratch(comm, o.Scratch)
+		room = max(Room(o.Scratch, comm.Size()), 4*64*comm.Size()) // for partials of fp8 in fp32
+	}
+	ring := enginehost.RingShare * room
 	boxes := mailboxesFor(comm.Size(), o.Scratch)
 	rounds, err := enginehost.New(ctx, comm, enginehost.Config{
-		Kind: "group", Ring: ring, Own: boxes.bytes(), Differs: spec.Differs, Chooses: e.chooses,
+		Kind: "group", Ring: ring, Own: boxes.bytes(), Lines: boxes.lines(), Differs: spec.Differs, Chooses: e.chooses,
 	})
 	if err != nil {
 		return nil, err
 	}
 	e.call = newCall(rounds)
+	if comm.Operations().Spans() {
+		if e.call.hosts, err = newHosts(ctx, comm, ring); err != nil {
+			return nil, errors.Join(err, rounds.Window.Close())
+		}
+	}
 	e.exchange = newExchange(&e.call, boxes)
 	for i := range o.Own {
 		own, err := o.Own[i].Program.Open(ctx, comm, rounds, nil)
@@ -88,11 +98,16 @@ func (e *Engine) Close() (released bool, err error) {
 		_, err := own.Close()
 		errs = append(errs, err)
 	}
-	return true, errors.Join(append(errs, e.call.Window.Close())...)
+	return true, errors.Join(append(errs, e.call.hosts.close(), e.call.Window.Close())...)
 }
 
 // Begin implements [spec.Engine].
-func (e *Engine) Begin(op string) error { return e.call.Begin(op) }
+func (e *Engine) Begin(op string) error {
+	if err := e.call.Begin(op); err != nil || e.call.hosts == nil {
+		return err
+	}
+	return e.call.hosts.begin(&e.call, op)
+}
 
 // Request implements [spec.Engine]. Where operands lie is not known.
 func (e *Engine) Request(c *spec.Call) (spec.Request, error) { return e.call.request(c), nil }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/channel"
@@ -22,6 +23,8 @@ type exchange struct {
 	mailboxes
 	pairs      []pair // by rank
 	pool       []lent // by chunk
+	shows      shown  // what the next part has in the pool, for a peer of another host
+	far        bool   // some message of this call is for one
 	cursor     int    // in the pool: chunks are used in turn, so that a line has left its readers' caches
 	generation uint64
 
@@ -37,6 +40,7 @@ type exchange struct {
 // pair is a rank's side of the messages with one peer.
 type pair struct {
 	peer         int
+	far          bool // on another host: mine is shown there, and theirs here, by the rounds' mirrors
 	mine, theirs mailbox
 
 	sent    uint64 // the last part published
@@ -80,6 +84,13 @@ func (q *queue) add(m *message) {
 type lent struct {
 	pair   *pair
 	number uint64
+	told   uint64 // to a peer of another host: see Rounds.Told
+}
+
+// shown is a range of this rank's own bytes.
+type shown struct {
+	chunk    *lent
+	from, to int
 }
 
 func newExchange(c *call, m mailboxes) *exchange {
@@ -89,7 +100,7 @@ func newExchange(c *call, m mailboxes) *exchange {
 	own := c.Comm.Rank()
 	for r := range x.pairs {
 		p := &x.pairs[r]
-		p.peer, p.mine = r, m.of(c.OwnBytes(own), r)
+		p.peer, p.far, p.mine = r, c.Far(r), m.of(c.OwnBytes(own), r)
 		if theirs := c.OwnBytes(r); theirs != nil {
 			p.theirs = m.of(theirs, own)
 		}
@@ -141,7 +152,7 @@ func (x *exchange) enlist() {
 	if cap(x.messages) < len(all) {
 		x.messages = make([]message, 0, len(all))
 	}
-	x.messages, x.over = x.messages[:0], 0
+	x.messages, x.over, x.far = x.messages[:0], 0, false
 	call := uint64(0)
 	if x.refused != nil {
 		call = enginehost.RefusedCall | uint64(enginehost.PutRefusal(x.text(x.OwnBytes(own)), x.refused))
@@ -160,6 +171,7 @@ func (x *exchange) enlist() {
 		}
 		if !p.listed {
 			p.listed = true
+			x.far = x.far || p.far
 			x.active = append(x.active, p)
 		}
 		if t.Receive {
@@ -194,6 +206,11 @@ func (x *exchange) run() error {
 	if x.err != nil {
 		return x.err
 	}
+	if x.far {
+		if err := x.AwaitTold(x.ctx, x.name); err != nil {
+			return err
+		}
+	}
 	// If this rank was told of a failure meanwhile, the others may have gone on without it.
 	if err := x.Comm.Operations().Begin(x.name); err != nil {
 		return err
@@ -223,6 +240,8 @@ func (x *exchange) await() error {
 		}
 	}
 	switch p := first; {
+	case x.far:
+		return x.AwaitFar(x.ctx, x.name, p.peer, x.look)
 	case len(x.messages)-x.over > 1:
 		return x.Waiter().Until(x.ctx, x.name, p.peer, x.look)
 	case p.sends.first != nil:
@@ -234,6 +253,9 @@ func (x *exchange) await() error {
 
 // progress moves what can be moved, and reports whether anything was.
 func (x *exchange) progress() (moved bool) {
+	if x.far {
+		x.Pump()
+	}
 	for _, p := range x.active {
 		if p.sends.first != nil {
 			moved = x.send(p) || moved
@@ -309,14 +331,32 @@ func (x *exchange) put(p *pair, m *message) bool {
 	}
 	m.done++
 	p.sent = n
-	x.signal(line.number(), n)
+	x.signal(p, line.number(), n)
 	return true
 }
 
-func (x *exchange) signal(c *channel.Counter, n uint64) {
+// signal publishes a part or a receipt.
+func (x *exchange) signal(p *pair, c *channel.Counter, n uint64) {
 	c.Publish(n)
+	if p.far {
+		x.tell(p, c, n)
+	}
 	if x.Step != nil {
 		x.Step()
+	}
+}
+
+// tell shows a part or a receipt to a peer of another host, with what lies in the pool. A rank that refuses shows why.
+func (x *exchange) tell(p *pair, c *channel.Counter, n uint64) {
+	own, s := x.OwnBytes(x.Comm.Rank()), x.shows
+	x.shows = shown{}
+	if x.refused != nil {
+		s = shown{nil, x.textAt(), x.poolAt()}
+	}
+	at := int(uintptr(unsafe.Pointer(c)) - uintptr(pointer(own)))
+	told := x.Tell(p.peer, at, channel.Stride-channel.CounterBytes, n, s.from, s.to)
+	if s.chunk != nil {
+		s.chunk.told = told
 	}
 }
 
@@ -340,7 +380,7 @@ func (x *exchange) fill(p *pair, m *message, at *place, others int) bool {
 	found, free := 0, 0
 	for k := 0; k < x.chunks && free <= others; k++ {
 		i := (x.cursor + k) % x.chunks
-		if c := &x.pool[i]; c.pair != nil && c.pair.seen < 2*c.number {
+		if c := &x.pool[i]; c.pair != nil && (c.pair.seen < 2*c.number || c.pair.far && !x.Told(c.pair.peer, c.told)) {
 			continue
 		}
 		if free == 0 {
@@ -351,12 +391,16 @@ func (x *exchange) fill(p *pair, m *message, at *place, others int) bool {
 	if free <= others {
 		return false
 	}
-	x.pool[found] = lent{p, p.sent + 1}
+	x.pool[found] = lent{pair: p, number: p.sent + 1}
 	x.cursor = (found + 1) % x.chunks
 	n := min(x.chunkBytes, len(m.bytes)-m.at)
 	*at = place{offset: uint64(found * x.chunkBytes)}
 	x.stage(x.piece(x.OwnBytes(x.Comm.Rank()), at.offset, n), m.bytes[m.at:][:n])
 	m.at += n
+	if p.far {
+		from := x.poolAt() + found*x.chunkBytes
+		x.shows = shown{&x.pool[found], from, from + n}
+	}
 	return true
 }
 
@@ -403,7 +447,7 @@ func (x *exchange) want(p *pair, m *message, n uint64) {
 
 func (x *exchange) receipt(p *pair, n uint64) {
 	p.said = n
-	x.signal(p.mine.number(), n)
+	x.signal(p, p.mine.number(), n)
 }
 
 // say puts into this rank's receipt whether the message that begins in part n is another one.

@@ -81,6 +81,9 @@ func (m *mailboxes) textAt() int    { return m.ranks * m.pairBytes() }
 func (m *mailboxes) poolAt() int    { return m.textAt() + host.RefusalBytes }
 func (m *mailboxes) bytes() int     { return m.poolAt() + m.chunks*m.chunkBytes }
 
+// lines are enough for all parts that may be on their way between two ranks of different hosts, and their receipts.
+func (m *mailboxes) lines() int { return 3 * m.parts }
+
 // mailbox is what a rank has written for a peer.
 type mailbox struct {
 	*receipt

@@ -23,10 +23,12 @@ var pipeline = form{
 			if sends {
 				to := c.Fill(places * size)
 				if places == 1 {
+					c.limit(size, nil)
 					p := &c.send[c.Self]
 					n := p.part(at, size)
 					c.stage(to[:n], c.in[p.src+min(at, p.n):][:n])
 				} else {
+					c.limit(places*size, func(i int) (from, to int) { return i * size, (i + 1) * size })
 					for i := range c.Live {
 						if p := &c.send[i]; i != c.Self && p.n > at {
 							n := p.part(at, size)

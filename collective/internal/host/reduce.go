@@ -8,8 +8,12 @@ import (
 
 // reduce folds rows, which are in rank order, into dst. Every algorithm hands it the inputs of all ranks
 // for some range of elements, so all of them give the same bits. With stream the result bypasses the
-// caches.
+// caches. Between hosts floats are folded as hierarchical does.
 func (c *call) reduce(dst []byte, rows [][]byte, stream bool) {
+	if c.hosts.orders(c) {
+		c.hosts.fold(c, dst, rows)
+		return
+	}
 	c.moves.Reduce(c.folding(), dst, rows, stream)
 }
 
@@ -21,7 +25,13 @@ func (c *call) folding() enginehost.Folding {
 func (c *call) stage(dst, src []byte) { c.moves.Stage(dst, src) }
 
 // share reduces rows to where others read the result.
-func (c *call) share(dst []byte, rows [][]byte) { c.moves.Share(c.folding(), dst, rows) }
+func (c *call) share(dst []byte, rows [][]byte) {
+	if c.hosts.orders(c) {
+		c.hosts.fold(c, dst, rows)
+		return
+	}
+	c.moves.Share(c.folding(), dst, rows)
+}
 
 // copy fetches what others have published.
 func (c *call) copy(dst, src []byte) { c.moves.Copy(dst, src, c.stream) }
