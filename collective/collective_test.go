@@ -36,7 +36,7 @@ func (j *job) variants(t testing.TB, kind Collective) []variant {
 	for _, scratch := range []int{0, smallScratch} {
 		all = append(all, variant{fmt.Sprintf("chosen, scratch %d", scratch), j.group(t, Options{Scratch: scratch})})
 		for _, a := range Algorithms() {
-			if a.Collective == kind {
+			if a.Collective == kind && !betweenHosts(a) {
 				all = append(all, variant{
 					fmt.Sprintf("%s, scratch %d", a.Name, scratch),
 					j.group(t, Options{Scratch: scratch, Force: []string{a.Name}}),
@@ -69,7 +69,7 @@ func TestAlgorithmsAgree(t *testing.T) {
 			return err
 		})
 		for _, a := range Algorithms() {
-			if a.Collective != AllReduce {
+			if a.Collective != AllReduce || betweenHosts(a) {
 				continue
 			}
 			groups := j.group(t, Options{Force: []string{a.Name}})

@@ -1,5 +1,5 @@
-// Package collective is the collectives of a communicator, between ranks that share memory and between
-// GPUs: all-reduce, all-gather, reduce-scatter, all-to-all, broadcast, reduce, gather, scatter and
+// Package collective is the collectives of a communicator, between ranks that share memory, between hosts and
+// between GPUs: all-reduce, all-gather, reduce-scatter, all-to-all, broadcast, reduce, gather, scatter and
 // barrier; and messages between pairs of ranks.
 //
 //	group, err := collective.New(ctx, comm, collective.Options{})
@@ -18,13 +18,15 @@
 // What a collective moves is pieces: n bytes of a sender's input, to a place in a receiver's output, or
 // to be reduced there with those of the other ranks. A sender's pieces are the same for all receivers
 // (all-reduce, all-gather, broadcast, reduce, gather) or differ (reduce-scatter, all-to-all, scatter).
-// On the host five forms carry the pieces of any collective (collective/internal/host):
+// On the host these forms carry the pieces of any collective (collective/internal/host):
 //
 //	eager      the payload of the round that opens the operation
 //	pull       receivers read windows, where ranks have told each other that operands lie
 //	pipeline   senders stage step by step in the ring, receivers read it
 //	two-shot   all-reduce, reduce: each rank reduces a chunk of a step into its ring
 //	window     the same of inputs in windows, without staging
+//
+//	hierarchical, hierarchical-exact: reductions between hosts, in files of their own
 //
 // A rank writes its own memory only. Thus pulling in place is allowed only where no output overwrites
 // what peers read: not in an all-reduce nor an all-to-all, whose pipeline stages a step before it
@@ -33,6 +35,26 @@
 // Every rank's payload of the first round of an all-to-all-v is its table of counts, and the data if
 // there is little. All ranks compare all tables: so counts that differ are the same error everywhere,
 // before anything moves.
+//
+// # Between hosts
+//
+// Where ranks are on several hosts, rounds reach all of them: what a rank publishes goes once to each other host, whose
+// ranks read it there (engine/host/mirror). Forms that move go as they are. Of a payload a host gets the part that is
+// for its ranks, so an all-gather of s bytes a rank sends (H-1)Gs bytes from each of H hosts of G ranks, and an
+// all-to-all of parts of s bytes G(H-1)Gs: the least there is.
+//
+// Floats are summed by host, by every form: a host's inputs in rank order in fp32, rounded to the type; then these
+// partials in the order of the hosts in fp32, rounded once more. An average divides before the last rounding.
+// Rounding partials adds at most half a unit in the last place of the largest partial for each host. The form
+// "hierarchical" does so with the fewest bytes, in two steps of chunks that each rank of a host has one of; up to
+// 16 KiB "eager" takes one trip. "hierarchical-exact" keeps partials in fp32 and is for calls that name it.
+//
+//	all-reduce of S bytes      2S(H-1)/H leave each host; exact: (1+4/size)S(H-1)/H
+//	reduce-scatter, parts of s (H-1)Gs
+//	reduce                     S, but from the root's host nothing
+//
+// On two hosts an all-reduce exchanges partials alone, S bytes or, exact, 4S/size, in one trip. The order of integers
+// makes no difference; their averages divide the exact sum, for which each host gets all inputs.
 //
 // # On GPUs
 //

@@ -24,11 +24,10 @@ import (
 type opener = func(context.Context, fabric.Options) (*fabric.Domain, error)
 
 // newSpan joins goroutine ranks that are on hosts of the given names.
-func newSpan(t testing.TB, names string, open opener) (j *job, hosts []int) {
+func newSpan(t testing.TB, names string, open opener, options ...weft.Option) (j *job, hosts []int) {
 	t.Helper()
-	t.Setenv("WEFT_HEARTBEAT", "60s") // on a machine that is slow no host is lost for its silence
 	comms, err := ranktest.JoinEach(len(names), func(rank int) []weft.Option {
-		return []weft.Option{weft.WithHostID(names[rank:][:1]), weft.WithFabric(open)}
+		return append([]weft.Option{weft.WithHostID(names[rank:][:1]), weft.WithFabric(open)}, options...)
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -66,6 +65,9 @@ func libfabric(t testing.TB) opener {
 		return fabric.Open(ctx, o)
 	}
 }
+
+// betweenHosts says whether an algorithm is for ranks of several hosts alone.
+func betweenHosts(a Algorithm) bool { return strings.Contains(a.Name, "/hierarchical") }
 
 // layouts are ranks by the names of their hosts.
 var layouts = []string{"ab", "aabb", "aabbcc", "abcd", "ababc"}
@@ -369,5 +371,87 @@ func TestHostBytes(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestHostsCut cuts the network between two ranks. All ranks have an error that names one of them at the deadline. When
+// the network is whole again they go on together, and what lands late does no harm.
+func TestHostsCut(t *testing.T) {
+	for _, class := range fabrictest.Classes() {
+		t.Run(class.Name, func(t *testing.T) {
+			t.Parallel() // they wait
+			network := twin(t, class, uint64(time.Now().UnixNano()))
+			j, _ := newSpan(t, "aabb", network.Open, weft.WithDeadline(3*time.Second))
+			groups := j.group(t, Options{Scratch: smallScratch})
+			sum := func(ctx context.Context, r, n int) error {
+				x := make([]int32, n)
+				for i := range x {
+					x[i] = int32(i + r)
+				}
+				err := groups[r].AllReduce(ctx, nil, weft.TensorOf(x), weft.TensorOf(x), weft.Sum)
+				for i, v := range x {
+					if err == nil && v != int32(4*i+6) {
+						err = fmt.Errorf("element %d of %d is %d", i, n, v)
+					}
+				}
+				return err
+			}
+			j.must(t, func(ctx context.Context, r int) error { return sum(ctx, r, 5000) })
+			network.Cut(1, 3)
+			for r, err := range j.each(t, func(ctx context.Context, r int) error { return sum(ctx, r, 5000) }) {
+				if p, ok := errors.AsType[*weft.PeerError](err); !ok || !errors.Is(err, weft.ErrTimeout) || p.Rank >= 0 &&
+					p.Rank != 1 && p.Rank != 3 {
+					t.Errorf("rank %d: %v", r, err)
+				}
+			}
+			network.Heal(1, 3)
+			j.must(t, func(ctx context.Context, r int) error { return j.comms[r].SetMask(ctx) })
+			for n := range 20 {
+				j.must(t, func(ctx context.Context, r int) error { return sum(ctx, r, 500*n) })
+			}
+		})
+	}
+}
+
+// TestHostsReset resets the connection between two ranks: what was lost cannot be repaired, so all ranks have an error
+// that names one of the two, and go on without it.
+func TestHostsReset(t *testing.T) {
+	for _, class := range fabrictest.Classes() {
+		t.Run(class.Name, func(t *testing.T) {
+			t.Parallel()
+			network := twin(t, class, uint64(time.Now().UnixNano()))
+			j, _ := newSpan(t, "aabb", network.Open)
+			groups := j.group(t, Options{Scratch: smallScratch})
+			lost := -1
+			for r, err := range j.each(t, func(ctx context.Context, r int) error {
+				x := make([]int32, 1000)
+				for i := 0; ; i++ {
+					if i >= 5 && r == 0 { // with nothing underway it loses nothing
+						network.Reset(1, 3)
+					}
+					if err := groups[r].AllReduce(ctx, nil, weft.TensorOf(x), weft.TensorOf(x), weft.Max); err != nil {
+						return err
+					}
+				}
+			}) {
+				p, ok := errors.AsType[*weft.PeerError](err)
+				if !ok || !errors.Is(err, weft.ErrDied) || p.Rank != 1 && p.Rank != 3 {
+					t.Fatalf("rank %d: %v", r, err)
+				}
+				if r == 0 {
+					lost = p.Rank
+				}
+			}
+			live := slices.DeleteFunc(ranksUpTo(4), func(r int) bool { return r == lost })
+			eachRank(t, live, func(ctx context.Context, r int) error { return j.comms[r].SetMask(ctx, lost) })
+			eachRank(t, live, func(ctx context.Context, r int) error {
+				x := []float32{float32(r)}
+				err := groups[r].AllReduce(ctx, nil, weft.TensorOf(x), weft.TensorOf(x), weft.Sum)
+				if want := float32(6 - lost); err == nil && x[0] != want {
+					err = fmt.Errorf("the sum is %v, not %v", x[0], want)
+				}
+				return err
+			})
+		})
 	}
 }

@@ -61,7 +61,8 @@ func (g *Group) Barrier(ctx context.Context, s *weft.Stream) error {
 // must not otherwise overlap it. All ranks get the same bits, in every run, by every algorithm and
 // engine.
 //
-// BF16, FP16 and fp8 sum in fp32 and round once; F32 and F64 sum in their own type; integers wrap.
+// BF16, FP16 and fp8 sum in fp32 and round once; F32 and F64 sum in their own type; integers wrap. Between hosts floats
+// are summed host by host: the package's documentation says how.
 // Min and Max order -0 below +0 and give NaN if any input is NaN. Avg divides the sum by the number
 // of ranks before the one rounding; integers truncate toward zero. A pre-multiplied sum needs a
 // scalar: see [Group.Do] and [Call].

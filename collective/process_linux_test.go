@@ -340,6 +340,9 @@ func goOn(t *testing.T, crew *processes.Crew, others []int, victim int) {
 // that names it within two seconds, and go on without it. Short tests have two phases of each.
 func TestKilledRank(t *testing.T) {
 	for k, a := range Algorithms() {
+		if betweenHosts(a) {
+			continue
+		}
 		var steps int
 		for i, p := range phases {
 			if i > 0 && (!distinct(i, steps) || testing.Short() && i != 1+k%(len(phases)-1)) {
@@ -373,6 +376,9 @@ func TestStoppedRank(t *testing.T) {
 	const deadline = 2 * time.Second // in which a rank gets to its point, on a busy machine too
 	for k, a := range Algorithms() {
 		p, victim := phases[k%len(phases)], (k+k/len(phases))%crewSize
+		if betweenHosts(a) {
+			continue
+		}
 		if !emulate.Everything() && k%3 > 0 {
 			continue
 		}

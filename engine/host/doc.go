@@ -1,5 +1,5 @@
-// Package host has the parts of operations between ranks that share memory: how ranks meet, how a
-// refusal reaches all of them, and how a rank finds the operands of another. Package collective and
+// Package host has the parts of operations between ranks that share memory, and between such on several hosts: how
+// ranks meet, how a refusal reaches all of them, and how a rank finds the operands of another. Package collective and
 // the host engine of package ep use it.
 //
 // # Data flow
@@ -44,6 +44,21 @@
 //
 // Numbers only grow ([channel.Sequence]): after a failure they go on from the communicator's next
 // generation, above all that was published before. Nothing is reset.
+//
+// # Between hosts
+//
+// What a rank publishes, package mirror shows each other host: the header, and the payload or the part of it that the
+// host's ranks need ([Rounds.Limit]). One rank of that host, the keeper, has the mirror; all of its host read it. So
+// payloads cross the network once for each host, and ranks read a round in the same way, wherever it comes from.
+//
+// Invariant: who publishes round s has read s-2 of all ranks, by mirrors too; so the argument above holds for each
+// mirror's headers and ring. What a rank sends must stay until it has left: [Rounds.Await] of round s also waits
+// until the writes of round s-2 have completed, and a rank fills its header for s when it has awaited s-2.
+//
+// Nobody moves a mirror but its keeper, in waits. It waits for each round that the ranks of its host wait for, so
+// none of them waits in vain. [Rounds.Await] does not return before all that this rank says is with the fabric.
+//
+// After SetMask keepers are chosen anew, and each rank's mirrors begin with what is said then: all numbers are higher.
 //
 // # Operands
 //

@@ -25,7 +25,8 @@ type algorithm struct {
 }
 
 // forms are those that serve a collective. What they cost stands in profile shared-memory of package tuning;
-// of those that cost the same the first one runs. The last of each collective supports everything.
+// of those that cost the same the first one runs. The last of each collective supports everything, but between hosts
+// the sums that hierarchical takes.
 var forms = [spec.Collectives][]*form{
 	spec.Barrier:        {&eager},
 	spec.AllReduce:      {&eager, &hierarchical, &hierarchicalExact, &pull, &pipeline, &window, &twoShot},

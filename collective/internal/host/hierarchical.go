@@ -36,15 +36,17 @@ func betweenHosts(q spec.Request) bool {
 	return q.Hosts > 1 && (q.Op != weft.Avg || enginehost.Arithmetic(q.DType).Float())
 }
 
-// costBetween makes what is small eager, which has one trip between hosts, and all else hierarchical: no other
-// algorithm sends less. It depends on nothing that is not part of a class of requests.
-func costBetween(q spec.Request, _ *spec.Model) float64 {
-	const eagerBytes, never = 16 << 10, 1e12
-	if q.Sent <= eagerBytes {
-		return never
-	}
-	return 0
+// costBetween is compared with what eager takes within a host, as the table has it: their lines cross at about 16 KiB.
+// What is smaller is eager between hosts, too, for that has one trip.
+func costBetween(q spec.Request, _ *spec.Model) float64 { return 2 + 1e-6*float64(q.Sent) }
+
+// notBetween is what forms support that no host's ranks have to fold first. Between hosts they would send each
+// input to each host; for averages of integers, which divide the exact sum, they do.
+func notBetween(q spec.Request) bool {
+	return q.Hosts <= 1 || !q.Collective.Reduces() || !betweenHosts(q)
 }
+
+const demandsOneHost = "reduces where all ranks share memory, and between hosts averages of integers alone"
 
 func (c *call) reduceByHost(ctx context.Context, exact bool) error {
 	switch c.Collective {

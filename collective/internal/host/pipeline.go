@@ -10,7 +10,7 @@ import (
 //
 // In place it needs no care: what a step overwrites was staged before.
 var pipeline = form{
-	name: "pipeline",
+	name: "pipeline", supports: notBetween, demands: demandsOneHost,
 	run: func(ctx context.Context, c *call) error {
 		c.plan()
 		places, size := 1, c.step(tuning.CopyStep)

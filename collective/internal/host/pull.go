@@ -17,6 +17,9 @@ var pull = form{
 	demands: "reads inputs in windows of every rank, of an all-reduce or an all-to-all " +
 		"such that are not the output; of an all-gather outputs in windows will do",
 	supports: func(q spec.Request) bool {
+		if q.Hosts > 1 {
+			return false
+		}
 		switch q.Collective {
 		case spec.AllReduce, spec.AllToAll:
 			return q.Windows&(spec.Inputs|spec.InPlace) == spec.Inputs

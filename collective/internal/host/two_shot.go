@@ -11,7 +11,7 @@ import (
 // step are staged between them. Its traffic on each rank is about five passes, however many ranks; a
 // rank without an output saves one.
 var twoShot = form{
-	name: "two-shot",
+	name: "two-shot", supports: notBetween, demands: demandsOneHost,
 	run: func(ctx context.Context, c *call) error {
 		size := c.step(tuning.TwoShotStep)
 		root := c.Collective == spec.Reduce && c.out != nil

@@ -18,6 +18,9 @@ var window = form{
 
 	demands: "reads inputs in windows of every rank and, but for a reduce, outputs there",
 	supports: func(q spec.Request) bool {
+		if q.Hosts > 1 {
+			return false
+		}
 		if q.Collective == spec.Reduce {
 			return q.Windows&spec.Inputs != 0
 		}

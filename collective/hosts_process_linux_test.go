@@ -1,0 +1,64 @@
+package collective
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/weftgo/weft/fabric"
+	"github.com/weftgo/weft/fabric/fabrictest"
+	"github.com/weftgo/weft/internal/ranktest/processes"
+)
+
+// TestHostRankDies kills a process in the midst of operations between hosts, on libfabric: the others return an error
+// that names it, mask it, and go on with right results.
+func TestHostRankDies(t *testing.T) {
+	if err := fabrictest.Libfabric(t.Context(), t, fabric.Options{Size: 1}).Close(); err != nil {
+		t.Error(err)
+	}
+	for i, tc := range []struct {
+		hosts  string
+		victim int
+	}{{"aabb", 3}, {"aabb", 0}, {"abc", 1}, {"aab", 2}} {
+		for _, name := range []string{
+			"all-reduce/hierarchical", "all-to-all/pipeline", "reduce-scatter/hierarchical", "all-gather/eager", "",
+		} {
+			if testing.Short() && i%2 == 1 {
+				continue
+			}
+			what := name
+			if name == "" {
+				what = "messages"
+			}
+			t.Run(fmt.Sprintf("%s, rank %d of %s", what, tc.victim, tc.hosts), func(t *testing.T) {
+				n := len(tc.hosts)
+				crew := processes.StartWith(t, "member", n, func(rank int) []string {
+					return []string{"WEFT_HEARTBEAT=60s", "WEFT_HOSTID=" + tc.hosts[rank:][:1]}
+				})
+				all := ranksUpTo(n)
+				args := memberArgs{ID: crew.ID(), Deadline: time.Minute, Algorithm: name, Bytes: 64 << 10}
+				if name == "all-gather/eager" {
+					args.Bytes = 1 << 10
+				}
+				crew.Must(all, "join", args)
+				crew.Must(all, "repeat", memberArgs{Times: 3})
+				rest := slices.DeleteFunc(slices.Clone(all), func(r int) bool { return r == tc.victim })
+				for _, r := range all {
+					crew.Tell(r, "repeat", memberArgs{Times: 1_000_000})
+				}
+				time.Sleep(50 * time.Millisecond)
+				crew.Kill(tc.victim)
+				killed := time.Now()
+				for r, a := range crew.Answers(rest) {
+					if a.Peer != tc.victim || a.Cause != "died" {
+						t.Errorf("rank %d after the death of %d: %.300s", r, tc.victim, a.Err)
+					}
+				}
+				t.Log("told after", time.Since(killed))
+				crew.Must(rest, "mask", memberArgs{Masked: []int{tc.victim}})
+				crew.Must(rest, "repeat", memberArgs{Times: 3})
+			})
+		}
+	}
+}
