@@ -34,8 +34,8 @@
 //
 // Pump waits for nothing. A peer that the fabric has given up is told by [Mirrors.Lost]; nothing more is sent to it.
 // Nothing that lands late does harm: only p writes what p's mirrors and inboxes have, and values of counters only
-// grow. [Mirrors.Settle], after SetMask, waits until no write of this rank is underway any more, and drops what was
-// not begun.
+// grow. After SetMask places are written anew that no peer may have read. So [Mirrors.Settle] drops what was not begun,
+// and waits until all else has landed, which the peers' domains tell by themselves.
 //
 // # Cost
 //

@@ -64,7 +64,10 @@ func (l *layout) mirror(keeper, of int) int {
 			i++
 		}
 	}
-	return align(l.pad+2*len(l.hosts)*l.box) + i*l.pad
+	return l.spare() + channel.Stride + i*l.pad
 }
 
-func (l *layout) bytes() int { return align(l.pad+2*len(l.hosts)*l.box) + l.others*l.pad }
+// spare is a word that nothing reads: see stream.fence.
+func (l *layout) spare() int { return align(l.pad + 2*len(l.hosts)*l.box) }
+
+func (l *layout) bytes() int { return l.spare() + channel.Stride + l.others*l.pad }

@@ -80,7 +80,8 @@ func (m *Mirrors) Kept(keeper, rank int) []byte {
 	return mem[m.layout.mirror(keeper, rank):][:m.layout.pad:m.layout.pad]
 }
 
-// Settle is for what comes after SetMask. It drops what was not begun, and waits until what was has completed.
+// Settle is for what comes after SetMask. It drops what was not begun, and waits until what was has landed: else it
+// might land on what is said from now on. The peers need not call it.
 func (m *Mirrors) Settle(op string) error {
 	m.live, m.lost = m.live[:0], nil
 	for r, s := range m.streams {
@@ -97,7 +98,7 @@ func (m *Mirrors) Settle(op string) error {
 	for _, s := range m.live {
 		err := m.comm.Operations().Waiter().Until(context.Background(), op, s.rank, func() bool {
 			m.Pump()
-			return s.idle() && len(s.underway) == 0 || m.lost != nil
+			return s.idle() && s.fence() && len(s.underway) == 0 || m.lost != nil
 		})
 		if err != nil {
 			return m.comm.Operations().Fail(err)

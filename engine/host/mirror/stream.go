@@ -26,13 +26,16 @@ type stream struct {
 	queue     []queued
 	begun     int // bytes of the first item's range that were posted
 	stage     stage
-	tells     bool       // the line that is underway is of no item
+	tells     bool       // the line that is underway is of no item, and comes before that of the first one
+	resume    stage      // of the first item, behind it
 	asked     uint64     // items
 	posted    uint64     // items of these
 	completed uint64     // items of these
 	written   uint64     // lines, of which the last may lack its signal
 	settled   uint64     // lines that have completed
 	underway  []underway // what is posted and has not completed
+
+	fenced bool
 
 	taken, told uint64 // lines of the peer; as far as it has heard
 	theirTaken  uint64 // lines of this rank, as far as the peer has told
@@ -64,13 +67,29 @@ func (s *stream) idle() bool {
 	return s.err != nil || len(s.queue) == 0 && s.stage == ranging
 }
 
+// fence asks the peer's domain to tell when all that was written before has landed, and reports whether it was
+// asked since the last drop: it adds nothing to a word, which is executed behind all writes.
+func (s *stream) fence() bool {
+	if s.fenced || s.err != nil {
+		return true
+	}
+	ok, err := s.peer.TryAdd(s.remote, s.m.layout.spare(), 0)
+	s.fail(err)
+	if s.fenced = ok; ok {
+		s.underway = append(s.underway, underway{s.posted, s.written, s.peer.Mark()})
+	}
+	return ok
+}
+
 // drop forgets items of which no line was written.
 func (s *stream) drop() {
+	s.fenced = false
 	keep := 0
 	switch {
-	case s.stage == raising && !s.tells:
+	case s.stage == raising && !s.tells: // a line is followed by its signal
 		keep = 1
-	case s.stage == raising: // a line is followed by its signal
+	case s.stage == raising:
+		s.resume, s.begun = ranging, 0
 	default:
 		s.stage, s.begun, s.tells = ranging, 0, false
 	}
@@ -113,16 +132,16 @@ func (s *stream) push() {
 
 // step moves the first item on, or tells how many lines were taken, and reports whether it did.
 func (s *stream) step() bool {
+	if !s.tells && s.stage != raising && s.taken-s.told >= s.lines/2 {
+		// It waits for no item: that may wait for room, which the peer gives when it has heard.
+		s.tells, s.resume, s.stage = true, s.stage, writing
+	}
 	switch s.stage {
 	case writing:
 		return s.write()
 	case raising:
 		return s.raise()
 	default:
-	}
-	if s.begun == 0 && s.taken-s.told >= s.lines/2 {
-		s.tells, s.stage = true, writing
-		return true
 	}
 	if len(s.queue) == 0 {
 		return false
@@ -176,11 +195,13 @@ func (s *stream) raise() bool {
 	if s.fail(err); !ok {
 		return false
 	}
-	if !s.tells {
+	if s.tells {
+		s.stage, s.tells = s.resume, false
+	} else {
 		s.posted++
 		s.queue = append(s.queue[:0], s.queue[1:]...)
+		s.stage, s.begun = ranging, 0
 	}
-	s.stage, s.begun, s.tells = ranging, 0, false
 	s.underway = append(s.underway, underway{s.posted, s.written, s.peer.Mark()})
 	return true
 }
