@@ -145,9 +145,10 @@ func (h *hosts) fold(c *call, dst []byte, rows [][]byte) {
 	}
 }
 
-// partial is the fold of a host's rows: of one row that row, or else made in dst.
+// partial is the fold of a host's rows: of one row that row, or else made in dst. Rounding makes numbers of the
+// infinities of e5m2, of one row too.
 func (h *hosts) partial(c *call, f enginehost.Folding, dst []byte, rows [][]byte) []byte {
-	if len(rows) == 1 && f.Op != weft.PreMulSum {
+	if len(rows) == 1 && f.Op != weft.PreMulSum && f.DType != weft.Float8E5M2 {
 		return rows[0]
 	}
 	c.moves.Reduce(f, dst, rows, false)
