@@ -263,8 +263,10 @@ func TestHostRefusals(t *testing.T) {
 			counts := []int{1, 1, 1}
 			counts[0] += r / 2
 			x := weft.TensorOf(make([]int32, 4)[:3+r/2])
-			return Call{Collective: AllToAllV, In: x, Out: weft.TensorOf(make([]int32, 3+r/2)),
-				Counts: Counts{Send: counts, Recv: counts}}
+			return Call{
+				Collective: AllToAllV, In: x, Out: weft.TensorOf(make([]int32, 3+r/2)),
+				Counts: Counts{Send: counts, Recv: counts},
+			}
 		}, weft.ErrMismatch},
 	} {
 		for r, err := range j.each(t, func(ctx context.Context, r int) error { return groups[r].Do(ctx, nil, c.call(r)) }) {
