@@ -80,6 +80,14 @@ func (x *Proxy) Connect(ctx context.Context, rank int, card []byte) (*Peer, erro
 // Rank is the peer's.
 func (p *Peer) Rank() int { return p.rank }
 
+// Fail ends the channels to the peer with a cause that comes from elsewhere, as [fabric.Peer.Fail] does. The
+// first cause stays.
+func (p *Peer) Fail(cause error) {
+	for _, r := range p.rails {
+		r.Fail(cause)
+	}
+}
+
 // Memory is memory of this rank that channels put from, and that peers put into.
 type Memory struct {
 	proxy   *Proxy

@@ -1,0 +1,61 @@
+package service
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/fabric"
+	"github.com/weftgo/weft/port"
+)
+
+// Options of a service. The zero value is ready. Channels, Spread and the number of rails are the same on every rank.
+type Options struct {
+	// Provider is libfabric's, by name; empty takes the first of [fabric.Providers] that the machine has.
+	Provider string
+	// Sources are the addresses of the network interfaces to use, one a rail. None: one rail, by an interface that
+	// libfabric chooses.
+	Sources []string
+	// Channels is the most channels between two ranks: 64 if 0. A channel is never given up.
+	Channels int
+	// Depth, Spin and Spread are those of [port.Options].
+	Depth  int
+	Spin   time.Duration
+	Spread int
+	// Open makes the domain of a rail: fabric.Open if nil. Package fabrictest has others, for tests.
+	Open func(ctx context.Context, rail int, o fabric.Options) (*fabric.Domain, error)
+}
+
+// maxChannels is one less than the most signals of a domain.
+const maxChannels = 1<<16 - 1
+
+func (o *Options) normalize() error {
+	switch {
+	case o.Channels < 0 || o.Channels > maxChannels:
+		return weft.Invalidf("Channels: %d, want 1 to %d, or 0 for 64", o.Channels, maxChannels)
+	case len(o.Sources) > port.MaxRails:
+		return weft.Invalidf("Sources: %d, want at most %d", len(o.Sources), port.MaxRails)
+	case o.Depth < 0 || o.Spread < 0 || o.Spin < 0 || o.Depth&(o.Depth-1) != 0 || o.Depth == 1 || o.Depth > 1<<20:
+		return weft.Invalidf("Depth: %d, Spread: %d, Spin: %v; want a power of two from 2 to %d, and no negative numbers",
+			o.Depth, o.Spread, o.Spin, 1<<20)
+	}
+	if o.Channels == 0 {
+		o.Channels = 64
+	}
+	if len(o.Sources) == 0 {
+		o.Sources = []string{""}
+	}
+	if o.Open == nil {
+		o.Open = func(ctx context.Context, rail int, f fabric.Options) (*fabric.Domain, error) {
+			f.Provider, f.Source = o.Provider, o.Sources[rail]
+			return fabric.Open(ctx, f)
+		}
+	}
+	return nil
+}
+
+// said is what all ranks must say alike.
+func (o *Options) said() string {
+	return fmt.Sprintf("Channels: %d, Spread: %d, rails: %d", o.Channels, o.Spread, len(o.Sources))
+}

@@ -1,0 +1,311 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/channel"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/fabric"
+	"github.com/weftgo/weft/internal/refusal"
+	"github.com/weftgo/weft/port"
+)
+
+// Service makes channels between the ranks of a communicator. Its methods may be called from any goroutine, but
+// New and Register are collective, in the same order on all ranks.
+type Service struct {
+	comm    *weft.Comm
+	ops     weft.Operations
+	options Options
+	gate    *weft.Gate
+	waiter  *channel.Waiter
+
+	shared *weft.Window // counters and a board; nil where ranks do not map each other's memory
+
+	absent  error // why there is no fabric; nil: there is one
+	domains []*fabric.Domain
+	proxy   *port.Proxy
+	cards   [][]byte // of the proxies, by rank
+	board   *Memory  // for hellos by the fabric
+
+	mu       sync.Mutex
+	kernels  *port.Kernels
+	links    []*link
+	meetings []*meeting // by rank
+	released bool
+}
+
+// New makes a service. It is collective. What only some ranks cannot do is an error on all of them.
+func New(ctx context.Context, comm *weft.Comm, o Options) (*Service, error) {
+	const op = "new port service"
+	ops := comm.Operations()
+	err := o.normalize()
+	if err := ops.VerifySame(ctx, op, o.said(), err); err != nil {
+		return nil, err
+	}
+	s := &Service{comm: comm, ops: ops, options: o, meetings: make([]*meeting, comm.Size())}
+	s.waiter = ops.WaiterOf("port service")
+	for r := range s.meetings {
+		s.meetings[r] = new(meeting)
+	}
+	if err := s.build(ctx, op); err != nil {
+		return nil, errors.Join(err, s.release())
+	}
+	s.gate = ops.Gate("port service")
+	return s, nil
+}
+
+func (s *Service) build(ctx context.Context, op string) (err error) {
+	if s.comm.Device() == nil {
+		s.shared, err = s.comm.Alloc(ctx, s.countersSize()+s.boardSize())
+		if err != nil && !errors.Is(err, weft.ErrUnsupported) { // between hosts there may be none
+			return err
+		}
+	}
+	if err := s.openFabric(ctx, op); err != nil {
+		return err
+	}
+	if s.absent != nil {
+		if s.shared == nil {
+			return s.absent
+		}
+		return nil
+	}
+	if s.board, err = s.register(ctx, op, make([]byte, s.boardSize())); err != nil {
+		return err
+	}
+	return nil
+}
+
+// openFabric opens domains and the proxy, and tells the others of them. Where one rank has no fabric none has.
+func (s *Service) openFabric(ctx context.Context, op string) error {
+	why := s.openRails(watched{ctx, s, op, -1})
+	note := []byte{1}
+	if why != nil {
+		text := why.Error()
+		note = append([]byte{0}, text[:min(len(text), pieceSize)]...)
+	}
+	notes, err := s.ops.GatherNotes(ctx, op, note)
+	if err != nil {
+		return err
+	}
+	for r, n := range notes {
+		if len(n) > 0 && n[0] == 0 {
+			s.absent = &weft.PeerError{Rank: r, Op: op, Err: fmt.Errorf("%w there: %s", weft.ErrUnsupported, n[1:])}
+			return s.closeFabric()
+		}
+	}
+	s.cards = make([][]byte, s.comm.Size())
+	card := s.proxy.Card()
+	for range s.options.Sources { // a rail's card fits into a piece
+		piece := card[:min(len(card), pieceSize)]
+		card = card[len(piece):]
+		notes, err := s.ops.GatherNotes(ctx, op, piece)
+		if err != nil {
+			return err
+		}
+		for r, n := range notes {
+			s.cards[r] = append(s.cards[r], n...)
+		}
+	}
+	return nil
+}
+
+// pieceSize is what a note carries of more.
+const pieceSize = 1000
+
+func (s *Service) openRails(ctx context.Context) error {
+	for rail := range s.options.Sources {
+		d, err := s.options.Open(ctx, rail, fabric.Options{
+			Rank: s.comm.Rank(), Size: s.comm.Size(), Signals: s.options.Channels + 1, Timeout: s.comm.Deadline(),
+			Spin: s.options.Spin,
+		})
+		if err != nil {
+			return err
+		}
+		s.domains = append(s.domains, d)
+	}
+	x, err := port.New(port.Options{
+		Depth: s.options.Depth, Timeout: s.comm.Deadline(), Spin: s.options.Spin, Spread: s.options.Spread,
+	}, s.domains...)
+	s.proxy = x
+	return err
+}
+
+// Fabric is what the first rail's endpoint does; ok is false where there is no fabric.
+func (s *Service) Fabric() (c fabric.Capabilities, ok bool) {
+	if s.absent != nil {
+		return c, false
+	}
+	return s.domains[0].Capabilities(), true
+}
+
+// Rails is the number of rails: 0 where there is no fabric.
+func (s *Service) Rails() int { return len(s.domains) }
+
+// Channels is the most channels between two ranks.
+func (s *Service) Channels() int { return s.options.Channels }
+
+// Memory is a memory of each rank that channels put from and into.
+type Memory struct {
+	service *Service
+	bytes   []byte
+	local   *port.Memory // nil where there is no fabric, or no memory
+	parts   []part       // by rank
+}
+
+// part is what is known of a rank's memory.
+type part struct {
+	known  bool // false for a rank that was masked
+	bytes  int
+	window uint64 // that it lies in
+	offset int
+	mapped bool // in a window
+	card   []byte
+}
+
+// Register makes a memory of each rank known to all: of any length, also none. It is collective. The memory stays the
+// caller's and must outlive the Memory. On GPUs it is memory of the host, pinned where kernels are to fill it.
+func (s *Service) Register(ctx context.Context, memory []byte) (*Memory, error) {
+	const op = "register port memory"
+	if err := s.gate.Enter(op); err != nil {
+		return nil, err
+	}
+	defer s.gate.Leave()
+	return s.register(ctx, op, memory)
+}
+
+func (s *Service) register(ctx context.Context, op string, memory []byte) (*Memory, error) {
+	m := &Memory{service: s, bytes: memory, parts: make([]part, s.comm.Size())}
+	own := part{known: true, bytes: len(memory)}
+	err := refusal.Of(ctx)
+	if err == nil {
+		err = s.onHost(memory)
+	}
+	if err == nil && len(memory) > 0 {
+		if s.comm.Device() == nil {
+			if w, offset, ok := s.ops.Find(addressOf(memory), len(memory)); ok {
+				own.window, own.offset, own.mapped = w.ID(), offset, true
+			}
+		}
+		if s.absent == nil {
+			if m.local, err = s.proxy.Register(memory, uint32(s.ops.Generation())); err == nil {
+				own.card = m.local.Card()
+			}
+		}
+	}
+	err = s.ops.VerifySame(ctx, op, "memory", translate(err))
+	var notes [][]byte
+	if err == nil {
+		notes, err = s.ops.GatherNotes(ctx, op, own.encode())
+	}
+	for r, n := range notes {
+		if n == nil || err != nil {
+			continue
+		}
+		if m.parts[r], err = decodePart(n); err != nil {
+			err = &weft.PeerError{Rank: r, Op: op, Err: err}
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, m.close())
+	}
+	return m, nil
+}
+
+// onHost refuses memory of a GPU.
+func (s *Service) onHost(memory []byte) error {
+	d := s.comm.Device()
+	if d == nil || len(memory) == 0 {
+		return nil
+	}
+	info, err := d.Context().Inspect(cuda.Pointer(uintptr(addressOf(memory))))
+	if err != nil {
+		return err
+	}
+	if info.Kind == cuda.OnDevice && !info.Managed {
+		return weft.Unsupportedf("memory of a GPU, which the fabric does not reach: register pinned memory of the host")
+	}
+	return nil
+}
+
+// Bytes is the length of a rank's part: 0 for a rank that has none, or was masked.
+func (m *Memory) Bytes(rank int) int { return m.parts[rank].bytes }
+
+// Close takes the memory's keys back. Puts from it must have been flushed, and peers' puts into it are over.
+func (m *Memory) Close() error {
+	const op = "close port memory"
+	if err := m.service.gate.Enter(op); err != nil {
+		return nil // it was closed with its service
+	}
+	defer m.service.gate.Leave()
+	return m.close()
+}
+
+func (m *Memory) close() error {
+	if m.local == nil {
+		return nil
+	}
+	return m.local.Close()
+}
+
+// rest is how long a service that closes waits until what was pushed has left.
+const rest = 5 * time.Second
+
+// Close waits until what was pushed has left this rank, for some seconds at most, and closes the service with its
+// channels and memories. It is not collective. While a call is inside it fails with [weft.ErrBusy].
+func (s *Service) Close() error {
+	const op = "close port service"
+	if err := s.gate.Close(op); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.released {
+		return nil
+	}
+	ctx, cancel := context.WithTimeoutCause(context.Background(), min(s.comm.Deadline(), rest), weft.ErrTimeout)
+	defer cancel()
+	for _, l := range s.links {
+		if l.base != nil && l.base.Err() == nil && s.sound(op, l.peer) == nil && !s.gone(l.peer) {
+			_ = l.base.Flush(watched{ctx, s, op, l.peer}) // who waits for it is told that this rank left
+		}
+	}
+	if s.kernels != nil {
+		ctx, cancel := context.WithTimeoutCause(context.Background(), s.comm.Deadline(), weft.ErrTimeout)
+		defer cancel()
+		if err := s.ops.Quiesce(ctx, op); err != nil && ctx.Err() != nil {
+			return err // kernels may still push: closed again, it tries again
+		}
+	}
+	s.released = true
+	return s.release()
+}
+
+func (s *Service) release() error {
+	var errs []error
+	if s.kernels != nil {
+		errs = append(errs, s.kernels.Close())
+	}
+	errs = append(errs, s.closeFabric())
+	if s.shared != nil {
+		errs = append(errs, s.shared.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func (s *Service) closeFabric() error {
+	var errs []error
+	if s.proxy != nil {
+		errs = append(errs, s.proxy.Close())
+	}
+	for _, d := range s.domains {
+		errs = append(errs, d.Close())
+	}
+	s.proxy, s.domains = nil, nil
+	return errors.Join(errs...)
+}
