@@ -303,6 +303,17 @@ func (c *comm) children() []child {
 			all = append(all, child{&x.ops, handle.Executor, x.executor.Close, func() { planRunners.Remove(id) }})
 		}
 	}
+	for _, ch := range portChannels.All() { // before their ports
+		if ch.port.comm == c {
+			none := func() {} // they are the port's
+			all = append(all, child{&ch.life, handle.PortChannel, func() error { return nil }, none})
+		}
+	}
+	for id, x := range ports.All() {
+		if x.comm == c {
+			all = append(all, child{&x.ops, handle.Port, x.service.Close, func() { x.forget(id) }})
+		}
+	}
 	for _, w := range works.All() {
 		if w.group != nil && w.group.comm == c {
 			none := func() {} // they are the group's

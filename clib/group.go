@@ -318,7 +318,7 @@ func goweft_group_algorithm_at(id C.uint64_t, index C.int, out *C.weft_algorithm
 	})
 }
 
-// names are strings of C's of algorithms, of which there are few.
+// names are strings of C's of algorithms and providers, of which there are few.
 var names sync.Map
 
 // named is a string that is there as long as the process.

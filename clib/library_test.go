@@ -145,6 +145,12 @@ type outcome struct {
 // ranks runs a program as so many ranks, which meet as their environment says.
 func ranks(t testing.TB, n int, program string, arguments ...string) []outcome {
 	t.Helper()
+	return ranksWith(t, n, func(int) []string { return nil }, program, arguments...)
+}
+
+// ranksWith is ranks with more of an environment for each.
+func ranksWith(t testing.TB, n int, env func(rank int) []string, program string, arguments ...string) []outcome {
+	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -160,6 +166,7 @@ func ranks(t testing.TB, n int, program string, arguments ...string) []outcome {
 			cmd := exec.CommandContext(ctx, program, arguments...)
 			cmd.Env = append(withoutLauncher(os.Environ()), fmt.Sprint("WEFT_RANK=", r),
 				fmt.Sprint("WEFT_SIZE=", n), "WEFT_ADDRESS="+address)
+			cmd.Env = append(cmd.Env, env(r)...)
 			out, err := cmd.CombinedOutput()
 			got[r] = outcome{string(out), err}
 		})

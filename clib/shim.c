@@ -302,6 +302,94 @@ weft_status weft_executor_destroy(weft_executor executor) {
 	return CALL(goweft_executor_destroy(ID(executor)));
 }
 
+weft_status weft_port_create(weft_comm comm, const weft_port_options *options, weft_port *port) {
+	return CALL(goweft_port_create(ID(comm), (weft_port_options *)options, port, libweft_timeout));
+}
+
+weft_status weft_port_get(weft_port port, weft_port_info *info) {
+	return CALL(goweft_port_get(ID(port), info));
+}
+
+weft_status weft_port_destroy(weft_port port) {
+	return CALL(goweft_port_destroy(ID(port)));
+}
+
+weft_status weft_port_memory_create(weft_port port, void *memory, size_t bytes,
+		weft_port_memory *made) {
+	return CALL(goweft_port_memory_create(ID(port), memory, bytes, made, libweft_timeout));
+}
+
+weft_status weft_port_memory_size(weft_port_memory memory, int rank, uint64_t *bytes) {
+	return CALL(goweft_port_memory_size(ID(memory), rank, bytes));
+}
+
+weft_status weft_port_memory_destroy(weft_port_memory memory) {
+	return CALL(goweft_port_memory_destroy(ID(memory)));
+}
+
+weft_status weft_port_connect(weft_port port, int peer,
+		const weft_port_channel_options *options, weft_port_memory dst, weft_port_memory src,
+		weft_port_channel *channel) {
+	return CALL(goweft_port_connect(ID(port), peer, (weft_port_channel_options *)options,
+		ID(dst), ID(src), channel, libweft_timeout));
+}
+
+weft_status weft_port_channel_with(weft_port_channel channel, weft_port_memory dst,
+		weft_port_memory src, weft_port_channel *made) {
+	return CALL(goweft_port_channel_with(ID(channel), ID(dst), ID(src), made));
+}
+
+weft_status weft_port_channel_get(weft_port_channel channel, weft_port_channel_info *info) {
+	return CALL(goweft_port_channel_get(ID(channel), info));
+}
+
+weft_status weft_port_channel_error(weft_port_channel channel) {
+	return CALL(goweft_port_channel_error(ID(channel)));
+}
+
+weft_status weft_port_channel_destroy(weft_port_channel channel) {
+	return CALL(goweft_port_channel_destroy(ID(channel)));
+}
+
+weft_status weft_port_put(weft_port_channel channel, uint64_t dst, uint64_t src, uint64_t bytes) {
+	return CALL(goweft_port_put(ID(channel), dst, src, bytes, libweft_timeout));
+}
+
+weft_status weft_port_signal(weft_port_channel channel) {
+	return CALL(goweft_port_signal(ID(channel), libweft_timeout));
+}
+
+weft_status weft_port_put_with_signal(weft_port_channel channel, uint64_t dst, uint64_t src,
+		uint64_t bytes) {
+	return CALL(goweft_port_put_with_signal(ID(channel), dst, src, bytes, libweft_timeout));
+}
+
+weft_status weft_port_put_with_signal_and_flush(weft_port_channel channel, uint64_t dst,
+		uint64_t src, uint64_t bytes) {
+	return CALL(goweft_port_put_with_signal_and_flush(ID(channel), dst, src, bytes,
+		libweft_timeout));
+}
+
+weft_status weft_port_flush(weft_port_channel channel) {
+	return CALL(goweft_port_flush(ID(channel), libweft_timeout));
+}
+
+weft_status weft_port_atomic_add(weft_port_channel channel, uint64_t dst, uint64_t value) {
+	return CALL(goweft_port_atomic_add(ID(channel), dst, value, libweft_timeout));
+}
+
+weft_status weft_port_poll(weft_port_channel channel, int *consumed) {
+	return CALL(goweft_port_poll(ID(channel), consumed));
+}
+
+weft_status weft_port_wait(weft_port_channel channel) {
+	return CALL(goweft_port_wait(ID(channel), libweft_timeout));
+}
+
+weft_status weft_port_kernel(weft_port_channel channel, void *kernel, size_t bytes) {
+	return CALL(goweft_port_kernel(ID(channel), kernel, bytes));
+}
+
 const char *weft_status_name(int status) {
 	switch (status) {
 	case WEFT_OK:

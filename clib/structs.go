@@ -65,6 +65,14 @@ func leastSize(p any) uintptr {
 		return 104
 	case *C.weft_own_algorithm:
 		return 144
+	case *C.weft_port_options:
+		return 56
+	case *C.weft_port_info:
+		return 32
+	case *C.weft_port_channel_options:
+		return 16
+	case *C.weft_port_channel_info:
+		return 32
 	}
 	panic("no struct of weft.h")
 }

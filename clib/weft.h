@@ -158,6 +158,9 @@ typedef struct weft_work_s *weft_work;                         /* an operation t
 typedef struct weft_group_s *weft_group;                       /* collectives */
 typedef struct weft_ep_token_counter_s *weft_ep_token_counter; /* counts tokens on a GPU */
 typedef struct weft_executor_s *weft_executor;                 /* runs plans */
+typedef struct weft_port_s *weft_port;                         /* makes channels between ranks */
+typedef struct weft_port_memory_s *weft_port_memory;           /* what channels put from and into */
+typedef struct weft_port_channel_s *weft_port_channel;         /* a way to a peer's memory, and signals */
 
 /*
  * A stream of the caller's: a CUstream or cudaStream_t of the GPU's primary context. The call enqueues on it and
@@ -1117,6 +1120,133 @@ weft_status weft_executor_reset(weft_executor executor);
 /* Gives up the executor's memory on this rank. On a GPU it first waits until none of its work runs, at most until the
  * deadline: after WEFT_ERROR_TIMEOUT the handle is still there. Local. */
 weft_status weft_executor_destroy(weft_executor executor);
+
+/*
+ * Channels between two ranks, which put bytes into each other's memory and count each other's signals: memory channels
+ * where ranks map each other's memory, port channels through libfabric everywhere else, also between hosts. Both are
+ * called alike. docs/guides/port-channels.md has a program.
+ *
+ * What is asked of a channel takes effect in that order, as far as the peer can tell: whoever has waited for a signal
+ * sees all that was put and added before. Any thread may call any function of a channel at any time. A call is refused
+ * before anything moves if it reaches outside of the memories. Calls wait at most until the communicator's deadline,
+ * end by weft_comm_abort, and fail while the communicator has failed; after weft_comm_set_mask the channels between the
+ * ranks that remain go on. WEFT_ERROR_DIED also says that the network has lost the peer. A call of a channel that
+ * reaches the bound of weft_timeout_set aborts nothing, and may be made again.
+ */
+
+/* channels, spread and the number of sources are the same on every rank. */
+typedef struct weft_port_options {
+	size_t size;
+	const char *provider; /* of libfabric; NULL: the first that the machine has and Weft takes */
+	const char **sources; /* addresses of network interfaces, ended by NULL: each is a rail. NULL: one rail, by an
+							 interface that libfabric chooses */
+	int64_t channels;     /* the most between two ranks, up to 65535; 0 is 64. They are never given up */
+	int64_t depth;        /* of the ring that kernels and threads push to, a power of two; 0 is 512 */
+	int64_t spread;       /* bytes from which a channel that spreads divides a put; 0 is 512 KiB */
+	int64_t spin_us;      /* how long what moves the network polls before it sleeps; 0 is 200 */
+} weft_port_options;
+
+/* Makes what channels are made of: the ranks tell each other how to reach them. Without libfabric there are memory
+ * channels, where all ranks are on one host. Collective. options may be NULL. */
+weft_status weft_port_create(weft_comm comm, const weft_port_options *options, weft_port *port);
+
+typedef struct weft_port_info {
+	size_t size;
+	const char *provider; /* of libfabric, valid as long as the process; "" where there is none */
+	int64_t channels;     /* the most between two ranks */
+	int32_t rails;        /* 0 where there is no libfabric */
+	int32_t reserved;
+} weft_port_info;
+
+weft_status weft_port_get(weft_port port, weft_port_info *info);
+
+/* Destroys the port, its channels and its memories. It first waits until what was put and signalled has left this rank,
+ * for seconds at most, and on a GPU for the rank's work. Local. */
+weft_status weft_port_destroy(weft_port port);
+
+/*
+ * Makes a memory of each rank known to all: of any length, also none. It must outlive the handle. Peers of the host map
+ * memory that lies in a window. On GPUs it is memory of the host, pinned if kernels are to fill it. Collective.
+ */
+weft_status weft_port_memory_create(weft_port port, void *memory, size_t bytes, weft_port_memory *made);
+
+/* The length of a rank's part: 0 for a rank that was masked when the memory was made. Local. */
+weft_status weft_port_memory_size(weft_port_memory memory, int rank, uint64_t *bytes);
+
+/* Has no rank put into this rank's part any more. What was put from it must have been flushed. Local. */
+weft_status weft_port_memory_destroy(weft_port_memory memory);
+
+/* What carries a channel. */
+typedef enum weft_port_kind {
+	WEFT_PORT_AUTO = 0,   /* copies where both ranks map the destination that they have given, else the network */
+	WEFT_PORT_MEMORY = 1, /* copies into mapped memory */
+	WEFT_PORT_FABRIC = 2  /* the network */
+} weft_port_kind;
+
+/* The same on both ranks. */
+typedef struct weft_port_channel_options {
+	size_t size;
+	int32_t kind;   /* weft_port_kind */
+	int32_t spread; /* 1: large puts are divided among all rails; such a channel has no adds */
+} weft_port_channel_options;
+
+/* Makes a channel to a peer, from this rank's part of src to the peer's of dst. Both ranks call it, with memories that
+ * may differ; channels of two ranks are made in the same order on both. If the arguments of one break a rule both
+ * refuse. After WEFT_ERROR_TIMEOUT of weft_timeout_set it is called again with the same arguments. options may be
+ * NULL. */
+weft_status weft_port_connect(weft_port port, int peer, const weft_port_channel_options *options, weft_port_memory dst,
+							  weft_port_memory src, weft_port_channel *channel);
+
+/* Makes another handle of the same channel, with the same signals and the same order, between other memories. Local. */
+weft_status weft_port_channel_with(weft_port_channel channel, weft_port_memory dst, weft_port_memory src,
+								   weft_port_channel *made);
+
+typedef struct weft_port_channel_info {
+	size_t size;
+	int32_t peer;
+	int32_t kind; /* weft_port_kind: never WEFT_PORT_AUTO */
+	uint64_t dst_bytes, src_bytes;
+} weft_port_channel_info;
+
+weft_status weft_port_channel_get(weft_port_channel channel, weft_port_channel_info *info);
+
+/* Returns why nothing can be asked of the channel, or WEFT_OK. Local. */
+weft_status weft_port_channel_error(weft_port_channel channel);
+
+/* Gives the handle up. The channel's number is not used again. Local. */
+weft_status weft_port_channel_destroy(weft_port_channel channel);
+
+/* Writes bytes at src of this rank's memory to dst of the peer's. They must stay as they are until a flush, and the
+ * peer sees them after the next signal. Local, as all that follow are: a call returns when the request was taken. */
+weft_status weft_port_put(weft_port_channel channel, uint64_t dst, uint64_t src, uint64_t bytes);
+
+/* Raises the peer's count of signals by one, behind all that was asked for before. */
+weft_status weft_port_signal(weft_port_channel channel);
+
+/* weft_port_put and weft_port_signal, in one request. */
+weft_status weft_port_put_with_signal(weft_port_channel channel, uint64_t dst, uint64_t src, uint64_t bytes);
+
+/* The same, and weft_port_flush. */
+weft_status weft_port_put_with_signal_and_flush(weft_port_channel channel, uint64_t dst, uint64_t src, uint64_t bytes);
+
+/* Waits until the sources of what was put may change, and adds have taken effect. */
+weft_status weft_port_flush(weft_port_channel channel);
+
+/* Adds to the 64-bit word at dst of the peer's memory, at an address that is a multiple of 8. Processors of ranks do
+ * it; a GPU that adds to the word loses sums. */
+weft_status weft_port_atomic_add(weft_port_channel channel, uint64_t dst, uint64_t value);
+
+/* Consumes a signal of the peer, if there is one, and writes 1, else 0. */
+weft_status weft_port_poll(weft_port_channel channel, int *consumed);
+
+/* Waits for a signal of the peer, and consumes it. A call that fails consumes none. */
+weft_status weft_port_wait(weft_port_channel channel);
+
+#define WEFT_PORT_KERNEL_BYTES 88
+
+/* Writes a port channel as kernels of this rank's GPU take it: the struct PortChannel of "port.cuh", of
+ * WEFT_PORT_KERNEL_BYTES bytes. Signals of a channel are consumed either by the host or by kernels. */
+weft_status weft_port_kernel(weft_port_channel channel, void *kernel, size_t bytes);
 
 /* Gives a text back that the library wrote; NULL is none. */
 void weft_text_free(void *text);

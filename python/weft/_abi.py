@@ -12,6 +12,7 @@ STREAM_OWN = 2**64 - 1
 MAX_DIMS = 4
 UNIQUE_ID_BYTES = 136
 VALUES = 8
+PORT_KERNEL_BYTES = 88
 RELEASE = "0.1.0"
 HOST = 0
 GPU = 1
@@ -200,6 +201,17 @@ class Collective(Choice):
     scatter = 11
     point_to_point = 100
     """no collective: messages between pairs of ranks"""
+
+
+class PortKind(Choice):
+    """What carries a channel."""
+
+    auto = 0
+    """copies where both ranks map the destination that they have given, else the network"""
+    memory = 1
+    """copies into mapped memory"""
+    fabric = 2
+    """the network"""
 
 
 AskFunction = CFUNCTYPE(c_int, c_void_p)
@@ -588,6 +600,46 @@ class OwnAlgorithm(Struct):
     )
 
 
+class PortOptions(Struct):
+    _fields_ = (
+        ("size", c_size_t),
+        ("provider", c_char_p),
+        ("sources", c_void_p),
+        ("channels", c_int64),
+        ("depth", c_int64),
+        ("spread", c_int64),
+        ("spin_us", c_int64),
+    )
+
+
+class PortInfo(Struct):
+    _fields_ = (
+        ("size", c_size_t),
+        ("provider", c_char_p),
+        ("channels", c_int64),
+        ("rails", c_int32),
+        ("reserved", c_int32),
+    )
+
+
+class PortChannelOptions(Struct):
+    _fields_ = (
+        ("size", c_size_t),
+        ("kind", c_int32),
+        ("spread", c_int32),
+    )
+
+
+class PortChannelInfo(Struct):
+    _fields_ = (
+        ("size", c_size_t),
+        ("peer", c_int32),
+        ("kind", c_int32),
+        ("dst_bytes", c_uint64),
+        ("src_bytes", c_uint64),
+    )
+
+
 # The arguments of every function. All return a status, unless RESULTS says something else.
 FUNCTIONS: dict[str, tuple[type, ...]] = {
     "weft_version": (),
@@ -710,6 +762,26 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
     "weft_executor_run": (c_void_p, c_void_p, c_int64, c_void_p, c_void_p),
     "weft_executor_reset": (c_void_p,),
     "weft_executor_destroy": (c_void_p,),
+    "weft_port_create": (c_void_p, c_void_p, c_void_p),
+    "weft_port_get": (c_void_p, c_void_p),
+    "weft_port_destroy": (c_void_p,),
+    "weft_port_memory_create": (c_void_p, c_void_p, c_size_t, c_void_p),
+    "weft_port_memory_size": (c_void_p, c_int, c_void_p),
+    "weft_port_memory_destroy": (c_void_p,),
+    "weft_port_connect": (c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_void_p),
+    "weft_port_channel_with": (c_void_p, c_void_p, c_void_p, c_void_p),
+    "weft_port_channel_get": (c_void_p, c_void_p),
+    "weft_port_channel_error": (c_void_p,),
+    "weft_port_channel_destroy": (c_void_p,),
+    "weft_port_put": (c_void_p, c_uint64, c_uint64, c_uint64),
+    "weft_port_signal": (c_void_p,),
+    "weft_port_put_with_signal": (c_void_p, c_uint64, c_uint64, c_uint64),
+    "weft_port_put_with_signal_and_flush": (c_void_p, c_uint64, c_uint64, c_uint64),
+    "weft_port_flush": (c_void_p,),
+    "weft_port_atomic_add": (c_void_p, c_uint64, c_uint64),
+    "weft_port_poll": (c_void_p, c_void_p),
+    "weft_port_wait": (c_void_p,),
+    "weft_port_kernel": (c_void_p, c_void_p, c_size_t),
     "weft_text_free": (c_void_p,),
 }
 

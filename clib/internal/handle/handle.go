@@ -43,12 +43,16 @@ const (
 	Group
 	TokenCounter
 	Executor
+	Port
+	PortMemory
+	PortChannel
 	kinds
 )
 
 var kindNames = [kinds]string{
 	"weft_comm", "weft_window", "weft_ep", "weft_routing", "weft_received",
-	"weft_work", "weft_group", "weft_ep_token_counter", "weft_executor",
+	"weft_work", "weft_group", "weft_ep_token_counter", "weft_executor", "weft_port",
+	"weft_port_memory", "weft_port_channel",
 }
 
 // String is the C type's name.
