@@ -166,6 +166,92 @@ def exception():
         assert rows[0, 0].tolist() == [1, 1, 1, 1]  # the memory is still there
 
 
+def channels(kind, hosts):
+    """Each rank puts to the next one, round by round, over a channel of a kind."""
+    os.environ["WEFT_HOSTID"] = hosts.split(",")[int(os.environ["WEFT_RANK"])]
+    with weft.join(deadline=30) as c, weft.port.Service(c, sources=["127.0.0.1"], channels=3) as s:
+        n, slot = c.ranks, 1000
+        window = weft.Window(c, 8 * (1 + 4 * slot)) if kind == "memory" else None
+        mine = window.array((1 + 4 * slot,), "int64") if window else np.zeros(1 + 4 * slot, np.int64)
+        memory = s.register(mine)
+        assert memory.size == memory.size_of(c.rank) == mine.nbytes
+        to = {}
+        for a in range(n):
+            for b in range(a):
+                if c.rank in (a, b):
+                    to[a + b - c.rank] = s.connect(a + b - c.rank, memory)
+        assert all(channel.kind.name == kind and channel.peer == peer for peer, channel in to.items())
+        following, before = to[(c.rank + 1) % n], to[(c.rank - 1) % n]
+        for i in range(20):
+            at = 1 + i % 2 * slot
+            mine[at + 2 * slot : at + 3 * slot] = np.arange(slot) * i + c.rank
+            following.atomic_add(0, 5)
+            if i % 2:
+                following.put(8 * at, 8 * (at + 2 * slot), 8 * slot)
+                following.signal()
+                following.flush()
+            else:
+                following.put_with_signal_and_flush(8 * at, 8 * (at + 2 * slot), 8 * slot)
+            if i % 3:
+                before.wait()
+            else:
+                while not before.poll():
+                    pass
+            assert (mine[at : at + slot] == np.arange(slot) * i + before.peer).all()
+            assert mine[0] == 5 * (i + 1)
+            before.signal()
+            following.wait()
+        for wrong in ((-1, 0, 8), (0, -1, 8), (0, 0, -8), (8, 0, mine.nbytes), (0, 8, mine.nbytes)):
+            with pytest.raises(weft.InvalidError):
+                following.put(*wrong)
+        with pytest.raises(weft.InvalidError):
+            following.atomic_add(4, 1)
+        with pytest.raises(weft.UnsupportedError, match="on the host"):
+            following.device_handle()
+        with pytest.raises(weft.DeadlineError), weft.timeout(0.05):
+            following.wait()
+        following.check()
+        if n == 2:
+            with pytest.raises(weft.InvalidError, match="the moon"):
+                s.connect(1 - c.rank, memory, kind="the moon" if c.rank else "auto")
+        with pytest.raises(weft.OperandError if c.rank == 0 else weft.InvalidError):
+            s.register([1, 2] if c.rank == 0 else mine)
+        bytes_there = np.zeros(1 + c.rank, np.uint8)
+        other = s.register(bytes_there), s.register(None)
+        assert [m.size_of(n - 1) for m in other] == [n, 0]
+        if kind == "fabric":
+            part = following.using(other[0], memory)
+            mine[1 + 2 * slot] = 7 + c.rank
+            part.put_with_signal_and_flush(0, 8 * (1 + 2 * slot), 1)
+            before.wait()
+            assert bytes_there[0] == 7 + before.peer
+            part.close()
+
+
+def lost_channel(hosts):
+    """The last rank is killed while the others wait for its signals; they mask it and go on."""
+    os.environ["WEFT_HOSTID"] = hosts.split(",")[int(os.environ["WEFT_RANK"])]
+    with weft.join(deadline=30) as c, weft.port.Service(c, sources=["127.0.0.1"]) as s:
+        last, mine = c.ranks - 1, np.zeros(8, np.uint8)
+        memory = s.register(mine)
+        to = {}
+        for a in range(c.ranks):
+            for b in range(a):
+                if c.rank in (a, b):
+                    to[a + b - c.rank] = s.connect(a + b - c.rank, memory)
+        if c.rank == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(weft.DiedError) as e:
+            to[last].wait()
+        assert e.value.rank == last
+        c.set_mask([last])
+        for _ in range(3):
+            to[1 - c.rank].put_with_signal(0, 4, 4)
+            to[1 - c.rank].wait()
+        with pytest.raises(weft.MaskedError):
+            to[last].signal()
+
+
 def examples(folder, *programs):
     """Programs of the examples, one after the other: a name with its arguments each."""
     sys.path.insert(0, folder)  # as it is where they are started by themselves

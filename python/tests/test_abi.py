@@ -52,6 +52,7 @@ def test_numbers(record):
         (_abi.VALUES, "VALUES"),
         (_abi.ABSENT, "ABSENT"),
         (_abi.UNIQUE_ID_BYTES, "UNIQUE_ID_BYTES"),
+        (_abi.PORT_KERNEL_BYTES, "PORT_KERNEL_BYTES"),
     ):
         assert ours == value.pop(name)
     del value["NONE"], value["HOST"], value["GPU"]
@@ -70,6 +71,7 @@ def test_numbers(record):
         (ep.ScaleOrder, "{}_SCALES"),
         (ep.Counts, "{}_COUNTS"),
         (ep.Overflow, "OVERFLOW_{}"),
+        (_abi.PortKind, "PORT_{}"),
     ]
     for mirror, pattern in mirrors:
         for member in mirror:

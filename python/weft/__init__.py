@@ -13,7 +13,7 @@ functions and operators for torch.compile.
 
 from __future__ import annotations
 
-from . import ep
+from . import ep, port
 from ._abi import RELEASE, Collective
 from .collectives import Algorithm, Group, How, Op, Recv, Send
 from .communicator import Communicator, UniqueId, join
@@ -85,5 +85,6 @@ __all__ = [
     "Work",
     "ep",
     "join",
+    "port",
     "timeout",
 ]

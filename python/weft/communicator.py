@@ -8,11 +8,11 @@ import os
 import warnings
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 from . import _abi, _signals, rendezvous, streams
 from ._library import Library, library
-from .errors import InvalidError, WeftError, told
+from .errors import InvalidError, WeftError
 from .limits import milliseconds, whole
 from .limits import timeout as limit
 from .resources import Garbage, Resource, gone, opened
@@ -329,17 +329,6 @@ class Communicator(Resource):
             raise
         made._device = self._device
         return made
-
-    def _refuse(self, why: Exception, create: str, *arguments: Any) -> NoReturn:
-        """Has all ranks refuse a call that makes something, for a reason that this one has found, and raises it: else
-        the others would wait for this one. The arguments are any that C takes."""
-        out = ctypes.c_uint64()
-        try:
-            if not self._lib.refuse(told(why)):
-                getattr(self._lib, create)(self._handle, *arguments, ctypes.addressof(out))
-        finally:  # after an interrupt
-            self._lib.refuse(None)
-        raise why
 
     # The end.
 

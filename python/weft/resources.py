@@ -17,7 +17,7 @@ import os
 import warnings
 import weakref
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import compiled, errors, views
 from ._abi import Status
@@ -157,6 +157,17 @@ class Resource:
     def _rests(self) -> bool:
         """Whether destroying it waits until a GPU has come to rest."""
         return self._parent is not None and self._parent._rests()
+
+    def _refuse(self, why: Exception, create: str, *arguments: Any) -> NoReturn:
+        """Has all ranks refuse a call that makes something, for a reason that this one has found, and raises it: else
+        the others would wait for this one. The arguments are any that C takes."""
+        out = ctypes.c_uint64()
+        try:
+            if not self._lib.refuse(errors.told(why)):
+                getattr(self._lib, create)(self._handle, *arguments, ctypes.addressof(out))
+        finally:  # after an interrupt
+            self._lib.refuse(None)
+        raise why
 
     def _check(self, status: int) -> None:
         if status:

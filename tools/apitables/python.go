@@ -10,7 +10,7 @@ import (
 )
 
 // modules are those that users import.
-var modules = []string{"weft", "weft.ep", "weft.torch", "deep_ep", "mscclpp", "mscclpp.language", "mscclpp.ext.ep"}
+var modules = []string{"weft", "weft.ep", "weft.port", "weft.torch", "deep_ep", "mscclpp", "mscclpp.language", "mscclpp.ext.ep"}
 
 var (
 	public  = regexp.MustCompile(`(?s)__all__ = \[(.*?)\]`)
@@ -50,7 +50,11 @@ func pythonTables(root string) (string, error) {
 
 // moduleNames are the public names of a package in its order, and the text of each from its definition on.
 func moduleNames(folder string) ([]string, map[string]string, error) {
-	entry, err := os.ReadFile(filepath.Join(folder, "__init__.py"))
+	first := filepath.Join(folder, "__init__.py")
+	if _, err := os.Stat(folder + ".py"); err == nil { // a module without a folder
+		first = folder + ".py"
+	}
+	entry, err := os.ReadFile(first)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -62,7 +66,7 @@ func moduleNames(folder string) ([]string, map[string]string, error) {
 	for _, name := range quoted.FindAllStringSubmatch(all[1], -1) {
 		names = append(names, name[1])
 	}
-	var files []string
+	files := []string{first}
 	for _, pattern := range []string{"*.py", "*/*.py", "../_abi.py", "../weft/*/*.py", "../../../weft/*/*.py", "_abi.py"} {
 		more, err := filepath.Glob(filepath.Join(folder, filepath.FromSlash(pattern)))
 		if err != nil {
@@ -145,6 +149,8 @@ func (t *table) python(name, source string) {
 		t.row(name, "`Communicator.join`")
 	case name == "ep":
 		t.row(name, "The package `weft.ep`, below")
+	case name == "port":
+		t.row(name, "The module `weft.port`, below")
 	default:
 		t.row(name, sentence(strings.TrimPrefix(source, "= ")))
 	}

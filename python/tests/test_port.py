@@ -1,0 +1,69 @@
+"""Channels between ranks that are processes, by memory and by libfabric."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from conftest import SOURCE
+
+import weft
+
+
+@pytest.fixture
+def fabric(comm):
+    """Libfabric, or the test is skipped."""
+    try:
+        with weft.port.Service(comm, sources=["127.0.0.1"]) as s:
+            if not s.rails:
+                raise weft.UnsupportedError("there are memory channels alone")
+    except weft.UnsupportedError as e:
+        if os.environ.get("WEFT_REQUIRE_FABRIC") == "1":
+            raise
+        pytest.skip(f"needs libfabric: {e}")
+
+
+def passed(ended, killed=-1):
+    for rank, p in enumerate(ended):
+        assert p.code == (-signal.SIGKILL if rank == killed else 0), p.out
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_memory(processes, ranks):
+    passed(processes(ranks, "channels", "memory", ",".join("a" * ranks)))
+
+
+@pytest.mark.parametrize("hosts", ["a,a", "a,b", "a,b,b"])
+def test_fabric(processes, fabric, hosts):
+    passed(processes(1 + hosts.count(","), "channels", "fabric", hosts))
+
+
+@pytest.mark.parametrize("hosts", ["a,a,a", "a,b,c"])
+def test_death(processes, fabric, hosts):
+    passed(processes(3, "lost_channel", hosts), killed=2)
+
+
+def test_example(processes, fabric):
+    for p in processes(2, "examples", SOURCE / "examples", "port_channel.py"):
+        assert p.code == 0, p.out
+        assert "100 rows came by fabric" in p.out
+
+
+def test_service(comm):
+    with pytest.raises(weft.InvalidError, match="channels"):
+        weft.port.Service(comm, channels=1 << 20)
+    with pytest.raises(weft.InvalidError, match="channels"):
+        weft.port.Service(comm, channels=1.5)
+    with weft.port.Service(comm, channels=7) as s:
+        assert s.channels == 7
+        m = s.register(None)
+        assert m.size == 0
+        with pytest.raises(weft.InvalidError, match="another rank"):
+            s.connect(0, m)
+        m.close()
+        m.close()
+        with pytest.raises(weft.ClosedError):
+            m.size_of(0)
+    with pytest.raises(weft.ClosedError):
+        s.register(None)
