@@ -92,7 +92,8 @@ func (c *Comm) Register(ctx context.Context, fd, size int) (*Window, error) {
 	case err != nil:
 		err = fmt.Errorf("%s: %w: %w", op, ErrInvalid, err)
 	case c.device != nil:
-		err = Unsupportedf("%s: the rank is on a GPU; pass memory of the GPU, or make a window with memory of its own", op)
+		err = Unsupportedf("%s: the rank is on a GPU; pass memory of the GPU, or make a window with memory "+
+			"of its own", op)
 	}
 	return c.window(ctx, op, size, own, err)
 }
@@ -109,7 +110,8 @@ func (c *Comm) RegisterMemory(ctx context.Context, mem []byte) (*Window, error) 
 		return nil, err
 	}
 	if c.device != nil {
-		return nil, Unsupportedf("%s: the rank is on a GPU; pass memory of the GPU, or make a window with memory of its own", op)
+		return nil, Unsupportedf("%s: the rank is on a GPU; pass memory of the GPU, or make a window with memory "+
+			"of its own", op)
 	}
 	if c.inProcess != c.size {
 		return nil, Unsupportedf("%s: ranks of other processes cannot see plain memory; pass a memfd, or "+

@@ -38,8 +38,14 @@ func TestValidate(t *testing.T) {
 			"opaque scales", "pad both to a multiple of 16", weft.ErrUnsupported,
 			func(s *spec.Spec) { s.Payload, s.RowBytes, s.ScaleBytes = spec.Opaque, 32, 8 },
 		},
-		{"layout", "Layout is 9: want one of expert-major, expert-packed, rank-major, token-major", weft.ErrInvalid, func(s *spec.Spec) { s.Layout = 9 }},
-		{"payload", "Payload is 77: want one of bf16, fp16, fp32, fp8, fp8-ue8m0, opaque", weft.ErrInvalid, func(s *spec.Spec) { s.Payload = 77 }},
+		{
+			"layout", "Layout is 9: want one of expert-major, expert-packed, rank-major, token-major", weft.ErrInvalid,
+			func(s *spec.Spec) { s.Layout = 9 },
+		},
+		{
+			"payload", "Payload is 77: want one of bf16, fp16, fp32, fp8, fp8-ue8m0, opaque", weft.ErrInvalid,
+			func(s *spec.Spec) { s.Payload = 77 },
+		},
 		{"alignment", "power of two", weft.ErrInvalid, func(s *spec.Spec) { s.Layout, s.Alignment = spec.ExpertPacked, 48 }},
 		{"alignment of zones", "expert-packed", weft.ErrUnsupported, func(s *spec.Spec) { s.Alignment = 16 }},
 		{"capacity", "want 0", weft.ErrInvalid, func(s *spec.Spec) { s.Capacity = -1 }},
