@@ -44,8 +44,8 @@ func (e *Engine) noMulticast(name string, q *spec.Request) error {
 	case e.comm.Mask().Len() > 0:
 		return weft.Unsupportedf("%v: %s reaches masked ranks as well%s", q.Collective, name, or)
 	default:
-		return weft.Unsupportedf("%v: %s is for symmetric calls whose operands lie in windows with memory of their own, "+
-			"made while no rank was masked%s", q.Collective, name, or)
+		return weft.Unsupportedf("%v: %s is for symmetric calls whose operands lie in windows with memory of their "+
+			"own, made while no rank was masked%s", q.Collective, name, or)
 	}
 }
 
