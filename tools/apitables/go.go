@@ -15,7 +15,9 @@ import (
 const module = "github.com/weftgo/weft"
 
 // packages are those that users import, the likeliest first.
-var packages = []string{"", "ep", "collective", "plan", "bootstrap", "channel", "cuda", "fabric", "port", "port/service"}
+var packages = []string{
+	"", "ep", "collective", "plan", "bootstrap", "channel", "cuda", "fabric", "port", "port/service",
+}
 
 func goTables(root string) (string, error) {
 	var t table

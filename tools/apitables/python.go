@@ -10,7 +10,9 @@ import (
 )
 
 // modules are those that users import.
-var modules = []string{"weft", "weft.ep", "weft.port", "weft.torch", "deep_ep", "mscclpp", "mscclpp.language", "mscclpp.ext.ep"}
+var modules = []string{
+	"weft", "weft.ep", "weft.port", "weft.torch", "deep_ep", "mscclpp", "mscclpp.language", "mscclpp.ext.ep",
+}
 
 var (
 	public  = regexp.MustCompile(`(?s)__all__ = \[(.*?)\]`)
