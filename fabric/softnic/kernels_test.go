@@ -426,7 +426,7 @@ func kernelWaits(t *testing.T, all machine) {
 					t.Errorf("entry %d failed with %#x, want entry %d", w.Expected, w.Seen, entry)
 				}
 				// The queue stays failed.
-				r.reset(time.Minute)
+				r.reset(30 * time.Second)
 				r.argument.Mode = 8
 				want(t, r, device.CauseNIC)
 				r.halt()

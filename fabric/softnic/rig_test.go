@@ -208,7 +208,7 @@ func newRig(t testing.TB, m machine, headers map[string]string, o softnic.Option
 	a.Group.Claim = uint64(r.state.Pointer().Add(claimAt))
 	check(t, c.Upload(r.state.Pointer(), make([]byte, descriptions)))
 	r.describe()
-	r.reset(5 * time.Minute)
+	r.reset(30 * time.Second)
 	t.Cleanup(r.halt)
 	return r
 }
