@@ -204,7 +204,7 @@ func TestSymbols(t *testing.T) {
 
 // Errors name members of a Spec as weft.h does.
 func TestMembersInC(t *testing.T) {
-	source, err := os.ReadFile("errors.go")
+	source, err := os.ReadFile("internal/naming/naming.go")
 	if err != nil {
 		t.Skipf("needs the source tree: %v", err)
 	}

@@ -738,7 +738,7 @@ func TestRefusalsSayWhatIsMissing(t *testing.T) {
 	for words, c := range map[string]Call{
 		"negative":               {Collective: AllReduce, In: shaped(-2, -2), Out: shaped(-2, -2)},
 		"more bytes than an int": {Collective: AllReduce, In: shaped(1<<32, 1<<32), Out: shaped(1<<32, 1<<32)},
-		"in windows (Comm.Alloc": {
+		"in windows of every rank": {
 			Collective: AllReduce, In: shaped(4), Out: shaped(4), Algorithm: "all-reduce/window",
 		},
 	} {

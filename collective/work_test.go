@@ -312,7 +312,7 @@ func TestNamedAlgorithm(t *testing.T) {
 		words string
 	}{
 		{[2]string{"all-reduce/none", "all-reduce/none"}, n, weft.ErrInvalid, "no algorithm"},
-		{[2]string{"barrier/eager", "barrier/eager"}, n, weft.ErrInvalid, "no algorithm"},
+		{[2]string{"barrier/eager", "barrier/eager"}, n, weft.ErrInvalid, "is an algorithm of barrier"},
 		{[2]string{"all-reduce/eager", "all-reduce/eager"}, 1 << 20, weft.ErrUnsupported, "name another"},
 		{[2]string{"all-reduce/eager", "all-reduce/none"}, n, weft.ErrInvalid, "no algorithm"},
 		{[2]string{"all-reduce/eager", "all-reduce/two-shot"}, n, weft.ErrMismatch, "names all-reduce/"},

@@ -428,7 +428,7 @@ static void layer(rank *r, side *s, const way *w, weft_ep ep) {
 		combine(s, ep, w, &home);
 		keep(r, s, "combined by weights at home", again.data, bytes_of(&again));
 		home.weights = NULL;
-		INVALID(weft_ep_combine_backward(ep, s->stream, &back), "to no other rank");
+		INVALID(weft_ep_combine_backward(ep, s->stream, &back), "sends them to no other");
 		meet(r);
 	}
 	OK(weft_received_release(got.received));

@@ -157,8 +157,12 @@ static void *signals(void *number) {
 static void death(void) {
 	int last = me.ranks - 1, other = 1 - me.rank;
 	if (me.rank == last) {
+		for (int r = 0; r < last; r++) { /* all have connected to it by then */
+			OK(weft_port_wait(to[r]));
+		}
 		raise(SIGKILL);
 	}
+	OK(weft_port_signal(to[last]));
 	REFUSED(weft_port_wait(to[last]), WEFT_ERROR_DIED, "rank");
 	TRUE(weft_error_rank() == last);
 	REFUSED(weft_port_signal(to[other]), WEFT_ERROR_DIED, "");
