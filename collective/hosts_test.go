@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -425,12 +426,21 @@ func TestHostsReset(t *testing.T) {
 			j, _ := newSpan(t, "aabb", network.Open)
 			groups := j.group(t, Options{Scratch: smallScratch})
 			lost := -1
-			for r, err := range j.each(t, func(ctx context.Context, r int) error {
-				x := make([]int32, 1000)
-				for i := 0; ; i++ {
-					if i >= 5 && r == 0 { // with nothing underway it loses nothing
+			var resets sync.WaitGroup
+			over := make(chan struct{})
+			resets.Go(func() { // with nothing underway a reset loses nothing, so there are many
+				for {
+					select {
+					case <-over:
+						return
+					case <-time.After(100 * time.Microsecond):
 						network.Reset(1, 3)
 					}
+				}
+			})
+			for r, err := range j.each(t, func(ctx context.Context, r int) error {
+				x := make([]int32, 1000)
+				for {
 					if err := groups[r].AllReduce(ctx, nil, weft.TensorOf(x), weft.TensorOf(x), weft.Max); err != nil {
 						return err
 					}
@@ -444,6 +454,8 @@ func TestHostsReset(t *testing.T) {
 					lost = p.Rank
 				}
 			}
+			close(over)
+			resets.Wait()
 			live := slices.DeleteFunc(ranksUpTo(4), func(r int) bool { return r == lost })
 			eachRank(t, live, func(ctx context.Context, r int) error { return j.comms[r].SetMask(ctx, lost) })
 			eachRank(t, live, func(ctx context.Context, r int) error {
