@@ -113,7 +113,11 @@ func ReadTuningTable(path string) (*TuningTable, error) {
 // Write replaces the table in the file in one step, so that readers see a whole one. It follows links.
 func (t *TuningTable) Write(path string) error {
 	t.Version = tableVersion
-	return tuningfile.Write(path, map[string]any{"version": t.Version, "rows": t.Rows})
+	rows := t.Rows
+	if rows == nil {
+		rows = []TuningRow{} // null is no table
+	}
+	return tuningfile.Write(path, map[string]any{"version": t.Version, "rows": rows})
 }
 
 // Drop removes the rows of a kind of handle on a machine.
