@@ -59,7 +59,7 @@ func goweft_plan_check(text *C.char, findings **C.char) C.int {
 
 // verdictOf is that of a plan, or of a recording, which has keys that no plan has.
 func verdictOf(text []byte) (*plan.Verdict, error) {
-	if program, err := lowering.Decode(text); err == nil {
+	if program, err := lowering.Decode(text); err == nil && len(program.Ranks) > 0 {
 		return plan.VerifyProgram(program)
 	}
 	file, err := spec.Decode(text)
