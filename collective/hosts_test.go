@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -75,9 +76,9 @@ var layouts = []string{"ab", "aabb", "aabbcc", "abcd", "ababc"}
 
 // TestHosts compares every collective between hosts with plain loops, on networks of each class and on libfabric.
 func TestHosts(t *testing.T) {
-	times := 5
-	if testing.Short() {
-		times = 2
+	times := 1
+	if os.Getenv("WEFT_TEST_ALL") != "" {
+		times = 5
 	}
 	for i, names := range layouts {
 		class := fabrictest.Classes()[i%len(fabrictest.Classes())]

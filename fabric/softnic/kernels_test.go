@@ -287,7 +287,7 @@ func TestMistakes(t *testing.T) {
 		{name: "no room", changes: []string{"&state->completed) > mask) {", "&state->completed) > 2 * mask + 1) {"}},
 	}
 	if !emulate.Everything() {
-		mistakes = mistakes[:3]
+		mistakes = mistakes[1:3] // those that the card itself reports, whatever the timing
 	}
 	for _, mistake := range mistakes {
 		t.Run(mistake.name, func(t *testing.T) {
