@@ -279,6 +279,7 @@ func TestLargeMaskOnGPUs(t *testing.T) { testLargeMask(t, ranktest.Real(t)) }
 func TestMaskedLastRankOnEmulatedGPUs(t *testing.T) {
 	const ranks, out, count = 4, 3, 600
 	survived := make(chan struct{}, ranks)
+	ready := make(chan struct{}) // the last rank has all that is made together
 	onLargeRanks(t, emulatedGPUs(t, ranks), ranks, 20*time.Second, func(ctx context.Context, r *largeRank) (err error) {
 		device := r.comm.Device().Context()
 		memory, err := device.Alloc(2 * count)
@@ -306,10 +307,16 @@ func TestMaskedLastRankOnEmulatedGPUs(t *testing.T) {
 			return nil
 		}
 		if r.comm.Rank() == out {
+			close(ready)
 			for range ranks - 1 {
 				<-survived
 			}
 		} else {
+			select {
+			case <-ready:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
 			err := errors.Join(r.comm.SetMask(ctx, out), r.beside.SetMask(ctx, out))
 			if err == nil {
 				err = errors.Join(
