@@ -577,6 +577,6 @@ def test_names(comm):
         assert repr(got) == "<weft.ep.Received float32[4, 3, 8], released>"
     assert repr(h).endswith(", closed>")
     with pytest.raises(TypeError, match=r"8 is no weft\.ep\.Spec: give one, or its arguments by name"):
-        weft.ep.Handle(None, 8)
+        weft.ep.Handle(comm, 8)
     with pytest.raises(TypeError, match=r"no argument 'top_k'; it has experts, topk, hidden"):
         weft.ep.Handle(comm, experts=4, top_k=2, hidden=8, max_tokens=3)

@@ -106,7 +106,7 @@ def test_a_call_that_waits(pairs):
         assert (total.error(), total.algorithm) == (None, "")
         with pytest.raises(weft.DeadlineError):
             total.wait(timeout=0.05)
-        with pytest.raises(weft.UnsupportedError, match=r"the host has no streams; use wait$"):
+        with pytest.raises(weft.UnsupportedError, match=r"the host has no streams; wait for it on the host$"):
             total.wait_on()
         got = []
         waiters = [threading.Thread(target=lambda: got.append(total.wait())) for _ in range(3)]

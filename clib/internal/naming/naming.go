@@ -30,7 +30,7 @@ var fields = map[string]string{
 var calls = strings.NewReplacer(
 	"WithDeadline", "deadline_ms", "SetMask", "weft_comm_set_mask", "called Abort", "called weft_comm_abort",
 	"Abort ends it", "weft_comm_abort ends it", "Shrink makes", "weft_comm_shrink makes",
-	"use Wait", "use weft_work_wait", "which the context sets", "which weft_timeout_set sets", "Options.", "",
+	"which the context sets", "which weft_timeout_set sets", "Options.", "",
 )
 
 // capitalised matches words that may be a field: errors begin with small letters, and most of their
