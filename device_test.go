@@ -212,7 +212,9 @@ func TestJoinRefusesDevices(t *testing.T) {
 		want error
 		says []string
 	}{
-		"some on the host": {[][]weft.Option{{on(0)}, {}, {on(1)}}, weft.ErrUnsupported, []string{"[0 2]", "[1]", "bind all of them"}},
+		"some on the host": {
+			[][]weft.Option{{on(0)}, {}, {on(1)}}, weft.ErrUnsupported, []string{"[0 2]", "[1]", "bind all of them"},
+		},
 		"no such GPU": {
 			[][]weft.Option{{on(0)}, {weft.WithDriver(d, nil), weft.WithGPU(7)}},
 			weft.ErrInvalid,

@@ -165,7 +165,7 @@ func TestMulticastRefused(t *testing.T) {
 			max.op = weft.Max
 			wide.dtype = weft.Float64
 			inPlace.name, inPlace.inPlace = oneShot, true
-			return errors.Join(refused(ctx, r, plain, "windows with memory of their own"), refused(ctx, r, max, "name another algorithm"),
+			return errors.Join(refused(ctx, r, plain, "memory of their own"), refused(ctx, r, max, "name another algorithm"),
 				refused(ctx, r, wide, "name another algorithm"), refused(ctx, r, inPlace, "name another algorithm"),
 				r.check(ctx, in))
 		})

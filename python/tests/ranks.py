@@ -43,10 +43,7 @@ def death():
         g.barrier()
         last = c.ranks - 1
         if c.rank == last:
-            for peer in range(last):  # all have connected by then
-                to[peer].wait()
             os.kill(os.getpid(), signal.SIGKILL)
-        to[last].signal()
         with pytest.raises(weft.DiedError) as e:
             g.all_reduce(np.zeros(4))
         assert e.value.rank == last
@@ -70,10 +67,7 @@ def layer_death():
         with h.dispatch(x, topk, weights) as got:
             assert (h.combine(got.rows, got) == x).all()
         if c.rank == last:
-            for peer in range(last):  # all have connected by then
-                to[peer].wait()
             os.kill(os.getpid(), signal.SIGKILL)
-        to[last].signal()
         with pytest.raises(weft.DiedError) as e:
             h.dispatch(x, topk, weights)
         assert e.value.rank == last
