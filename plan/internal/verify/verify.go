@@ -105,10 +105,11 @@ func structural(err error) Finding {
 // one verifies a plan at one size.
 func one(f *spec.File, shape program.Shape) (v Verdict) {
 	p := program.Of(f, shape)
-	var strong chan []Finding
+	var strong []Finding
+	var beside sync.WaitGroup
+	defer beside.Wait() // the file is the caller's again
 	if weak(f) {
-		strong = make(chan []Finding, 1)
-		go func() { strong <- weaknesses(p) }()
+		beside.Go(func() { strong = weaknesses(p) })
 	}
 	e := newEngine(p, model{}, false)
 	e.balance()
@@ -132,8 +133,9 @@ func one(f *spec.File, shape program.Shape) (v Verdict) {
 	v.RankOrder = e.rankOrder()
 	if errorsIn(v.Findings) {
 		v.Findings = loosen(p, v.Findings)
-	} else if strong != nil {
-		v.Findings = append(v.Findings, <-strong...)
+	} else {
+		beside.Wait()
+		v.Findings = append(v.Findings, strong...)
 	}
 	return v
 }
