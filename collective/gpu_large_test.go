@@ -60,7 +60,7 @@ func onLargeRanks(t *testing.T, g *ranktest.GPUs, ranks int, deadline time.Durat
 	})
 }
 
-// absence is the deadline where a rank does not call. All else has to end before, also where the race detector slows it.
+// absence is the deadline where a rank does not call. All else has to end before, and the race detector slows it.
 func absence() time.Duration {
 	if raceEnabled {
 		return 3 * time.Second

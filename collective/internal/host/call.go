@@ -152,8 +152,10 @@ func (c *call) step(limit int) int {
 }
 
 // chunk is the share of the i-th live rank of n bytes: they are cut at cache lines.
-func (c *call) chunk(i, n int) (from, to int) {
-	size := (n + c.Ranks - 1) / c.Ranks
-	size = (size + 63) &^ 63
+func (c *call) chunk(i, n int) (from, to int) { return chunkOf(i, c.Ranks, n) }
+
+// chunkOf is the i-th of so many chunks of n bytes.
+func chunkOf(i, chunks, n int) (from, to int) {
+	size := ((n+chunks-1)/chunks + 63) &^ 63
 	return min(i*size, n), min((i+1)*size, n)
 }

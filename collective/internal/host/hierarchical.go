@@ -62,17 +62,11 @@ func (c *call) reduceByHost(ctx context.Context, exact bool) error {
 	}
 }
 
-// share is the i-th of so many shares of n bytes, which are cut at cache lines.
-func share(i, shares, n int) (from, to int) {
-	size := ((n+shares-1)/shares + 63) &^ 63
-	return min(i*size, n), min((i+1)*size, n)
-}
-
 // chunk is this host's part of the work on a step of n bytes: what this rank folds. It is empty on ranks that no
 // chunk is for.
 func (h *hosts) chunk(n int) (from, to int) {
 	if j := h.least(); h.self < j {
-		return share(h.self, j, n)
+		return chunkOf(h.self, j, n)
 	}
 	return 0, 0
 }
@@ -124,6 +118,33 @@ func (h *hosts) across(c *call, f partials, dst []byte, round uint64, n, from, t
 // stepOf is how many bytes of the operand a step has, if a payload of a rank may have to hold the partial of all.
 func (c *call) stepOf(f partials) int { return max(c.step(tuning.HierarchicalStep)/f.ratio()&^63, 64) }
 
+// ahead goes through an operand by steps: begin publishes one, and end gets its round once all have published it.
+// The next one begins before that, so that it is on its way meanwhile.
+func (c *call) ahead(ctx context.Context, size int, begin func(at int) error,
+	end func(at int, round uint64) error,
+) error {
+	for at := 0; at < c.Bytes; at += size {
+		if at == 0 {
+			if err := begin(0); err != nil {
+				return err
+			}
+		}
+		round := c.Last()
+		if at+size < c.Bytes {
+			if err := begin(at + size); err != nil {
+				return err
+			}
+		}
+		if err := c.Await(ctx, c.name, round); err != nil {
+			return err
+		}
+		if err := end(at, round); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // gatherByHost has each host that needs the result fold all partials.
 func (c *call) gatherByHost(ctx context.Context, exact bool) error {
 	h, f := c.hosts, c.partialsOf(exact)
@@ -143,30 +164,17 @@ func (c *call) gatherByHost(ctx context.Context, exact bool) error {
 		c.Publish()
 		return nil
 	}
-	if c.Bytes > 0 {
-		if err := begin(0); err != nil {
-			return err
-		}
-	}
-	for at := 0; at < c.Bytes; at += size {
-		n, round := min(size, c.Bytes-at), c.Last()
-		if at+size < c.Bytes {
-			if err := begin(at + size); err != nil {
-				return err
-			}
-		}
-		if err := c.Await(ctx, c.name, round); err != nil {
-			return err
-		}
+	return c.ahead(ctx, size, begin, func(at int, round uint64) error {
+		n := min(size, c.Bytes-at)
 		if !needs {
-			continue
+			return nil
 		}
 		from, to := h.chunk(n)
 		alone := len(h.live[h.here]) == 1
 		switch {
 		case alone:
 			h.across(c, f, c.out[at:at+n], round, n, 0, n)
-			continue
+			return nil
 		case to > from:
 			h.across(c, f, h.within.Fill(to-from), round, to-from, 0, to-from)
 		}
@@ -175,11 +183,11 @@ func (c *call) gatherByHost(ctx context.Context, exact bool) error {
 			return err
 		}
 		for j := 0; j < h.least() && c.out != nil; j++ {
-			from, to := share(j, h.least(), n)
+			from, to := chunkOf(j, h.least(), n)
 			c.copy(c.out[at+from:at+to], h.within.Payload(h.rank(c, h.here, j), results, to-from))
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // exchangeByHost has each host fold its share of each chunk, and tell the others.
@@ -196,7 +204,7 @@ func (c *call) exchangeByHost(ctx context.Context, exact bool) error {
 		if partial != nil {
 			from, to := h.chunk(n)
 			for k := range h.live {
-				a, b := share(k, count, to-from)
+				a, b := chunkOf(k, count, to-from)
 				c.Limit(h.number(c, k), f.bytes(a), f.bytes(b))
 			}
 		}
@@ -214,7 +222,7 @@ func (c *call) exchangeByHost(ctx context.Context, exact bool) error {
 			return err
 		}
 		from, to := h.chunk(n)
-		if a, b := share(h.here, count, to-from); b > a {
+		if a, b := chunkOf(h.here, count, to-from); b > a {
 			h.across(c, f, c.Fill(b-a), round, to-from, a, b)
 		}
 		results := c.Publish()
@@ -228,8 +236,8 @@ func (c *call) exchangeByHost(ctx context.Context, exact bool) error {
 		}
 		for k := range h.live {
 			for j := range h.least() {
-				from, to := share(j, h.least(), n)
-				a, b := share(k, count, to-from)
+				from, to := chunkOf(j, h.least(), n)
+				a, b := chunkOf(k, count, to-from)
 				c.copy(c.out[at+from+a:at+from+b], c.Payload(h.rank(c, k, j), results, b-a))
 			}
 		}

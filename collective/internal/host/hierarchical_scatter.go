@@ -1,6 +1,9 @@
 package host
 
-import "context"
+import (
+	"context"
+	"slices"
+)
 
 // scatterByHost is hierarchical for a reduce-scatter. The ranks of a host fold their parts for each rank of the
 // communicator, each rank those of some; then each rank folds the hosts' partials of its own part. For each rank of
@@ -70,7 +73,7 @@ func (c *call) scatterByHost(ctx context.Context, exact bool) error {
 		for k, ranks := range h.live {
 			first, last := 0, 0
 			for place, i := range mine {
-				if !has(ranks, i) || c.send[i].n <= at {
+				if !slices.Contains(ranks, i) || c.send[i].n <= at {
 					continue
 				}
 				if last == 0 {
@@ -83,24 +86,10 @@ func (c *call) scatterByHost(ctx context.Context, exact bool) error {
 		c.Publish()
 		return nil
 	}
-	if c.Bytes > 0 {
-		if err := begin(0); err != nil {
-			return err
-		}
-	}
-	for at := 0; at < c.Bytes; at += size {
-		round := c.Last()
-		if at+size < c.Bytes {
-			if err := begin(at + size); err != nil {
-				return err
-			}
-		}
-		if err := c.Await(ctx, c.name, round); err != nil {
-			return err
-		}
+	return c.ahead(ctx, size, begin, func(at int, round uint64) error {
 		n := c.recv[c.Self].part(at, size)
 		if n == 0 {
-			continue
+			return nil
 		}
 		h.rows = h.rows[:0]
 		for _, s := range sources {
@@ -108,15 +97,6 @@ func (c *call) scatterByHost(ctx context.Context, exact bool) error {
 			h.rows = append(h.rows, payload[f.bytes(size)*s.place:][:f.bytes(n)])
 		}
 		f.across(c.out[at:at+n], h.rows)
-	}
-	return nil
-}
-
-func has(list []int, i int) bool {
-	for _, k := range list {
-		if k == i {
-			return true
-		}
-	}
-	return false
+		return nil
+	})
 }
