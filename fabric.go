@@ -73,7 +73,10 @@ func (c *Comm) connect(ctx context.Context, op string, w *Window) error {
 	if err == nil {
 		card := c.reach.domain.Card()
 		note = binary.LittleEndian.AppendUint16(note, uint16(len(card)))
-		note = append(append(note, card...), own.Card()...)
+		note = append(note, card...)
+		if own != nil { // a window of no bytes has no region
+			note = append(note, own.Card()...)
+		}
 		if len(note) > noteSize/2 {
 			err = Unsupportedf("%s: the fabric's card has %d bytes", op, len(note))
 		}
@@ -260,7 +263,7 @@ func (o Operations) Unreachable(op string, rank int, why error) error {
 	return &PeerError{Rank: rank, Op: op, Err: why}
 }
 
-// Region is this rank's part as ranks of other hosts reach it; nil on one host.
+// Region is this rank's part as ranks of other hosts reach it; nil on one host, and for a window of no bytes.
 func (w *Window) Region() *fabric.Region { return w.region }
 
 // Remote is the part of a rank of another host as this rank's [Operations.FabricPeer] reaches it. It is the zero

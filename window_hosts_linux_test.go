@@ -55,6 +55,18 @@ func TestWindowsOfHosts(t *testing.T) {
 				must(t, group, func(c *weft.Comm) error { return windows[c.Rank()].Close() })
 				t.Log(what)
 			}
+			must(t, group, func(c *weft.Comm) error { // one of no bytes
+				w, err := c.Alloc(testContext(t), 0)
+				if err != nil {
+					return err
+				}
+				for r := range group {
+					if n := w.Remote(r).Bytes(); n != 0 {
+						return fmt.Errorf("rank %d has %d bytes", r, n)
+					}
+				}
+				return w.Close()
+			})
 			// A rank that leaves is no peer any more; the others make windows without it.
 			if err := group[3].Close(); err != nil {
 				t.Error(err)
