@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import pickle
+import sys
 import threading
 import time
 
@@ -392,3 +393,28 @@ def test_numbers_out_of_range(comm):
             weft.ep.Handle(
                 comm, experts=4, topk=1, hidden=8, max_tokens=1, dispatch_tuning=weft.ep.KernelTuning(threads=value)
             )
+
+
+def test_close_while_memory_goes():
+    """The last array of a closed handle goes in another thread as its communicator is closed: nobody is inside a
+    call."""
+
+    def drop(together, arrays):
+        together.wait()
+        arrays.clear()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(300):
+            with weft.join(deadline=20) as c:
+                with weft.ep.Handle(c, experts=4, topk=2, hidden=8, max_tokens=3, payload="fp32") as h:
+                    topk, weights = np.array([[0, 1]] * 3), np.ones((3, 2), np.float32)
+                    arrays = [h.dispatch(np.ones((3, 8), np.float32), topk, weights).rows]
+                together = threading.Barrier(2, timeout=20)
+                other = threading.Thread(target=drop, args=(together, arrays))
+                other.start()
+                together.wait()
+            other.join()
+    finally:
+        sys.setswitchinterval(interval)

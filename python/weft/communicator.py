@@ -15,7 +15,7 @@ from ._library import Library, library
 from .errors import InvalidError, WeftError
 from .limits import milliseconds, whole
 from .limits import timeout as limit
-from .resources import Garbage, Resource, gone, opened
+from .resources import Garbage, Resource, gone, opened, undisturbed
 
 Log = Any
 """A function that takes a line, a :class:`logging.Logger`, or None."""
@@ -340,7 +340,7 @@ class Communicator(Resource):
         inside a call it is refused (:class:`weft.BusyError`); :meth:`abort` ends such a call.
         """
         if self._leases and not self._closed and self._process == os.getpid():
-            self._check(self._lib.comm_leave(self._handle))
+            self._check(undisturbed(lambda: self._lib.comm_leave(self._handle)))
         super().close()
 
     def __exit__(
@@ -354,7 +354,7 @@ class Communicator(Resource):
         return self._device >= 0
 
     def _destroy(self) -> int:
-        status = super()._destroy()
+        status = undisturbed(super()._destroy)
         if status != _abi.Status.ERROR_BUSY:
             gone(self)
         return status

@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import time
 import warnings
 import weakref
 from types import TracebackType
@@ -24,6 +25,7 @@ from ._abi import Status
 from ._library import Library
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Self
 
     from .communicator import Communicator
@@ -151,8 +153,14 @@ class Resource:
             self._endings.clear()
             if self._rests():
                 _left.append(self)
-            else:
+                return
+            global _last_ending
+            _ending_now.append(self)
+            try:
                 self._destroy()
+            finally:
+                _last_ending = object()
+                _ending_now.remove(self)
 
     def _rests(self) -> bool:
         """Whether destroying it waits until a GPU has come to rest."""
@@ -226,6 +234,23 @@ def _lease_of(owner: weakref.ref[Resource]) -> Lease | None:
     """The lease of a handle's memory that tensors show; none if the handle is being collected."""
     resource = owner()
     return None if resource is None else Lease(resource)
+
+
+_ending_now: list[Resource] = []
+"""Closed objects that are being destroyed by a thread in which their last array went."""
+
+_last_ending = object()  # another one after each of these
+
+
+def undisturbed(call: Callable[[], int]) -> int:
+    """The status of a call that closes something. It is made again if it was refused while the collector destroyed
+    an object in another thread, which takes a moment and is no call of the program's."""
+    while True:
+        last = _last_ending
+        status = call()
+        if status != Status.ERROR_BUSY or (_last_ending is last and not _ending_now):
+            return status
+        time.sleep(0)
 
 
 _left: list[Resource] = []
