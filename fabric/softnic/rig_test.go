@@ -160,7 +160,7 @@ func newRig(t testing.TB, m machine, headers map[string]string, o softnic.Option
 	pinned, at := host(queuesAt + pairs*size)
 	r.pinned = pinned
 	marks := statesAt + maxQueues*device.NicStateBytes
-	descriptions := marks + pairs*depth*device.NicMarkBytes
+	descriptions := (marks + pairs*depth*device.NicMarkBytes + 63) &^ 63 // they have words of 8 bytes
 	r.state, err = c.Alloc(descriptions + maxQueues*int(unsafe.Sizeof(device.NicQueue{})))
 	check(t, err)
 	closes(r.state.Close)
