@@ -48,6 +48,7 @@ const (
 	HandleTypeFabric              Attribute = 128 // CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED
 	GPUDirectRDMA                 Attribute = 116 // CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED
 	GPUDirectRDMAVirtual          Attribute = 110 // CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
+	GPUDirectRDMAOrdering         Attribute = 118 // CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING
 	DMABuf                        Attribute = 124 // CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED
 	TensorMap                     Attribute = 127 // CU_DEVICE_ATTRIBUTE_TENSOR_MAP_ACCESS_SUPPORTED
 	Multicast                     Attribute = 132 // CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED

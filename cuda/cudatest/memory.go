@@ -1,6 +1,7 @@
 package cudatest
 
 import (
+	"os"
 	"unsafe"
 
 	"github.com/weftgo/weft/cuda"
@@ -136,6 +137,40 @@ func (m *Machine) pointerCalls(t *sys.Table) {
 				return sys.Result(cuda.ErrNotFound)
 			}
 			*base, *size = sys.Pointer(r.base), uint64(r.size)
+			return sys.Success
+		})
+	}
+	t.MemGetHandleForAddressRange = func(c sys.Context, out unsafe.Pointer, at sys.Pointer, size uint64, kind int32,
+		_ uint64,
+	) sys.Result {
+		return m.contextCall("cuMemGetHandleForAddressRange", c, func(*primary) sys.Result {
+			r, page := m.find(uintptr(at)), uint64(os.Getpagesize())
+			switch {
+			case kind != sys.MemRangeHandleDMABuf || uint64(at)%page != 0 || size == 0 || size%page != 0:
+				return m.misuse(cuda.ErrInvalidValue, "cuMemGetHandleForAddressRange of %d bytes at %#x as %d", size,
+					uint64(at), kind)
+			case m.config.Attributes[cuda.DMABuf] == 0:
+				return sys.Result(cuda.ErrNotSupported)
+			case r == nil || r.file == nil && r.kind != mappedMemory || uintptr(at)+uintptr(size) > r.end():
+				return sys.Result(cuda.ErrInvalidValue)
+			}
+			f := r.file
+			if r.kind == mappedMemory {
+				f = m.shares[r.share]
+			}
+			fd, err := f.descriptor()
+			if err != nil {
+				return sys.Result(cuda.ErrOutOfMemory)
+			}
+			*(*int32)(out) = int32(fd)
+			return sys.Success
+		})
+	}
+	t.FlushGPUDirectRDMAWrites = func(c sys.Context, target, scope int32) sys.Result {
+		return m.contextCall("cuFlushGPUDirectRDMAWrites", c, func(*primary) sys.Result {
+			if target != sys.FlushTargetContext || scope != sys.FlushToOwner {
+				return m.misuse(cuda.ErrInvalidValue, "cuFlushGPUDirectRDMAWrites of %d to %d", target, scope)
+			}
 			return sys.Success
 		})
 	}

@@ -12,6 +12,14 @@ const (
 	MemGranularityMinimum     = 0 // CU_MEM_ALLOC_GRANULARITY_MINIMUM
 	MemGranularityRecommended = 1 // CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
 	MulticastGranularityLeast = 0 // CU_MULTICAST_GRANULARITY_MINIMUM
+	MemRangeHandleDMABuf      = 1 // CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
+)
+
+// What a flush of a network adapter's writes is for, and how far they are to be seen.
+const (
+	FlushTargetContext = 0   // CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX
+	FlushToOwner       = 100 // CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER
+	WritesOrderedOwner = 100 // CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER
 )
 
 // Flags of host memory.

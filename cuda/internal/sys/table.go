@@ -69,6 +69,10 @@ type Table struct {
 	PointerGetAttributes func(in Context, count uint32, attributes *int32, data *unsafe.Pointer, p Pointer) Result
 	MemGetAddressRange   func(in Context, base *Pointer, size *uint64, p Pointer) Result
 
+	MemGetHandleForAddressRange func(in Context, out unsafe.Pointer, p Pointer, size uint64, kind int32,
+		flags uint64) Result
+	FlushGPUDirectRDMAWrites func(in Context, target, scope int32) Result
+
 	MemGetAllocationGranularity func(granularity *uint64, prop *AllocationProp, option int32) Result
 	MemCreate                   func(in Context, handle *Allocation, size uint64, prop *AllocationProp,
 		flags uint64) Result
@@ -192,6 +196,9 @@ func (t *Table) entries() []entry {
 
 		in4("cuPointerGetAttributes", "", 7000, &t.PointerGetAttributes),
 		in3("cuMemGetAddressRange", "_v2", 3020, &t.MemGetAddressRange),
+
+		in5("cuMemGetHandleForAddressRange", "", 11070, &t.MemGetHandleForAddressRange),
+		in2("cuFlushGPUDirectRDMAWrites", "", 11030, &t.FlushGPUDirectRDMAWrites),
 
 		call3("cuMemGetAllocationGranularity", "", 10020, &t.MemGetAllocationGranularity),
 		in4("cuMemCreate", "", 10020, &t.MemCreate),
