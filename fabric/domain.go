@@ -34,6 +34,9 @@ type Options struct {
 	Spin time.Duration
 	// Unordered goes by counts even where the provider keeps writes in order. All ranks must agree.
 	Unordered bool
+	// Devices asks for an endpoint that reaches memory of GPUs, if the provider has one: see
+	// [Domain.RegisterDevice].
+	Devices bool
 }
 
 // Capabilities are what the opened endpoint was found to do. Ordered and Words decide which protocol
@@ -51,6 +54,8 @@ type Capabilities struct {
 	DataBytes int    // that a write can bring to the target's queue
 	MaxWrite  int    // bytes that one write carries; longer ones are divided
 	Depth     int    // writes that are underway at once
+	Devices   bool   // regions may be memory of a GPU
+	DMABufs   bool   // such memory may be given as a dma-buf
 }
 
 // Domain is one rank's access to a fabric: an endpoint, the regions that peers may write to, and the

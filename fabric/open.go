@@ -58,7 +58,9 @@ func openLibfabric(ctx context.Context, o Options) (provider.Endpoint, error) {
 	}
 	var absent error
 	for _, name := range names {
-		config := libfabric.Config{Provider: name, Source: o.Source, Unordered: o.Unordered, Peers: 2}
+		config := libfabric.Config{
+			Provider: name, Source: o.Source, Unordered: o.Unordered, Devices: o.Devices, Peers: 2,
+		}
 		if err = measureOnce(ctx, library, config); errors.Is(err, libfabric.ErrNoProvider) {
 			absent = err
 			continue

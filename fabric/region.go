@@ -1,7 +1,9 @@
 package fabric
 
 import (
+	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"unsafe"
 
@@ -11,7 +13,8 @@ import (
 // Region is memory of this rank that peers may write to, and that this rank may write from.
 type Region struct {
 	d       *Domain
-	memory  []byte
+	memory  []byte // of a GPU, if device says so: the host touches none of it
+	device  *DeviceMemory
 	pinner  runtime.Pinner
 	granted provider.Memory // under the domain's lock, as is the rest
 	closed  bool
@@ -38,14 +41,85 @@ func (d *Domain) Register(memory []byte, epoch uint32) (*Region, error) {
 	return r, nil
 }
 
+// DeviceMemory is memory of a GPU.
+type DeviceMemory struct {
+	Address uintptr // in the address space that the host and its GPUs share
+	Bytes   int
+	GPU     int // its number for CUDA
+	// DMABuf is a dma-buf that has the memory from Offset on. It is read by RegisterDevice alone. Without one the
+	// provider finds the memory by its address, which takes a module of the kernel (nvidia_peermem).
+	DMABuf *os.File
+	Offset int
+}
+
+// RegisterDevice is Register of memory of a GPU, where [Capabilities].Devices says that the endpoint reaches such.
+// Peers add to no words of it. It has one key, for good: a region that is needed again is registered anew.
+//
+// A completed write says that its bytes are on their way to the GPU; work of the GPU sees them after a flush
+// (cuda.Context.FlushRDMA), unless the GPU orders them.
+func (d *Domain) RegisterDevice(memory DeviceMemory, epoch uint32) (*Region, error) {
+	switch {
+	case memory.Bytes <= 0 || memory.Address == 0 || memory.Offset < 0:
+		return nil, invalid("register: %d bytes of a GPU at %#x", memory.Bytes, memory.Address)
+	case !d.caps.Devices:
+		return nil, unsupported("provider %s reaches no memory of GPUs: register pinned memory of the host", d.caps.Provider)
+	case memory.DMABuf != nil && !d.caps.DMABufs:
+		return nil, unsupported("provider %s takes no dma-bufs: leave it out", d.caps.Provider)
+	}
+	r := &Region{d: d, memory: foreign(memory.Address, memory.Bytes), device: &memory}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.failed(); err != nil {
+		return nil, fmt.Errorf("register: %w", err)
+	}
+	err := r.grant(epoch)
+	memory.DMABuf = nil
+	if err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// foreign is memory at an address that is not Go's.
+func foreign(address uintptr, n int) []byte {
+	return unsafe.Slice(*(**byte)(unsafe.Pointer(&address)), n)
+}
+
 func (r *Region) grant(epoch uint32) error {
-	granted, err := r.d.endpoint.Register(r.memory, r.d.key(epoch))
+	granted, err := r.register(r.d.key(epoch))
 	if err != nil {
 		return fmt.Errorf("register %d bytes: %w", len(r.memory), err)
 	}
 	r.granted = granted
 	r.d.regions[granted.Key()] = r
 	return nil
+}
+
+func (r *Region) register(key uint64) (provider.Memory, error) {
+	if r.device == nil {
+		return r.d.endpoint.Register(r.memory, key)
+	}
+	of, ok := r.d.endpoint.(provider.DeviceEndpoint)
+	if !ok {
+		return nil, unsupported("provider %s reaches no memory of GPUs", r.d.caps.Provider)
+	}
+	m := provider.DeviceMemory{
+		Address: r.device.Address, Bytes: r.device.Bytes, GPU: r.device.GPU, Offset: r.device.Offset, DMABuf: -1,
+	}
+	if r.device.DMABuf == nil {
+		return of.RegisterDevice(m, key)
+	}
+	raw, err := r.device.DMABuf.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var granted provider.Memory
+	var failed error
+	err = raw.Control(func(fd uintptr) { // unlike Fd it leaves the file as it is
+		m.DMABuf = int(fd)
+		granted, failed = of.RegisterDevice(m, key)
+	})
+	return granted, errors.Join(err, failed)
 }
 
 func (r *Region) revoke() error {
@@ -62,6 +136,9 @@ func (r *Region) Renew(epoch uint32) error {
 	defer r.d.mu.Unlock()
 	if err := r.usable(); err != nil {
 		return fmt.Errorf("renew: %w", err)
+	}
+	if r.device != nil {
+		return unsupported("renew: memory of a GPU has one key: close the region and register it anew")
 	}
 	err := r.revoke()
 	if err == nil {
@@ -108,7 +185,7 @@ func (r *Region) Card() []byte {
 	defer r.d.mu.Unlock()
 	return regionCard{
 		Rank: uint32(r.d.options.Rank), Base: r.granted.Base(), Key: r.granted.Key(), Length: uint64(len(r.memory)),
-		Aligned: uintptr(unsafe.Pointer(unsafe.SliceData(r.memory)))%wordSize == 0,
+		Aligned: r.device == nil && uintptr(unsafe.Pointer(unsafe.SliceData(r.memory)))%wordSize == 0,
 	}.encode()
 }
 

@@ -12,6 +12,8 @@ type Class struct {
 	Virtual   bool // peers give addresses, not offsets
 	Unchecked bool // keys are not looked at, as no domain accepts
 	Prompt    bool // writes land whole when they are posted, as no network does: to measure what is built on it
+	Devices   bool // regions may be memory of emulated GPUs, which is the host's
+	DMABufs   bool // and given as dma-bufs
 	KeyBytes  int
 	DataBytes int
 	MaxWrite  int

@@ -49,7 +49,7 @@ func (e *endpoint) Attributes() provider.Attributes {
 	return provider.Attributes{
 		Provider: c.Name, Library: "fabrictest", Ordered: c.Ordered, Words: c.Words, Delivered: c.Delivered,
 		Manual: c.Manual, Sleeps: c.Sleeps, PicksKeys: c.PicksKeys, KeyBytes: c.KeyBytes, DataBytes: c.DataBytes,
-		MaxWrite: c.MaxWrite, Depth: c.Depth,
+		MaxWrite: c.MaxWrite, Depth: c.Depth, Devices: c.Devices, DMABufs: c.DMABufs,
 	}
 }
 
@@ -98,6 +98,20 @@ func (e *endpoint) Register(bytes []byte, key uint64) (provider.Memory, error) {
 	}
 	e.memories[m.key] = m
 	return m, nil
+}
+
+// RegisterDevice implements [provider.DeviceEndpoint]. Emulated GPUs' memory lies where the host reaches it.
+func (e *endpoint) RegisterDevice(d provider.DeviceMemory, key uint64) (provider.Memory, error) {
+	c := e.network.class
+	switch {
+	case !c.Devices:
+		return nil, failure(95, "no memory of GPUs")
+	case d.DMABuf >= 0 && !c.DMABufs:
+		return nil, failure(95, "no dma-bufs")
+	case d.DMABuf < 0 && c.DMABufs:
+		return nil, failure(14, "memory of a GPU without a dma-buf")
+	}
+	return e.Register(unsafe.Slice(*(**byte)(unsafe.Pointer(&d.Address)), d.Bytes), key)
 }
 
 func (m *memory) Base() uint64 { return m.base }

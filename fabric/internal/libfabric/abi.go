@@ -151,6 +151,39 @@ type cqError struct { // fi_cq_err_entry, with room for fields to come
 	_            [6]uint64
 }
 
+// vector is struct iovec.
+type vector struct {
+	base   uintptr
+	length uint64
+}
+
+type dmaBuf struct { // fi_mr_dmabuf
+	fd     int32
+	_      uint32
+	offset uint64
+	length uint64
+	base   uintptr // of the dma-buf, whose bytes have the address of the first one and on
+}
+
+// memoryAttr is fi_mr_attr. Versions before 1.20 read less of it.
+type memoryAttr struct {
+	where         uintptr // of vectors, or of one dmaBuf
+	count         uint64
+	access        uint64
+	offset        uint64
+	key           uint64
+	context       uintptr
+	authKeyLength uint64
+	authKey       uintptr
+	device        uint32 // its kind: iface
+	_             uint32
+	ordinal       uint64
+	data          uintptr
+	pageSize      uint64
+	base          uintptr
+	parts         uint64
+}
+
 // Offsets in tables of functions.
 const (
 	opClose   = 8  // fi_ops.close
@@ -164,6 +197,7 @@ const (
 	opCQOpen   = 16 // fi_ops_domain.cq_open
 	opEndpoint = 24 // fi_ops_domain.endpoint
 	opRegister = 8  // fi_ops_mr.reg
+	opRegAttr  = 24 // fi_ops_mr.regattr
 
 	opGetname   = 16 // fi_ops_cm.getname
 	opInsert    = 8  // fi_ops_av.insert
@@ -179,6 +213,7 @@ const (
 const (
 	capMessage = 0x2               // FI_MSG
 	capRMA     = 0x4               // FI_RMA
+	capDevices = 0x800000000000    // FI_HMEM
 	flagSource = 0x200000000000000 // FI_SOURCE
 
 	accessRead        = 0x100  // FI_READ
@@ -190,6 +225,9 @@ const (
 	flagRemoteData = 0x20000    // FI_REMOTE_CQ_DATA
 	flagDelivery   = 0x10000000 // FI_DELIVERY_COMPLETE
 
+	flagDMABuf = 0x10000000000 // FI_MR_DMABUF
+	deviceCUDA = 0x1           // FI_HMEM_CUDA
+
 	modeContext  = 0x800000000000000 // FI_CONTEXT
 	modeContext2 = 0x10000000000000  // FI_CONTEXT2
 
@@ -199,6 +237,7 @@ const (
 	mrKey       = 0x40  // FI_MR_PROV_KEY
 	mrEvent     = 0x100 // FI_MR_RMA_EVENT
 	mrEndpoint  = 0x200 // FI_MR_ENDPOINT
+	mrDevices   = 0x400 // FI_MR_HMEM
 
 	orderWritesAfterWrites = 0x10 // FI_ORDER_WAW
 
@@ -213,6 +252,8 @@ const (
 	codeAgain     = 0xb   // FI_EAGAIN
 	codeAvailable = 0x103 // FI_EAVAIL
 	codeNoData    = 0x3d  // FI_ENODATA
+
+	codeNoFunction = 0x26 // FI_ENOSYS
 )
 
 // resourcesEnabled is FI_RM_ENABLED: a full queue answers FI_EAGAIN.
@@ -220,3 +261,6 @@ const resourcesEnabled = 2
 
 // apiVersion is the interface that this package asks for: 1.17, as FI_VERSION makes it.
 const apiVersion = 1<<16 | 17
+
+// dmaBufVersion has dma-bufs, and is asked for where memory of GPUs is.
+const dmaBufVersion = 1<<16 | 20

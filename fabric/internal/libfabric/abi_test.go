@@ -53,11 +53,16 @@ func TestLayouts(t *testing.T) {
 		ava  avAttr
 		e    cqEntry
 		fail cqError
+		iov  vector
+		buf  dmaBuf
+		mra  memoryAttr
 	)
 	all := facts(t)
 	sizes := map[string]uint64{
 		"fi_cq_attr": uint64(unsafe.Sizeof(cqa)), "fi_av_attr": uint64(unsafe.Sizeof(ava)),
 		"fi_cq_data_entry": uint64(unsafe.Sizeof(e)), "fi_context2": contextLen,
+		"iovec": uint64(unsafe.Sizeof(iov)), "fi_mr_dmabuf": uint64(unsafe.Sizeof(buf)),
+		"fi_mr_attr": uint64(unsafe.Sizeof(mra)),
 	}
 	if diff := cmp.Diff(all["size"], sizes); diff != "" {
 		t.Errorf("sizes (-C +Go):\n%s", diff)
@@ -115,10 +120,22 @@ func TestLayouts(t *testing.T) {
 		"fi_cq_err_entry.err_data":      unsafe.Offsetof(fail.detail),
 		"fi_cq_err_entry.err_data_size": unsafe.Offsetof(fail.detailLength),
 
+		"iovec.iov_base": unsafe.Offsetof(iov.base), "iovec.iov_len": unsafe.Offsetof(iov.length),
+		"fi_mr_dmabuf.fd": unsafe.Offsetof(buf.fd), "fi_mr_dmabuf.offset": unsafe.Offsetof(buf.offset),
+		"fi_mr_dmabuf.len": unsafe.Offsetof(buf.length), "fi_mr_dmabuf.base_addr": unsafe.Offsetof(buf.base),
+		"fi_mr_attr.mr_iov": unsafe.Offsetof(mra.where), "fi_mr_attr.iov_count": unsafe.Offsetof(mra.count),
+		"fi_mr_attr.access": unsafe.Offsetof(mra.access), "fi_mr_attr.offset": unsafe.Offsetof(mra.offset),
+		"fi_mr_attr.requested_key": unsafe.Offsetof(mra.key), "fi_mr_attr.context": unsafe.Offsetof(mra.context),
+		"fi_mr_attr.auth_key_size": unsafe.Offsetof(mra.authKeyLength),
+		"fi_mr_attr.auth_key":      unsafe.Offsetof(mra.authKey), "fi_mr_attr.iface": unsafe.Offsetof(mra.device),
+		"fi_mr_attr.device": unsafe.Offsetof(mra.ordinal), "fi_mr_attr.hmem_data": unsafe.Offsetof(mra.data),
+		"fi_mr_attr.page_size": unsafe.Offsetof(mra.pageSize), "fi_mr_attr.base_mr": unsafe.Offsetof(mra.base),
+		"fi_mr_attr.sub_mr_cnt": unsafe.Offsetof(mra.parts),
+
 		"fi_ops.close": opClose, "fi_ops.bind": opBind, "fi_ops.control": opControl,
 		"fi_ops_fabric.domain": opDomain, "fi_ops_fabric.trywait": opTrywait,
 		"fi_ops_domain.av_open": opAVOpen, "fi_ops_domain.cq_open": opCQOpen, "fi_ops_domain.endpoint": opEndpoint,
-		"fi_ops_mr.reg": opRegister, "fi_ops_cm.getname": opGetname, "fi_ops_av.insert": opInsert,
+		"fi_ops_mr.reg": opRegister, "fi_ops_mr.regattr": opRegAttr, "fi_ops_cm.getname": opGetname, "fi_ops_av.insert": opInsert,
 		"fi_ops_av.remove": opRemove, "fi_ops_rma.write": opWrite, "fi_ops_rma.writedata": opWriteData,
 		"fi_ops_cq.read": opRead, "fi_ops_cq.readerr": opReadErr, "fi_ops_cq.strerror": opStrerror,
 	}

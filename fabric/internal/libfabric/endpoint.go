@@ -20,6 +20,7 @@ type Config struct {
 	Provider  string // as libfabric names it
 	Source    string // the address of the interface to use, or empty
 	Unordered bool   // do not ask for writes in order
+	Devices   bool   // ask for memory of GPUs
 	Peers     int    // how many addresses will be inserted
 }
 
@@ -65,6 +66,9 @@ type scratch struct {
 	cq      cqAttr
 	av      avAttr
 	memory  *memoryObject
+	attr    memoryAttr
+	vector  vector
+	dmaBuf  dmaBuf
 }
 
 // OpenEndpoint opens an endpoint of a provider.
@@ -123,13 +127,17 @@ func (e *Endpoint) open(c Config) error {
 // choose asks for the best that the provider has, then for less.
 func (e *Endpoint) choose(c Config) error {
 	ordered := !c.Unordered
-	for _, want := range []struct{ ordered, delivered bool }{
-		{ordered, true},
-		{ordered, false},
-		{false, true},
-		{false, false},
+	for _, want := range []struct{ devices, ordered, delivered bool }{
+		{c.Devices, ordered, true},
+		{c.Devices, ordered, false},
+		{c.Devices, false, true},
+		{c.Devices, false, false},
+		{false, ordered, true},
+		{false, ordered, false},
+		{false, false, true},
+		{false, false, false},
 	} {
-		found, err := e.lib.find(c, want.ordered, want.delivered)
+		found, err := e.lib.find(c, want.devices, want.ordered, want.delivered)
 		if failure, ok := errors.AsType[*provider.Failure](err); ok && failure.Code == codeNoData {
 			continue
 		}
@@ -138,6 +146,8 @@ func (e *Endpoint) choose(c Config) error {
 		}
 		e.info = found
 		e.describe(want.ordered, want.delivered)
+		e.attributes.Devices = want.devices
+		e.attributes.DMABufs = want.devices && e.lib.Version >= dmaBufVersion
 		return nil
 	}
 	return fmt.Errorf("%w: libfabric %v (%s) offers no RMA by %s%s", ErrNoProvider, e.lib.Version, e.lib.Path,
@@ -153,7 +163,7 @@ func At(source string) string {
 }
 
 // find is fi_getinfo.
-func (l *Library) find(c Config, ordered, delivered bool) (*info, error) {
+func (l *Library) find(c Config, devices, ordered, delivered bool) (*info, error) {
 	// The library makes the structure and so gives it its own size.
 	hints := (*info)(unsafe.Pointer(foreign(l.dupinfo.Call(0))))
 	if hints == nil {
@@ -172,6 +182,12 @@ func (l *Library) find(c Config, ordered, delivered bool) (*info, error) {
 	hints.domain.threading = threadDomain
 	hints.domain.resourceMgmt = resourcesEnabled
 	hints.domain.mrMode = mrLocal | mrVirtual | mrAllocated | mrKey | mrEvent | mrEndpoint
+	version := uintptr(apiVersion)
+	if devices {
+		hints.caps |= capDevices
+		hints.domain.mrMode |= mrDevices
+		version = min(max(version, uintptr(l.Version)), dmaBufVersion)
+	}
 	if ordered {
 		hints.tx.order, hints.rx.order = orderWritesAfterWrites, orderWritesAfterWrites
 	}
@@ -186,7 +202,7 @@ func (l *Library) find(c Config, ordered, delivered bool) (*info, error) {
 	}
 	found := new(*info)
 	pinned.Pin(found)
-	r := l.getinfo.Call(apiVersion, dl.Word(ask.source), 0, uintptr(flags), dl.Word(hints), dl.Word(found))
+	r := l.getinfo.Call(version, dl.Word(ask.source), 0, uintptr(flags), dl.Word(hints), dl.Word(found))
 	hints.fabric.provider = nil // Go's, not the library's to free
 	l.freeinfo.Call(dl.Word(hints))
 	return *found, l.check("fi_getinfo", r)

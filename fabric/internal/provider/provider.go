@@ -31,6 +31,26 @@ type Attributes struct {
 	DataBytes int
 	MaxWrite  int
 	Depth     int
+	Devices   bool
+	DMABufs   bool
+}
+
+// DeviceMemory is memory of a GPU that is to be registered.
+type DeviceMemory struct {
+	Address uintptr // in the address space that the host and its GPUs share
+	Bytes   int
+	GPU     int // its number for CUDA
+	// DMABuf is a descriptor of a dma-buf that has the memory from Offset on, or negative: the provider finds the memory
+	// by its address.
+	DMABuf int
+	Offset int
+}
+
+// A DeviceEndpoint registers memory of GPUs, if its attributes say so.
+type DeviceEndpoint interface {
+	Endpoint
+	// RegisterDevice is Register of memory of a GPU. The descriptor may be closed when it has returned.
+	RegisterDevice(memory DeviceMemory, key uint64) (Memory, error)
 }
 
 // Address is a peer's place in an endpoint's table of addresses.
