@@ -43,6 +43,7 @@ type Room struct {
 	comm    *weft.Comm
 	cost    int
 	account account
+	uuid    cuda.UUID // of the GPU: those of other hosts have the same places on their buses
 	claim   *occupancy.Claim
 	sharers int // of a GPU: the most ranks on one
 }
@@ -73,6 +74,9 @@ func Fit(ctx context.Context, comm *weft.Comm, want Want) (*Room, error) {
 func (r *Room) open() (err error) {
 	d := r.comm.Device().Context().Device()
 	if r.account.bus, err = d.PCIBusID(); err != nil {
+		return err
+	}
+	if r.uuid, err = d.UUID(); err != nil {
 		return err
 	}
 	r.account.driver = d.Driver()
@@ -108,7 +112,7 @@ func (r *Room) share(ctx context.Context, mine, held, all int) error {
 	note := binary.LittleEndian.AppendUint32(nil, uint32(mine))
 	note = binary.LittleEndian.AppendUint32(note, uint32(all))
 	note = binary.LittleEndian.AppendUint32(note, uint32(held))
-	notes, err := r.comm.Operations().GatherNotes(ctx, r.want.Op, append(note, r.account.bus...))
+	notes, err := r.comm.Operations().GatherNotes(ctx, r.want.Op, append(note, r.uuid[:]...))
 	if err != nil {
 		return err
 	}
