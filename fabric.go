@@ -31,6 +31,7 @@ type reach struct {
 	peers  []*fabric.Peer // by rank; nil: not connected, or of this host
 	lost   map[int]error  // ranks that are gone
 	signal int            // the next that is free
+	staged sync.Once      // it was said that windows of GPUs are
 }
 
 // spans says whether there are ranks on other hosts.
@@ -50,6 +51,7 @@ func (c *Comm) openFabric(ctx context.Context) (*fabric.Domain, error) {
 	}
 	d, err := open(ctx, fabric.Options{
 		Rank: c.rank, Size: c.size, Signals: fabricSignals, Timeout: c.control.Waiter.Timeout,
+		Devices: c.device != nil,
 	})
 	switch {
 	case errors.Is(err, fabric.ErrUnsupported):
@@ -96,10 +98,14 @@ func (c *Comm) connect(ctx context.Context, op string, w *Window) error {
 
 func (c *Comm) register(ctx context.Context, w *Window) (*fabric.Region, error) {
 	d, err := c.openFabric(ctx)
-	if err != nil || w.size == 0 {
-		return nil, err
+	if err != nil || w.size == 0 || w.region != nil {
+		return w.region, err
 	}
-	w.region, err = d.Register(w.mem, uint32(c.control.Generation()))
+	memory := w.mem
+	if w.staging != nil {
+		memory = w.staging.Bytes()
+	}
+	w.region, err = d.Register(memory, uint32(c.control.Generation()))
 	return w.region, err
 }
 

@@ -104,8 +104,9 @@ func parseGPUInfo(b []byte) (p gpuInfo, err error) {
 
 // checkPeers takes the GPUs of all ranks from their peerInfos. It refuses, on every rank alike, a
 // communicator in which only some ranks are on GPUs, or in which a rank could not open its GPU. d is
-// nil on the host; own is the error of opening this rank's GPU.
-func (d *Device) checkPeers(peers []peerInfo, inProcess int, own error) error {
+// nil on the host; alone says that all ranks of this host are in this process, and own is the error of opening this
+// rank's GPU.
+func (d *Device) checkPeers(peers []peerInfo, alone bool, hosts []int, own error) error {
 	if own != nil {
 		return own
 	}
@@ -146,11 +147,15 @@ func (d *Device) checkPeers(peers []peerInfo, inProcess int, own error) error {
 		d.peers = append(d.peers, p)
 		d.devices = append(d.devices, d.find(p.uuid))
 	}
-	if inProcess != len(peers) {
+	if !alone {
 		d.virtual, d.share = d.virtual && fd, cuda.ShareFD
 	}
 	if err := d.agreeMulticast(); err != nil || !d.multicast {
 		return err
+	}
+	if far := slices.Index(hosts, 1); far >= 0 {
+		return Unsupportedf("join: ranks 0 and %d are on different hosts, and %s is for ranks of one; join without it", far,
+			multicastVariable)
 	}
 	d.share = cuda.ShareFD // groups that pass as descriptors bind no other memory
 	return nil
@@ -171,9 +176,9 @@ func (d *Device) find(u cuda.UUID) *cuda.Device {
 
 // checkAccess refuses a peer whose memory this rank's GPU cannot reach. For a GPU that this process
 // does not see, only mapping its memory shows that.
-func (d *Device) checkAccess(rank int) error {
+func (d *Device) checkAccess(rank int, hosts []int) error {
 	for r, other := range d.devices {
-		if other == nil || other == d.context.Device() {
+		if other == nil || other == d.context.Device() || hosts[r] != hosts[rank] {
 			continue
 		}
 		can, err := d.context.Device().CanAccessPeer(other)

@@ -115,12 +115,16 @@ func TestHosts(t *testing.T) {
 	}
 }
 
-// TestHostsOnGPUs joins ranks on GPUs of two hosts. They agree and go on; windows are refused alike.
+// TestHostsOnGPUs joins ranks on GPUs of two hosts. They agree and go on; windows are refused alike where there is no
+// fabric.
 func TestHostsOnGPUs(t *testing.T) {
 	t.Setenv("WEFT_HEARTBEAT", "60s")
+	none := func(context.Context, fabric.Options) (*fabric.Domain, error) {
+		return nil, fmt.Errorf("%w: no library", fabric.ErrUnsupported)
+	}
 	g := ranktest.Fake(t, cudatest.Config{Devices: 2})
 	group, err := ranktest.JoinEach(4, func(rank int) []weft.Option {
-		return append(g.Options(rank), weft.OnHost([]string{"a", "a", "b", "b"}[rank]))
+		return append(g.Options(rank), weft.OnHost([]string{"a", "a", "b", "b"}[rank]), weft.WithFabric(none))
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -140,7 +140,7 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 		cpus.Add(p.cpus)
 	}
 
-	if err := gpu.checkPeers(peers, c.inProcess, unbound); err != nil {
+	if err := gpu.checkPeers(peers, c.inProcess == c.local, c.hosts, unbound); err != nil {
 		return nil, errors.Join(err, listener.Close())
 	}
 	policy := channel.PolicyFor(c.local, c.inProcess, cpus.Count())
@@ -297,7 +297,7 @@ func awake(ctx context.Context, limit time.Duration) (context.Context, context.C
 // reach each other.
 func (c *Comm) verifyDevices(ctx context.Context, own error) error {
 	if own == nil {
-		own = c.device.checkAccess(c.rank)
+		own = c.device.checkAccess(c.rank, c.hosts)
 	}
 	return c.verifySame(ctx, "join", "ready", own)
 }

@@ -1,6 +1,7 @@
 package weft
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"unsafe"
@@ -91,10 +92,37 @@ func (o Operations) AllocDevice(ctx context.Context, size int) (*Window, error) 
 		return nil, err
 	}
 	defer o.comm.gate.Leave()
+	if err := cmp.Or(o.comm.begin(op), o.comm.requireOneHost(op)); err != nil {
+		return nil, err
+	}
+	return o.comm.allocDevice(ctx, op, size, false, false)
+}
+
+// AllocNear is AllocDevice for memory that ranks of each host alone reach, of a communicator of several hosts too:
+// pointers of ranks on other hosts are 0. It is collective over all ranks.
+func (o Operations) AllocNear(ctx context.Context, size int) (*Window, error) {
+	const op = "alloc window"
+	if err := o.comm.gate.Enter(op); err != nil {
+		return nil, err
+	}
+	defer o.comm.gate.Leave()
 	if err := o.comm.begin(op); err != nil {
 		return nil, err
 	}
-	return o.comm.allocDevice(ctx, op, size, false)
+	return o.comm.allocDevice(ctx, op, size, false, false)
+}
+
+// AllocHost is [Comm.Alloc] of memory of the host, also where ranks are on GPUs: for the hosts' part in an operation.
+func (o Operations) AllocHost(ctx context.Context, size int) (*Window, error) {
+	const op = "alloc window"
+	if err := o.comm.gate.Enter(op); err != nil {
+		return nil, err
+	}
+	defer o.comm.gate.Leave()
+	if err := o.comm.begin(op); err != nil {
+		return nil, err
+	}
+	return o.comm.allocHost(ctx, op, size)
 }
 
 // Shelf has the buffers that the communicator's objects receive into, so that each knows memory of

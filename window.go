@@ -20,7 +20,7 @@ import (
 
 // Window is symmetric memory: a segment of the same size on every rank, mapped by every rank of its host. These
 // can load and store in it; channels say when. Operands that lie in a window move without a staging copy. Ranks of
-// other hosts write into a segment by package fabric: see [Window.Remote].
+// other hosts write into a segment by package fabric: see [Window.Remote], and on GPUs [Window.Staging].
 type Window struct {
 	comm    *Comm
 	id      uint64
@@ -35,6 +35,8 @@ type Window struct {
 	held     []io.Closer    // on a GPU: closed with the window, in this order
 
 	multicast cuda.Pointer // the address of all segments at once; 0: there is none
+
+	staging *cuda.HostMemory // on a GPU: what other hosts reach in place of the segment; nil: they reach that, or none is
 
 	region  *fabric.Region  // of this rank's segment, where there are other hosts
 	remotes []fabric.Remote // by rank: segments on other hosts
@@ -59,8 +61,13 @@ func (c *Comm) Alloc(ctx context.Context, size int) (*Window, error) {
 		return c.window(ctx, op, size, nil, Invalidf("%s: %d bytes", op, size))
 	}
 	if c.device != nil {
-		return c.allocDevice(ctx, op, size, c.multicasts())
+		return c.allocDevice(ctx, op, size, c.multicasts(), true)
 	}
+	return c.allocHost(ctx, op, size)
+}
+
+// allocHost makes a window of new host memory.
+func (c *Comm) allocHost(ctx context.Context, op string, size int) (*Window, error) {
 	o := shm.Options{Huge: shm.HugeAuto, Populate: size <= populateLimit}
 	if !c.hugePages {
 		o.Huge = shm.HugeOff
@@ -340,7 +347,7 @@ func (w *Window) Pointer() cuda.Pointer {
 }
 
 // PeerPointer is the address at which this rank's GPU reaches a rank's segment; 0 on the host, and
-// for a rank that was masked when the window was made.
+// for a rank of another host and one that was masked when the window was made.
 func (w *Window) PeerPointer(rank int) cuda.Pointer {
 	if w.pointers == nil {
 		return 0

@@ -84,11 +84,9 @@ func parseSegment(b []byte, size int) (p segment, err error) {
 	return p, nil
 }
 
-// allocDevice makes a window of new device memory, with multicast addresses if they are wanted.
-func (c *Comm) allocDevice(ctx context.Context, op string, size int, multicast bool) (*Window, error) {
-	if err := c.requireOneHost(op); err != nil {
-		return nil, err
-	}
+// allocDevice makes a window of new device memory, with multicast addresses if they are wanted. Other hosts reach it if
+// it is to be far.
+func (c *Comm) allocDevice(ctx context.Context, op string, size int, multicast, far bool) (*Window, error) {
 	own := &segment{}
 	var err error
 	extent := max(size, 1)
@@ -101,9 +99,9 @@ func (c *Comm) allocDevice(ctx context.Context, op string, size int, multicast b
 		err = c.allocSegment(ctx, own, extent)
 	}
 	if err == nil {
-		err = c.device.exportSegment(own, c.inProcess != c.size)
+		err = c.device.exportSegment(own, c.inProcess != c.local)
 	}
-	w, err := c.deviceWindow(ctx, op, size, own, err)
+	w, err := c.deviceWindow(ctx, op, size, own, far, err)
 	if err != nil || !multicast {
 		return w, err
 	}
@@ -117,7 +115,9 @@ func (c *Comm) allocDevice(ctx context.Context, op string, size int, multicast b
 func (c *Comm) allocSegment(ctx context.Context, p *segment, size int) error {
 	d := c.device
 	if d.virtual {
-		v, err := d.context.AllocVirtual(size, cuda.AllocationOptions{Share: d.share})
+		v, err := d.context.AllocVirtual(size, cuda.AllocationOptions{
+			Share: d.share, RDMA: c.spans() && d.context.Device().Has(cuda.GPUDirectRDMAVirtual),
+		})
 		if err != nil {
 			return err
 		}
@@ -172,14 +172,11 @@ func (c *Comm) RegisterDevice(ctx context.Context, p cuda.Pointer, size int) (*W
 	if c.device == nil {
 		return nil, Unsupportedf("%s: the rank is on the host; join on a GPU", op)
 	}
-	if err := c.requireOneHost(op); err != nil {
-		return nil, err
-	}
-	own, err := c.device.inspectSegment(op, p, size, c.inProcess != c.size)
+	own, err := c.device.inspectSegment(op, p, size, c.inProcess != c.local)
 	if err == nil {
-		err = c.device.exportSegment(own, c.inProcess != c.size)
+		err = c.device.exportSegment(own, c.inProcess != c.local)
 	}
-	return c.deviceWindow(ctx, op, size, own, err)
+	return c.deviceWindow(ctx, op, size, own, true, err)
 }
 
 // inspectSegment asks the driver what memory p points to.
@@ -230,7 +227,8 @@ func (d *Device) refuseSegment(op string, p cuda.Pointer, size int, info cuda.Po
 // deviceWindow makes a window of this rank's segment, or passes err to the other ranks. Invariant:
 // no rank returns before all ranks have mapped all segments. A segment and its descriptor therefore
 // stay valid while peers map it.
-func (c *Comm) deviceWindow(ctx context.Context, op string, size int, own *segment, err error) (*Window, error) {
+func (c *Comm) deviceWindow(ctx context.Context, op string, size int, own *segment, far bool, err error,
+) (*Window, error) {
 	if err != nil {
 		err = errors.Join(prefixed(op, err), own.discard())
 	}
@@ -252,6 +250,11 @@ func (c *Comm) deviceWindow(ctx context.Context, op string, size int, own *segme
 	if err := c.verifySame(ctx, op, "mapped", err); err != nil {
 		return nil, errors.Join(err, w.release())
 	}
+	if far && c.spans() {
+		if err := c.reachDevice(ctx, op, w); err != nil {
+			return nil, errors.Join(err, w.release())
+		}
+	}
 	if err := c.windows.add(op, w); err != nil {
 		return nil, errors.Join(err, w.release())
 	}
@@ -266,7 +269,7 @@ func prefixed(op string, err error) error {
 	return deviceError(op, err)
 }
 
-// mapSegments maps every unmasked rank's segment for this rank's GPU.
+// mapSegments maps every segment of this host's unmasked ranks for this rank's GPU.
 func (c *Comm) mapSegments(ctx context.Context, op string, w *Window, own *segment, data [][]byte) error {
 	segments := make([]segment, c.size)
 	descriptors := false
@@ -281,7 +284,7 @@ func (c *Comm) mapSegments(ctx context.Context, op string, w *Window, own *segme
 		descriptors = descriptors || segments[r].kind == virtualSegment
 	}
 	files := make([]*os.File, c.size)
-	if descriptors && c.inProcess != c.size {
+	if descriptors && c.inProcess != c.local {
 		skipped := func(r int) bool { return c.Masked(r) || c.sameProcess[r] }
 		if err := c.exchangeFiles(ctx, op, w.id, own.file, files, skipped); err != nil {
 			return err
@@ -300,7 +303,7 @@ func (c *Comm) mapSegments(ctx context.Context, op string, w *Window, own *segme
 		switch {
 		case r == c.rank:
 			w.pointers[r] = own.pointer()
-		case data[r] == nil:
+		case data[r] == nil || c.hosts[r] != c.hosts[c.rank]:
 		case p.kind == virtualSegment:
 			err = c.mapVirtual(w, r, p, files[r])
 		default:
