@@ -53,6 +53,7 @@ type Comm struct {
 	device   *Device        // nil on the host
 	record   *device.Record // the device's, or noRecord
 	noRecord device.Record
+	reason   atomic.Pointer[reason] // of a failure that FailHere has been told of
 
 	closed   atomic.Bool
 	released atomic.Bool  // its memory
@@ -154,8 +155,18 @@ func (c *Comm) fail(err error) error {
 	return err
 }
 
+// reason is why this rank has failed in a generation.
+type reason struct {
+	generation uint64
+	err        error
+}
+
 // fault is the error that the abort word and the device's record mean, if they mean one.
 func (c *Comm) fault(op string) error {
+	if r := c.reason.Load(); r != nil && r.generation == c.control.Generation() &&
+		c.control.Fault(nil).Cause != channel.CauseNone {
+		return r.err
+	}
 	record, ok := c.recorded()
 	if !ok {
 		return c.control.Waiter.Err(c.control.Fault(nil), op)

@@ -33,6 +33,28 @@ func (o Operations) Begin(op string) error { return o.comm.begin(op) }
 // of finding out at their deadline. It returns err.
 func (o Operations) Fail(err error) error { return o.comm.fail(err) }
 
+// FailHere makes an error this rank's failure: one that others meet by themselves, in their own words, as where calls
+// differ. tell tells those that did not.
+func (o Operations) FailHere(err error) (tell func()) {
+	c := o.comm
+	c.closing.RLock()
+	defer c.closing.RUnlock()
+	if c.closed.Load() {
+		return func() {}
+	}
+	if r, g := c.reason.Load(), c.control.Generation(); r == nil || r.generation != g {
+		c.reason.Store(&reason{g, err})
+	}
+	pass := c.control.Stop()
+	return func() {
+		c.closing.RLock()
+		defer c.closing.RUnlock()
+		if !c.closed.Load() {
+			pass()
+		}
+	}
+}
+
 // Generation is 0 at first and grows with every [Comm.SetMask], to the same number on all unmasked
 // ranks. Operations fold it into their epochs, so that nothing published before a failure is taken
 // for something published after it.

@@ -29,6 +29,11 @@ type LaneSpec struct {
 	// window.
 	Ring         *Ring
 	RingInWindow bool
+	// Within: on a communicator of several hosts the lane's kernels meet the ranks of their own host alone. Others
+	// have no window.
+	Within bool
+	// Patience is how many times the communicator's deadline a wait of the lane's kernels may take; 0: once.
+	Patience int
 	// Moved is called when the lane's memory gets addresses, when it gets others, and when former
 	// ones ([Lane.Former]) are freed: it sets the arguments of launches.
 	Moved func(*Lane)
@@ -84,7 +89,7 @@ func (m memory) close() error {
 func NewLane(ctx context.Context, comm *weft.Comm, spec LaneSpec) (*Lane, error) {
 	l := &Lane{spec: spec, comm: comm, device: comm.Device(), generation: comm.Operations().Generation()}
 	var err error
-	if l.window, err = comm.Operations().AllocDevice(ctx, int(spec.Window.Size())); err != nil {
+	if l.window, err = l.alloc(ctx); err != nil {
 		return nil, err
 	}
 	if l.local, err = l.device.Context().Alloc(int(spec.Local.Size())); err == nil {
@@ -101,6 +106,19 @@ func NewLane(ctx context.Context, comm *weft.Comm, spec LaneSpec) (*Lane, error)
 	return l, nil
 }
 
+// alloc allocates the memory that ranks reach.
+func (l *Lane) alloc(ctx context.Context) (*weft.Window, error) {
+	if l.spec.Within {
+		return l.comm.Operations().AllocNear(ctx, int(l.spec.Window.Size()))
+	}
+	return l.comm.Operations().AllocDevice(ctx, int(l.spec.Window.Size()))
+}
+
+// meets says whether the lane's kernels on this rank meet those of another.
+func (l *Lane) meets(rank int) bool {
+	return !l.spec.Within || l.comm.Host(rank) == l.comm.Host(l.comm.Rank())
+}
+
 // begin gives the memory the content that the first operation of a generation wants. Nothing of the
 // lane runs.
 func (l *Lane) begin() error {
@@ -109,9 +127,16 @@ func (l *Lane) begin() error {
 		s.Synchronize()); err != nil {
 		return err
 	}
-	masked := l.comm.Mask().Words()
+	mask := l.comm.Mask()
+	for r := range l.comm.Size() {
+		if !l.meets(r) {
+			mask = mask.With(r)
+		}
+	}
+	masked := mask.Words()
 	return l.setState(device.State{
-		Masked: [2]uint64(masked[:]), Timeout: uint64(max(l.comm.Deadline(), time.Millisecond)),
+		Masked:  [2]uint64(masked[:]),
+		Timeout: uint64(max(l.comm.Deadline(), time.Millisecond)) * uint64(max(l.spec.Patience, 1)),
 	})
 }
 
@@ -278,7 +303,7 @@ func (h Half) Finish(ctx context.Context) error { return h.lane.Finish(ctx, h.st
 func (l *Lane) restart(ctx context.Context, op string) error {
 	move := byte(0)
 	for r := range l.comm.Size() {
-		if l.comm.Masked(r) || l.window.PeerPointer(r) == 0 {
+		if l.comm.Masked(r) || l.window.PeerPointer(r) == 0 && l.meets(r) {
 			move = 1
 		}
 	}
@@ -323,7 +348,7 @@ func (l *Lane) relocate(ctx context.Context, op string) error {
 	}
 	before := memory{local: l.local, graphs: l.graphs}
 	l.local = local
-	window, err := l.comm.Operations().AllocDevice(ctx, int(l.spec.Window.Size()))
+	window, err := l.alloc(ctx)
 	if err != nil {
 		l.former = append(l.former, before)
 		return err

@@ -74,7 +74,7 @@ func New(ctx context.Context, comm *weft.Comm, c Config) (*Rounds, error) {
 			return nil, err
 		}
 		r.Window = r.far.mirrors.Window
-	} else if r.Window, err = comm.Alloc(ctx, bytes); err != nil {
+	} else if r.Window, err = comm.Operations().AllocHost(ctx, bytes); err != nil {
 		return nil, err
 	}
 	for p := range r.pads {

@@ -76,8 +76,13 @@ func (r *Rank) Tell(f channel.Fault) {
 		return
 	}
 	f = r.report(f)
-	r.logger.Warn("fault", "peer", f.Rank, "cause", f.Cause.String())
 	r.own.fault.Abort(f)
+	r.pass(f)
+}
+
+// pass hands a fault to the others.
+func (r *Rank) pass(f channel.Fault) {
+	r.logger.Warn("fault", "peer", f.Rank, "cause", f.Cause.String())
 	var peers rankset.Set
 	for p, v := range r.views {
 		if v != nil && p != r.rank && !r.Masked(p) && !r.maskedBy(v) {
@@ -85,6 +90,16 @@ func (r *Rank) Tell(f channel.Fault) {
 		}
 	}
 	r.transport.Abort(peers, f)
+}
+
+// Stop is a failure of this rank alone, in its present generation: others meet it by themselves. tell tells those that
+// did not, unless they have gone on to the next.
+func (r *Rank) Stop() (tell func()) {
+	f := channel.Fault{
+		Cause: channel.CauseAbort, Rank: r.rank, Reporter: r.rank, Generation: r.generation.Load(),
+	}
+	r.own.fault.Abort(f)
+	return func() { r.pass(f) }
 }
 
 // MarkLeft notes that a peer has left in good order.

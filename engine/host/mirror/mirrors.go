@@ -37,7 +37,7 @@ type Item struct {
 func New(ctx context.Context, comm *weft.Comm, op string, pad, lines int) (*Mirrors, error) {
 	m := &Mirrors{comm: comm, layout: layoutOf(comm, pad, lines), streams: make([]*stream, comm.Size())}
 	var err error
-	if m.Window, err = comm.Alloc(ctx, m.layout.bytes()); err != nil {
+	if m.Window, err = comm.Operations().AllocHost(ctx, m.layout.bytes()); err != nil {
 		return nil, err
 	}
 	signal, err := comm.Operations().FabricSignal(ctx, op)
