@@ -41,7 +41,8 @@
 // # Failures
 //
 // Waits of the goroutine are those of a [channel.Waiter]: they end at the communicator's deadline and by its abort
-// word. The kernel's end by the abort word, or after twice the deadline without a beat, which blames this rank. What a
+// word. The kernel ends when the goroutine has left the call, or after twice the deadline without a beat, which blames
+// this rank. So what waits until the GPU is idle, as SetMask does, finds nothing of a call underway. What a
 // call returns becomes the communicator's failure: here at once, and after a while at others, which may have met it
 // by themselves by then, in their own words ([weft.Operations.FailHere]). The kernel of a failed call gives up, and leaves a wait
 // record, so its stream goes on and its caller learns of it.

@@ -18,8 +18,10 @@ constexpr u32 SEQUENCE = 24;   // bits of a sequence that count an operation's o
 // Go: order.
 struct Order {
 	u64 sequence, dst, src;
-	u64 bytes; // 0: all is done
+	u64 bytes; // 0: all is done, or it has failed: dst
 };
+
+enum { DONE = 0, FAILED = 1, GAVE_UP = 2 }; // Go: doneOrder, failedOrder
 
 // Go: handOverArgs.
 struct HandOver {
@@ -63,17 +65,20 @@ __device__ __forceinline__ void carry(const Order &o) {
 	}
 }
 
-// next awaits an order. Without one it is as if all were done, and w is over.
-__device__ __forceinline__ Order next(Wait &w, const HandOver &a, u64 sequence) {
+// next awaits an order. It does not look at the abort word: the host does, and says so when it has left the call. So
+// who waits until this kernel has ended finds the host out of it, too.
+__device__ __forceinline__ Order next(const HandOver &a, u64 epoch, u64 sequence) {
 	const Order *p = a.orders + sequence % SLOTS;
-	u64 beat = 0, seen = load_acquire_sys_u64(&p->sequence);
-	while (seen != sequence) {
-		if ((w.polls & 63) == 62) { // before w looks at the time
-			u64 now = load_relaxed_sys_u64(a.beat);
-			if (now != beat) w.start = 0;
-			beat = now;
+	u64 beat = 0, start = 0, seen = load_acquire_sys_u64(&p->sequence);
+	for (u32 polls = 1; seen != sequence; polls++) {
+		if ((polls & 63) == 0) {
+			u64 now = nanoseconds(), then = load_relaxed_sys_u64(a.beat);
+			if (start == 0 || then != beat) start = now;
+			beat = then;
+			if (gave_up(a.group, a.state, a.op, epoch, now - start, false, a.group.rank, sequence, seen)) {
+				return {sequence, GAVE_UP, 0, 0};
+			}
 		}
-		if (!w.more(a.group.rank, sequence, seen)) return {sequence, 0, 0, 0};
 		seen = load_acquire_sys_u64(&p->sequence);
 	}
 	return {
@@ -84,16 +89,12 @@ __global__ void __launch_bounds__(THREADS, 1) hand_over(const __grid_constant__ 
 	__shared__ Order order;
 	Operation o;
 	if (!o.begin(a.group, a.state, 0, a.op)) return;
-	Wait w(a.group, a.state, a.op, o.epoch);
 	if (blockIdx.x == 0 && threadIdx.x == 0) {
 		store_relaxed_sys_u64(a.call + 1, a.number);
 		store_release_sys_u64(a.call, o.epoch);
 	}
 	for (u64 sequence = (o.epoch << SEQUENCE) + 1;; sequence++) {
-		if (threadIdx.x == 0) {
-			w.start = 0;
-			order = next(w, a, sequence);
-		}
+		if (threadIdx.x == 0) order = next(a, o.epoch, sequence);
 		__syncthreads();
 		if (order.bytes == 0) break;
 		carry(order);
@@ -102,6 +103,10 @@ __global__ void __launch_bounds__(THREADS, 1) hand_over(const __grid_constant__ 
 			fence_sys(); // for the stores of all threads of the block
 			store_release_sys_u64(a.done + blockIdx.x, sequence);
 		}
+	}
+	if (threadIdx.x == 0 && order.dst == FAILED) {
+		report(a.group, a.op, o.epoch, a.group.rank, CAUSE_ABORT, 0, 0);
+		store_relaxed_gpu4(&a.state->stopped, 1);
 	}
 	o.end(a.state);
 }

@@ -20,6 +20,12 @@ const (
 	sequenceBits = 24
 )
 
+// Of orders without bytes.
+const (
+	doneOrder   = 0
+	failedOrder = 1
+)
+
 // order is the Order of hand_over.cu.
 type order struct{ sequence, dst, src, bytes uint64 }
 

@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -235,10 +236,11 @@ func (p *Proxy) next() (*call, uint64) {
 			number := p.word(8).Load()
 			c := p.calls[number]
 			p.served = epoch
-			if c == nil { // of before ranks were masked: its kernel ends by its deadline
-				continue
-			}
-			if !c.captured {
+			if c == nil { // of before ranks were masked
+				c = &call{op: "device operation", do: func(*Hand) error {
+					return fmt.Errorf("%w: ranks were masked after it was enqueued", weft.ErrAborted)
+				}}
+			} else if !c.captured {
 				delete(p.calls, number)
 				p.once--
 			}
@@ -266,7 +268,7 @@ func nap(idle int) {
 }
 
 // grace is how long a rank that has met an error waits for the others to meet it by themselves.
-const grace = 500 * time.Millisecond
+const grace = 2 * time.Second
 
 // serve makes a call, and ends its kernel.
 func (p *Proxy) serve(c *call, epoch uint64) {
@@ -277,19 +279,24 @@ func (p *Proxy) serve(c *call, epoch uint64) {
 		err = c.do(h)
 	}
 	if err == nil {
-		err = h.end()
-	}
-	if err == nil {
+		h.end(doneOrder)
 		return
 	}
-	if ops.Begin(c.op) == nil { // others may not have been told
-		tell := ops.FailHere(err)
-		timer := time.NewTimer(min(grace, p.comm.Deadline()/4))
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-p.stop:
-		}
-		tell()
+	if ops.Begin(c.op) != nil { // others know
+		h.end(failedOrder)
+		return
 	}
+	tell := ops.FailHere(err)
+	h.end(failedOrder)
+	generation, end := ops.Generation(), time.Now().Add(min(grace, p.comm.Deadline()/4))
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for time.Now().Before(end) && ops.Generation() == generation {
+		select {
+		case <-tick.C:
+		case <-p.stop:
+			end = time.Time{}
+		}
+	}
+	tell()
 }
