@@ -9,6 +9,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 	"unsafe"
@@ -33,6 +34,7 @@ type gpuRank struct {
 	memory *cuda.Memory
 	heap   []byte // instead, if the rank is on the host
 	calls  int
+	span   bool // the ranks are on several hosts, and those beside them, too
 }
 
 // base is where the rank's memory for operands begins.
@@ -384,6 +386,17 @@ func (r *gpuRank) reduced(ctx context.Context, o *gpuOperands, ins [][]byte) ([]
 			}
 		}
 		return out, nil
+	case r.span:
+		name := "all-reduce"
+		if _, form, named := strings.Cut(o.name, "/"); named {
+			name += "/" + form
+		} else {
+			name = ""
+		}
+		return out, r.host.Do(ctx, nil, Call{
+			Collective: AllReduce, Out: weft.TensorAt(out, o.dtype, n), In: weft.TensorAt(o.in, o.dtype, n), Op: o.op,
+			Scalar: weft.TensorAt(o.scalar, scalarType(o.dtype), 1), Algorithm: name,
+		})
 	case o.op == weft.PreMulSum:
 		for at := 0; at < len(out); at += o.dtype.Size() {
 			preMultiplied(o.dtype, out, ins, o.scalar, at)

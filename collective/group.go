@@ -14,6 +14,7 @@ import (
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/collective/internal/gpu"
 	"github.com/weftgo/weft/collective/internal/host"
+	"github.com/weftgo/weft/collective/internal/proxied"
 	"github.com/weftgo/weft/collective/spec"
 	"github.com/weftgo/weft/collective/tuning"
 	"github.com/weftgo/weft/device"
@@ -166,10 +167,11 @@ type Group struct {
 	released bool
 }
 
-// Both engines.
+// All engines.
 var (
 	_ spec.Engine = (*host.Engine)(nil)
 	_ spec.Engine = (*gpu.Engine)(nil)
+	_ spec.Engine = (*proxied.Engine)(nil)
 )
 
 // New makes a group. It is collective, and allocates all memory that peers reach, but for that of users' algorithms
@@ -225,12 +227,18 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 	if g.profile, table, err = tuned(ctx, comm, op, opts.Tuning); err != nil {
 		return nil, err
 	}
-	if comm.Device() != nil {
+	switch {
+	case betweenGPUs(comm):
+		g.engine, err = proxied.New(ctx, comm, proxied.Options{
+			Staging: opts.Staging, Scratch: opts.Scratch, SMs: opts.SMs, SerialGroup: opts.SerialGroup, Force: opts.Force,
+			Model: table.Model(), Check: check,
+		})
+	case comm.Device() != nil:
 		g.engine, err = gpu.New(ctx, comm, gpu.Options{
 			Staging: opts.Staging, SMs: opts.SMs, SerialGroup: opts.SerialGroup, Force: opts.Force, Model: table.Model(),
 			DTypes: opts.DTypes, Own: own, Loopback: opts.Loopback, Check: check,
 		})
-	} else {
+	default:
 		if g.engine, err = host.New(ctx, comm, host.Options{
 			Scratch: opts.Scratch, Force: opts.Force, Model: table.Model(), Own: own, Check: check,
 		}); err != nil {
@@ -290,6 +298,9 @@ func staging() (int, error) {
 	return n, nil
 }
 
+// betweenGPUs says whether ranks are on GPUs of several hosts. The host engine makes their calls, by its algorithms.
+func betweenGPUs(comm *weft.Comm) bool { return comm.Device() != nil && comm.Operations().Spans() }
+
 // Algorithms lists the algorithms on the host.
 func Algorithms() []Algorithm { return host.Algorithms() }
 
@@ -298,7 +309,7 @@ func GPUAlgorithms() []Algorithm { return gpu.Algorithms() }
 
 func known(comm *weft.Comm, own []Algorithm, name string) bool {
 	all := Algorithms()
-	if comm.Device() != nil {
+	if comm.Device() != nil && !betweenGPUs(comm) {
 		all = GPUAlgorithms()
 	}
 	for _, a := range slices.Concat(all, own) {

@@ -209,7 +209,7 @@ func (g *Group) perform(ctx context.Context, s *weft.Stream, c *Call, refused er
 		c.Algorithm, refused = g.selected(c)
 	}
 	algorithm, err = g.engine.Run(ctx, s, c, refused)
-	if g.logged != nil && err == nil && !g.logged[algorithm] {
+	if g.logged != nil && err == nil && algorithm != "" && !g.logged[algorithm] {
 		g.logged[algorithm] = true
 		g.comm.Operations().Logger().Info("algorithm", "op", c.Name(), "name", algorithm, "bytes", c.Bytes)
 	}

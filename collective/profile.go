@@ -14,7 +14,7 @@ import (
 // and GPUs of several kinds have the profile of that of the lowest rank. own is an error of this rank's, with
 // which the others must not be left alone.
 func profile(ctx context.Context, comm *weft.Comm, op string) (name string, own, err error) {
-	if comm.Device() == nil {
+	if comm.Device() == nil || betweenGPUs(comm) {
 		return tuning.SharedMemory, nil, nil
 	}
 	d := comm.Device().Context().Device()

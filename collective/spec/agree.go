@@ -70,8 +70,8 @@ func (c *Call) describeOperands(b *strings.Builder, comm *weft.Comm) {
 		alike  bool
 		part   bool
 	}{
-		{"input", &c.In, in, c.InPlace && k.outParts() && !k.inParts()},
-		{"output", &c.Out, out, c.InPlace && k.inParts() && !k.outParts()},
+		{"input", &c.In, in, c.InPlace && k.OutParts() && !k.InParts()},
+		{"output", &c.Out, out, c.InPlace && k.InParts() && !k.OutParts()},
 	} {
 		if !o.alike || c.Bytes == 0 {
 			continue

@@ -42,6 +42,9 @@ type Call struct {
 	// Norm makes an all-reduce normalise the rows of the sum. Check writes what it derives into it.
 	Norm *Norm
 
+	// Whole is of an engine's own call, a piece of another one: that one's Fingerprint, by which ranks compare it.
+	Whole Fingerprint
+
 	DType   weft.DType
 	Count   int  // elements of a part; of a V form, the digest of its counts, or 0
 	Bytes   int  // the bytes of a part; of a V form, of the longest one that this rank knows of
@@ -200,26 +203,26 @@ func (c *Call) checkCounts(rank, ranks int, in, out bool, ins, outs int) error {
 		c.Bytes = max(longest(n.Send), longest(n.Recv)) * c.DType.Size()
 	default:
 		switch {
-		case in && k.inParts():
+		case in && k.InParts():
 			c.Count = ins / ranks
 		case in:
 			c.Count = ins
-		case k.outParts():
+		case k.OutParts():
 			c.Count = outs / ranks
 		default:
 			c.Count = outs
 		}
 		wantIn, wantOut := c.Count, c.Count
-		if k.inParts() {
+		if k.InParts() {
 			wantIn *= ranks
 		}
-		if k.outParts() {
+		if k.OutParts() {
 			wantOut *= ranks
 		}
 		if in && ins != wantIn {
 			return weft.Invalidf("%v: input of %d elements is no part for each of %d ranks", k, ins, ranks)
 		}
-		if in && out && outs != wantOut && !k.inParts() && !k.outParts() {
+		if in && out && outs != wantOut && !k.InParts() && !k.OutParts() {
 			return weft.Invalidf("%v: input of %d elements, output of %d", k, ins, outs)
 		}
 		if in && out && outs != wantOut {
@@ -276,10 +279,10 @@ func (c *Call) checkOverlap(rank, ins, outs int) error {
 	in, out := uintptr(c.In.Data), uintptr(c.Out.Data)
 	inputPart, outputPart := in, out
 	switch {
-	case k.inParts() && !k.outParts():
+	case k.InParts() && !k.OutParts():
 		from, _ := c.InputPart(rank)
 		inputPart += uintptr(from)
-	case k.outParts() && !k.inParts():
+	case k.OutParts() && !k.InParts():
 		from, _ := c.OutputPart(rank)
 		outputPart += uintptr(from)
 	}
@@ -290,7 +293,7 @@ func (c *Call) checkOverlap(rank, ins, outs int) error {
 		return checkApart(k.String(), "input", c.Counts.Send, c.Counts.SendAt)
 	case c.InPlace || in >= out+uintptr(outs*size) || out >= in+uintptr(ins*size):
 		return nil
-	case k.inParts() == k.outParts():
+	case k.InParts() == k.OutParts():
 		return weft.Invalidf("%v: input and output overlap; they may be the same memory or disjoint", k)
 	default:
 		return weft.Invalidf("%v: input and output overlap; one may be this rank's part of the other, or apart "+
@@ -301,13 +304,13 @@ func (c *Call) checkOverlap(rank, ins, outs int) error {
 // InputPart is where the part of the input lies that goes to a rank, in bytes: all of it where the
 // input has no parts.
 func (c *Call) InputPart(rank int) (from, n int) {
-	return c.partOf(c.Collective.inParts(), &c.In, c.Counts.Send, c.Counts.SendAt, rank)
+	return c.partOf(c.Collective.InParts(), &c.In, c.Counts.Send, c.Counts.SendAt, rank)
 }
 
 // OutputPart is where the part of the output lies that comes from a rank, in bytes: all of it where
 // the output has no parts.
 func (c *Call) OutputPart(rank int) (from, n int) {
-	return c.partOf(c.Collective.outParts(), &c.Out, c.Counts.Recv, c.Counts.RecvAt, rank)
+	return c.partOf(c.Collective.OutParts(), &c.Out, c.Counts.Recv, c.Counts.RecvAt, rank)
 }
 
 func (c *Call) partOf(parts bool, t *weft.Tensor, counts, at []int, rank int) (from, n int) {

@@ -91,11 +91,11 @@ func (c Collective) windowsAlike() (w Windows) {
 // the part is empty never is.
 func (c Collective) PlacedAlike() bool { return !c.Rooted() && !c.Varies() }
 
-// inParts and outParts report whether an operand has a part for each rank.
-func (c Collective) inParts() bool {
+// InParts and OutParts report whether an operand has a part for each rank.
+func (c Collective) InParts() bool {
 	return c == ReduceScatter || c == ReduceScatterV || c == AllToAll || c == AllToAllV || c == Scatter
 }
 
-func (c Collective) outParts() bool {
+func (c Collective) OutParts() bool {
 	return c == AllGather || c == AllGatherV || c == AllToAll || c == AllToAllV || c == Gather
 }

@@ -29,6 +29,9 @@ const (
 
 // Fingerprint is the call's.
 func (c *Call) Fingerprint() Fingerprint {
+	if c.Whole != 0 {
+		return c.Whole
+	}
 	if c.Norm != nil {
 		return Fingerprint(c.Collective)<<kindShift | Fingerprint(c.DType)<<dtypeShift | c.Norm.fingerprint()
 	}

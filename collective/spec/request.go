@@ -58,7 +58,7 @@ func (c *Call) Request(ranks, slot int) Request {
 		q.Count = c.Count
 	}
 	q.Bytes, q.Sent = c.Bytes, c.Bytes
-	if c.Collective.inParts() {
+	if c.Collective.InParts() {
 		q.Sent *= ranks
 	}
 	return q
@@ -90,7 +90,7 @@ func (q *Request) Typical() Request {
 // SetSent makes the request one in which a rank sends so many bytes, and all that follows from that.
 func (q *Request) SetSent(bytes int) {
 	q.Sent, q.Bytes = bytes, bytes
-	if q.Collective.inParts() {
+	if q.Collective.InParts() {
 		q.Bytes /= max(q.Ranks, 1)
 	}
 	q.Count = q.Bytes / max(q.DType.Size(), 1)

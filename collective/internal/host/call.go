@@ -57,12 +57,18 @@ func (c *call) begin(given *spec.Call) {
 // request is what the choice of a call's algorithm depends on, as far as it is known before ranks meet. Every form
 // serves calls with a norm or words, which are plain ones here.
 func (c *call) request(given *spec.Call) spec.Request {
-	q := given.Request(len(c.Live), c.Room())
+	return RequestOf(given, c.Live, c.hosts.count(), c.Room())
+}
+
+// RequestOf is the request of a checked call of the live ranks, on so many hosts that do not share memory, by rounds
+// that carry so many bytes.
+func RequestOf(given *spec.Call, live []int, hosts, room int) spec.Request {
+	q := given.Request(len(live), room)
 	q.Variant = spec.Plain
-	q.Hosts = c.hosts.count()
+	q.Hosts = hosts
 	if q.Collective == spec.ReduceScatterV { // all ranks have all counts
 		q.Sent = 0
-		for _, r := range c.Live {
+		for _, r := range live {
 			q.Sent += given.Counts.Send[r] * q.DType.Size()
 		}
 	}

@@ -87,6 +87,14 @@ func Room(scratch, ranks int) int { return max(scratch/enginehost.RingShare, 64*
 // Rounds are those in which the engine's ranks talk, for tests.
 func (e *Engine) Rounds() *enginehost.Rounds { return e.call.Rounds }
 
+// OnStep has a function called whenever this rank gets on in a call; nil: none.
+func (e *Engine) OnStep(step func()) {
+	e.call.Step = step
+	if e.call.hosts != nil {
+		e.call.hosts.within.Step = step
+	}
+}
+
 // Algorithms implements [spec.Engine].
 func (e *Engine) Algorithms() []spec.Algorithm { return specs(e.algorithms) }
 
