@@ -11,7 +11,6 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
 	"github.com/weftgo/weft/fabric/fabrictest"
 	"github.com/weftgo/weft/internal/ranktest"
@@ -26,9 +25,15 @@ func onSpan(t *testing.T, names string, open opener, deadline time.Duration, o O
 	body func(ctx context.Context, r *gpuRank) error,
 ) {
 	t.Helper()
+	onSpanOf(t, emulatedGPUs(t, len(names)), names, open, deadline, o, body)
+}
+
+func onSpanOf(t *testing.T, g *ranktest.GPUs, names string, open opener, deadline time.Duration, o Options,
+	body func(ctx context.Context, r *gpuRank) error,
+) {
+	t.Helper()
 	t.Setenv("WEFT_HEARTBEAT", "60s")
 	ranks := len(names)
-	g := ranktest.Emulated(t, cudatest.Config{Devices: ranks}, emulate.Options{Seed: 1, Tear: true})
 	prompt := fabrictest.TCP()
 	prompt.Prompt = true
 	beside, _ := newSpan(t, names, twin(t, prompt, 1).Open)
@@ -116,6 +121,18 @@ func TestGPUsOfHosts(t *testing.T) {
 			return everySpanCase(ctx, r, []weft.DType{weft.BFloat16})
 		})
 	})
+}
+
+// TestGPUsOfHostsOnGPUs is the same on real GPUs, which ranks may share, without another host: they only play at several.
+func TestGPUsOfHostsOnGPUs(t *testing.T) {
+	g := ranktest.Real(t)
+	for i, names := range spanLayouts {
+		t.Run(names, func(t *testing.T) {
+			o := Options{Staging: spanStaging << (4 * i), SMs: 4}
+			onSpanOf(t, g, names, twin(t, fabrictest.TCP(), 3).Open, 30*time.Second, o,
+				func(ctx context.Context, r *gpuRank) error { return everySpanCase(ctx, r, allTypes) })
+		})
+	}
 }
 
 // TestGPUMessagesOfHosts sends messages between GPUs of several hosts, and to oneself.

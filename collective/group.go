@@ -41,7 +41,8 @@ type Options struct {
 
 	// Staging is how many bytes of each GPU's memory hold what peers send. Larger operands take
 	// several launches: [GPUCaps] says of what size. 0 means what WEFT_COLLECTIVE_STAGING says, or else
-	// [DefaultStaging]; more than [MaxStaging] is refused. Beside it three things take a quarter as much each:
+	// [DefaultStaging]; more than [MaxStaging] is refused. Between hosts it is pinned memory of the host, which operands
+	// go through piece by piece. Elsewhere, beside it, three things take a quarter as much each:
 	// words by which moved floats keep all their bits, pieces of large operands, and messages, these 16 MiB at
 	// most, but for each rank 4 KiB at least.
 	Staging int
@@ -55,7 +56,7 @@ type Options struct {
 	SerialGroup int
 
 	// DTypes are element types whose reductions a group on GPUs loads kernels for when it is made, and
-	// not when the first of them is called. A captured call cannot load any.
+	// not when the first of them is called. A captured call cannot load any. Between hosts none are needed.
 	DTypes []weft.DType
 
 	// Force names algorithms that are used wherever they support the request, in this order,
