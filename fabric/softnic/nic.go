@@ -79,12 +79,18 @@ func (n *NIC) Deregister(key uint32) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, q := range n.queues {
-		for len(q.landing) > 0 {
-			q.steps += lateSteps
-			q.land()
-		}
+		q.landAll()
 	}
 	delete(n.regions, key)
+}
+
+// Disconnect takes a queue pair out, whose memory may then be freed. Writes that are underway end first; entries that
+// have not begun never do.
+func (n *NIC) Disconnect(q *Queue) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	q.landAll()
+	n.queues = slices.DeleteFunc(n.queues, func(o *Queue) bool { return o == q })
 }
 
 // Connect makes a queue pair with a number of 24 bits, which no other one has. It formats the memory.

@@ -90,6 +90,14 @@ func (q *Queue) land() {
 	q.landing = q.landing[:last]
 }
 
+// landAll lands all that is underway.
+func (q *Queue) landAll() {
+	for len(q.landing) > 0 {
+		q.steps += lateSteps
+		q.land()
+	}
+}
+
 // landed reports whether an entry's bytes are there, and those of all before it.
 func (q *Queue) landed(number uint64) bool {
 	for _, p := range q.landing {

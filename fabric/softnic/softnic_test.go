@@ -575,3 +575,31 @@ func BenchmarkEntries(b *testing.B) {
 		})
 	}
 }
+
+// TestDisconnect: what a queue pair has begun lands before it is taken out. Nothing of its memory is looked at later,
+// and another one may have its number.
+func TestDisconnect(t *testing.T) {
+	kinds(func(o softnic.Options) {
+		w := newWriter(t, o, 8)
+		copy(w.near, bytes.Repeat([]byte{7}, 256))
+		w.post(write(0, 0, 256), nop)
+		for w.queue.Executed() < 2 {
+			w.nic.Step()
+		}
+		w.nic.Disconnect(w.queue)
+		if !bytes.Equal(w.far[:256], w.near[:256]) {
+			t.Errorf("seed %d: bytes are missing", o.Seed)
+		}
+		clear(w.memory.Register)
+		w.settle()
+		w.post(write(256, 0, 64), nop)
+		w.settle()
+		if w.far[256] != 0 {
+			t.Errorf("seed %d: a queue pair that was taken out writes", o.Seed)
+		}
+		if _, err := w.nic.Connect(number, w.memory); err != nil {
+			t.Error(err)
+		}
+		w.fine()
+	})
+}
