@@ -90,7 +90,11 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 	// every other wait.
 	ctx, cancel := awake(ctx, cfg.deadline)
 	defer cancel()
-	listener, err := shm.ListenOn(cfg.host)
+	host, err := hostOf(cfg.host, b.Rank())
+	if err != nil {
+		return nil, giveUp(b, err)
+	}
+	listener, err := shm.ListenOn(host)
 	if err != nil {
 		return nil, giveUp(b, err)
 	}
@@ -215,6 +219,23 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 		return nil, errors.Join(errs...)
 	}
 	return c, nil
+}
+
+// NoPeerVariable is the variable of the environment that, set to 1, has each rank on a host of its own: no rank maps
+// another's memory.
+const NoPeerVariable = "WEFT_NO_PEER"
+
+// hostOf is the name of the host that a rank is on.
+func hostOf(name string, rank int) (string, error) {
+	switch text := os.Getenv(NoPeerVariable); text {
+	case "", "0":
+		return name, nil
+	case "1":
+		name, err := shm.HostName(name)
+		return fmt.Sprintf("%s of rank %d", name, rank), err
+	default:
+		return "", Invalidf("join: %s=%s: set it to 1 or 0", NoPeerVariable, text)
+	}
 }
 
 // newsTime bounds the wait for the reason why a peer ended while ranks join. The reason arrives

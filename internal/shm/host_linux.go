@@ -19,17 +19,26 @@ func random() (b [16]byte) {
 	return b
 }
 
+// HostName is the name by which a rank knows its host: one that it was given, the environment's, or the machine's.
+func HostName(given string) (string, error) {
+	if given = cmp.Or(given, os.Getenv("WEFT_HOSTID"), os.Getenv("MSCCLPP_HOSTID")); given != "" {
+		return given, nil
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		return "", fmt.Errorf("identify host: %w", err)
+	}
+	return name, nil
+}
+
 // hostIdentity names the set of processes that can reach each other's abstract sockets and resolve
 // each other's process ids: one boot of one kernel, one network namespace, one process id
 // namespace. The host's name is in it because clones of a virtual machine share the rest. The
 // environment may give another name, so that one machine is several hosts, or clones are told apart.
 func hostIdentity(name string) (string, error) {
-	name = cmp.Or(name, os.Getenv("WEFT_HOSTID"), os.Getenv("MSCCLPP_HOSTID"))
-	if name == "" {
-		var err error
-		if name, err = os.Hostname(); err != nil {
-			return "", fmt.Errorf("identify host: %w", err)
-		}
+	name, err := HostName(name)
+	if err != nil {
+		return "", err
 	}
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
