@@ -37,6 +37,14 @@ type reach struct {
 // spans says whether there are ranks on other hosts.
 func (c *Comm) spans() bool { return c.remote >= 0 }
 
+// openFabric opens a domain, as WithFabric says.
+func (o *config) openFabric(ctx context.Context, f fabric.Options) (*fabric.Domain, error) {
+	if o.fabric != nil {
+		return o.fabric(ctx, f)
+	}
+	return fabric.Open(ctx, f)
+}
+
 // openFabric opens the domain, if that is still to be done.
 func (c *Comm) openFabric(ctx context.Context) (*fabric.Domain, error) {
 	r := &c.reach
@@ -45,11 +53,7 @@ func (c *Comm) openFabric(ctx context.Context) (*fabric.Domain, error) {
 	if r.domain != nil {
 		return r.domain, nil
 	}
-	open := c.options.fabric
-	if open == nil {
-		open = fabric.Open
-	}
-	d, err := open(ctx, fabric.Options{
+	d, err := c.options.openFabric(ctx, fabric.Options{
 		Rank: c.rank, Size: c.size, Signals: fabricSignals, Timeout: c.control.Waiter.Timeout,
 		Devices: c.device != nil,
 	})
@@ -214,6 +218,11 @@ func (o Operations) Spans() bool { return o.comm.spans() }
 
 // OneHost refuses what works between ranks of one host alone. All ranks refuse alike.
 func (o Operations) OneHost(op string) error { return o.comm.requireOneHost(op) }
+
+// OpenFabric opens another domain of the kind that [WithFabric] gives: for an object that has one to itself.
+func (o Operations) OpenFabric(ctx context.Context, f fabric.Options) (*fabric.Domain, error) {
+	return o.comm.options.openFabric(ctx, f)
+}
 
 // Fabric is how this rank reaches windows on other hosts, from the first window on; nil on one host.
 func (o Operations) Fabric() *fabric.Domain {

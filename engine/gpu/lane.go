@@ -37,6 +37,10 @@ type LaneSpec struct {
 	// Moved is called when the lane's memory gets addresses, when it gets others, and when former
 	// ones ([Lane.Former]) are freed: it sets the arguments of launches.
 	Moved func(*Lane)
+	// Far, of kernels that reach ranks of other hosts, makes what they reach them by: when the lane's memory has
+	// addresses, and anew whenever the lane begins anew. It is collective, and returns when kernels of all ranks may
+	// run.
+	Far func(ctx context.Context, op string, l *Lane) error
 }
 
 // NewLocal begins a local workspace with the lane's state at offset 0, which has a count for each
@@ -99,7 +103,11 @@ func NewLane(ctx context.Context, comm *weft.Comm, spec LaneSpec) (*Lane, error)
 		spec.Moved(l)
 	}
 	// No peer may write into a window before it is as the kernels want it.
-	if err := comm.Operations().VerifySame(ctx, spec.Op, "memory", err); err != nil {
+	err = comm.Operations().VerifySame(ctx, spec.Op, "memory", err)
+	if err == nil && spec.Far != nil {
+		err = spec.Far(ctx, spec.Op, l)
+	}
+	if err != nil {
 		_, again := l.Close()
 		return nil, errors.Join(err, again)
 	}
@@ -108,7 +116,7 @@ func NewLane(ctx context.Context, comm *weft.Comm, spec LaneSpec) (*Lane, error)
 
 // alloc allocates the memory that ranks reach.
 func (l *Lane) alloc(ctx context.Context) (*weft.Window, error) {
-	if l.spec.Within {
+	if l.spec.Within || l.spec.Far != nil {
 		return l.comm.Operations().AllocNear(ctx, int(l.spec.Window.Size()))
 	}
 	return l.comm.Operations().AllocDevice(ctx, int(l.spec.Window.Size()))
@@ -152,7 +160,7 @@ func (l *Lane) Window() *weft.Window { return l.window }
 func (l *Lane) Local(offset int64) cuda.Pointer { return l.local.Pointer().Add(int(offset)) }
 
 // Group is the ranks, in the form that kernels take. waits is the array in which they count the
-// waits for each rank, or 0.
+// waits for each rank, or 0. The window of a rank of another host is this rank's own: see LaneSpec.Far.
 func (l *Lane) Group(waits uint64) device.Group {
 	ops := l.comm.Operations()
 	g := device.Group{
@@ -161,6 +169,9 @@ func (l *Lane) Group(waits uint64) device.Group {
 	}
 	for rank := range l.comm.Size() {
 		g.Window[rank] = uint64(l.window.PeerPointer(rank))
+		if l.spec.Far != nil && l.comm.Host(rank) != l.comm.Host(l.comm.Rank()) {
+			g.Window[rank] = uint64(l.window.Pointer())
+		}
 	}
 	return g
 }
@@ -299,7 +310,8 @@ func (h Half) Finish(ctx context.Context) error { return h.lane.Finish(ctx, h.st
 // If the same ranks go on that began, the memory gets its first content again and captured graphs
 // stay valid. A rank that was masked alive may still write to memory whose addresses it has. The
 // others therefore take new memory then, and again when it comes back; graphs that hold old
-// addresses find it stopped for good. Old memory that no graph knows is freed.
+// addresses find it stopped for good. With LaneSpec.Far they do so after every mask. Old memory that no graph knows is
+// freed.
 func (l *Lane) restart(ctx context.Context, op string) error {
 	move := byte(0)
 	for r := range l.comm.Size() {
@@ -333,7 +345,11 @@ func (l *Lane) restart(ctx context.Context, op string) error {
 		}
 	}
 	// No rank sends before all have begun.
-	return l.comm.Operations().VerifySame(ctx, op, "begun anew", cmp.Or(l.begin(), l.free(ctx)))
+	err = l.comm.Operations().VerifySame(ctx, op, "begun anew", cmp.Or(l.begin(), l.free(ctx)))
+	if err == nil && l.spec.Far != nil {
+		err = l.spec.Far(ctx, op, l)
+	}
+	return err
 }
 
 // relocate takes new memory, and stops graphs that hold the present addresses.
