@@ -1,8 +1,10 @@
 // Port channels: kernels push triggers, and a proxy on the host writes to ranks that this GPU does not reach.
 //
 //	put, signal, put_with_signal,       push a trigger, and wait only while the ring is full
-//	put_with_signal_and_flush, atomic_add
-//	flush                               wait until what was pushed before may change
+//	put_with_signal_and_flush,
+//	put_with_signal_then_flush,
+//	atomic_add
+//	flush, await_flush                  wait until what was pushed before may change
 //	poll, wait                          consume a signal of the peer
 //
 // One thread calls them. What other threads of its block have stored goes along if they have met it at a
@@ -67,6 +69,16 @@ struct PortChannel {
 		u64 position;
 		return fits(w, to, from, bytes) &&
 			   push(w, PORT_PUT | PORT_SIGNAL | PORT_FLUSH, to, from, bytes, 0, position) && await_flush(w, position);
+	}
+
+	// put_with_signal_then_flush is put_with_signal_and_flush without the wait, which await_flush of the position is.
+	__device__ __forceinline__ bool put_with_signal_then_flush(Wait &w, u64 to, u64 from, u64 bytes,
+															   u64 &position) const {
+		return fits(w, to, from, bytes) && push(w, PORT_PUT | PORT_SIGNAL | PORT_FLUSH, to, from, bytes, 0, position);
+	}
+
+	__device__ __forceinline__ bool await_flush(Wait &w, u64 position) const {
+		return reached(w, &line->flushed, position + 1);
 	}
 
 	// atomic_add adds to a 64-bit word of the peer's memory, behind all that was pushed before.
@@ -148,10 +160,6 @@ private:
 		store_relaxed_sys_u64x2(slot + 1, second);
 		position = next;
 		return true;
-	}
-
-	__device__ __forceinline__ bool await_flush(Wait &w, u64 position) const {
-		return reached(w, &line->flushed, position + 1);
 	}
 
 	// reached waits until a word of the line has reached a value, or the channel has failed without.

@@ -52,6 +52,11 @@ extern "C" __global__ void ping(const __grid_constant__ Arguments a) {
 			if (a.mode == 0) on = a.channel.put(wait, to, from, a.slot) && a.channel.signal(wait) && a.channel.flush(wait);
 			if (a.mode == 1) on = a.channel.put_with_signal(wait, to, from, a.slot) && a.channel.flush(wait);
 			if (a.mode == 2) on = a.channel.put_with_signal_and_flush(wait, to, from, a.slot);
+			if (a.mode == 3) {
+				u64 position;
+				on = a.channel.put_with_signal_then_flush(wait, to, from, a.slot, position) &&
+					 a.channel.await_flush(wait, position);
+			}
 			if (on && (round & 1)) {
 				while (!a.channel.poll() && (on = wait.more(a.channel.peer, round, 0))) {}
 			} else {
@@ -357,7 +362,7 @@ func TestKernelsOnGPU(t *testing.T) { onGPU(t, exchanges) }
 func exchanges(t *testing.T, b backend, begin start) {
 	const rounds = 12
 	all := begin(b, 4*1000)
-	for mode := range uint64(3) {
+	for mode := range uint64(4) {
 		for _, g := range all {
 			g.argument.Mode, g.argument.Rounds, g.argument.Slot = mode, rounds, 1000-4*mode
 		}
