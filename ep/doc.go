@@ -43,6 +43,12 @@
 // different calls or use different Routings, and report a mismatch. docs/design/gpu-engine.md has
 // the whole design.
 //
+// Between hosts, and wherever a rank does not map another's memory (WEFT_NO_PEER=1), rows go to far
+// ranks through port channels (package port): expert-major and rank-major layouts, without gradients of
+// weights and CombineBackward. Results are bit by bit those of one host. An operation is then three
+// kernels, which store what is sent, carry it, and receive. It can be captured, too, but is captured anew
+// after a SetMask.
+//
 // In direct mode the final row of every selection is known before a row leaves. Packed layouts, and
 // handles whose capacity can overflow, are in direct mode: there Prepare is an exchange of its own.
 // With HostCounts Prepare waits for the counts, which a capture cannot do; with DeviceCounts the

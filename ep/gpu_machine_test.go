@@ -1,6 +1,8 @@
 package ep_test
 
 import (
+	"fmt"
+	"log/slog"
 	"os"
 	"testing"
 	"time"
@@ -8,6 +10,7 @@ import (
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
+	"github.com/weftgo/weft/fabric/fabrictest"
 	"github.com/weftgo/weft/internal/eptest"
 	"github.com/weftgo/weft/internal/ranktest"
 )
@@ -16,6 +19,8 @@ import (
 type gpuMachine struct {
 	*ranktest.GPUs
 	emulated bool
+	each     int // so many ranks are on a host; 0: all
+	logger   *slog.Logger
 }
 
 // eachMachine runs a test on emulated GPUs, and on the machine's, where there are any.
@@ -47,7 +52,7 @@ func (m *gpuMachine) parallel(t *testing.T) *gpuMachine {
 		return m
 	}
 	t.Parallel()
-	return tornMachine(t)
+	return tornMachine(t).between(m.each)
 }
 
 // tornMachine has two GPUs whose memory is as weakly ordered as it can be.
@@ -59,7 +64,7 @@ func tornMachine(t *testing.T) *gpuMachine {
 // emulatedMachine makes GPUs of the host's processors. They must be clean in the end.
 func emulatedMachine(t testing.TB, gpus int, o emulate.Options) *gpuMachine {
 	t.Helper()
-	return &gpuMachine{ranktest.Emulated(t, cudatest.Config{Devices: gpus}, o), true}
+	return &gpuMachine{GPUs: ranktest.Emulated(t, cudatest.Config{Devices: gpus}, o), emulated: true}
 }
 
 // times is n on emulated GPUs, which are slow, and many on others.
@@ -85,9 +90,17 @@ func (m *gpuMachine) sms(n, ranks int) int {
 	return n
 }
 
+// between has so many ranks on each host, of hosts that a network without hardware connects.
+func (m *gpuMachine) between(each int) *gpuMachine {
+	return &gpuMachine{m.GPUs, m.emulated, each, m.logger}
+}
+
 // engine makes the engine of n goroutine ranks, spread over the GPUs.
 func (m *gpuMachine) engine(t *testing.T, n int, deadline time.Duration) *eptest.Device {
 	t.Helper()
+	if m.each > 0 {
+		return m.hosts(t, n, deadline)
+	}
 	options := []weft.Option{weft.WithDeadline(deadline)}
 	if m.Kernels != nil {
 		options = append(options, weft.WithKernels(m.Kernels))
@@ -95,6 +108,27 @@ func (m *gpuMachine) engine(t *testing.T, n int, deadline time.Duration) *eptest
 	e := eptest.NewDevice(m.Contexts[:min(n, len(m.Contexts))], options...).OfSizes(n)
 	t.Cleanup(func() {
 		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return e
+}
+
+// hosts is engine between hosts.
+func (m *gpuMachine) hosts(t *testing.T, n int, deadline time.Duration) *eptest.Device {
+	t.Helper()
+	classes := fabrictest.Classes()
+	network := fabrictest.New(classes[n%len(classes)], uint64(n))
+	name := fmt.Sprintf("hosts of %d ranks", m.each)
+	e := eptest.NewDeviceHosts(name, func(rank int) []weft.Option {
+		return append(m.Options(rank), weft.WithDeadline(deadline), weft.WithFabric(network.Open), weft.WithLogger(m.logger),
+			weft.WithHostID(fmt.Sprint("host ", rank/m.each)))
+	}).OfSizes(n)
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := network.Check(); err != nil {
 			t.Error(err)
 		}
 	})

@@ -41,7 +41,7 @@ func NewHandle(ctx context.Context, comm *weft.Comm, s Spec) (*Handle, error) {
 		err = fmt.Errorf("%s: %w", op, err)
 	}
 	if err == nil {
-		err = comm.Operations().OneHost(op)
+		err = between(op, e, comm, s)
 	}
 	if err := comm.Operations().VerifySame(ctx, op, s.Text(), err); err != nil {
 		return nil, err
@@ -55,6 +55,19 @@ func NewHandle(ctx context.Context, comm *weft.Comm, s Spec) (*Handle, error) {
 	return h, nil
 }
 
+// between refuses what an engine does not do between hosts.
+func between(op string, e spec.Engine, comm *weft.Comm, s Spec) error {
+	if e != spec.GPUEngine {
+		return comm.Operations().OneHost(op)
+	}
+	if comm.Operations().Spans() {
+		if err := s.CheckBetween(comm.Size()); err != nil {
+			return fmt.Errorf("%s: %w", op, err)
+		}
+	}
+	return nil
+}
+
 // log says at level Debug what the handle is made of and, on GPUs, which forms of kernels it has chosen.
 func (h *Handle) log() {
 	logger, r := h.base.Comm.Operations().Logger(), h.engine.Resources()
@@ -63,7 +76,7 @@ func (h *Handle) log() {
 	}
 	attrs := []any{"op", "new handle", "engine", h.Engine().String(), "spec", h.base.Spec.String(), "bytes", r.Bytes}
 	if h.Engine() == spec.GPUEngine {
-		attrs = append(attrs, "kernels", fmt.Sprintf("%+v", spec.Choose(h.base.Spec, h.base.Comm.Size())),
+		attrs = append(attrs, "kernels", fmt.Sprintf("%+v", spec.ChoiceOf(h.base.Spec, h.base.Comm)),
 			"dispatch_sms", r.DispatchSMs, "combine_sms", r.CombineSMs)
 	}
 	logger.Debug("handle", attrs...)

@@ -14,6 +14,8 @@ import (
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
 	"github.com/weftgo/weft/ep"
+	"github.com/weftgo/weft/fabric"
+	"github.com/weftgo/weft/fabric/fabrictest"
 	"github.com/weftgo/weft/internal/eptest"
 	"github.com/weftgo/weft/internal/ranktest"
 	"github.com/weftgo/weft/internal/ranktest/processes"
@@ -30,6 +32,7 @@ type gpuExchangeArgs struct {
 	ID       string
 	GPUs     processes.GPUs
 	Way      int
+	Hosts    bool // each rank is on one of its own
 	Op       string
 	Seed     uint64
 	Masked   []int
@@ -67,6 +70,8 @@ func (p *gpuExchange) Do(r *processes.Rank, c processes.Command) (any, error) {
 		return nil, errors.Join(p.usable(), p.SetMask(ctx, a.Masked...))
 	case "batch":
 		return nil, p.train(ctx, p.batchOf(a))
+	case "exchange":
+		return nil, p.batch(ctx, p.batchOf(a))
 	case "close":
 		p.round.Release()
 		return nil, errors.Join(p.handle.Close(), p.e.Close(), p.Close())
@@ -123,8 +128,12 @@ func (p *gpuExchange) batchOf(a gpuExchangeArgs) *eptest.Batch {
 }
 
 func (p *gpuExchange) join(ctx context.Context, r *processes.Rank, a gpuExchangeArgs) error {
+	options := []weft.Option{weft.WithDeadline(a.Deadline)}
+	if a.Hosts {
+		options = append(options, weft.WithHostID(fmt.Sprint("host ", r.Rank)))
+	}
 	var err error
-	if p.Comm, err = r.JoinOnGPU(a.ID, a.GPUs, weft.WithDeadline(a.Deadline)); err != nil {
+	if p.Comm, err = r.JoinOnGPU(a.ID, a.GPUs, options...); err != nil {
 		return err
 	}
 	p.e = eptest.NewDeviceRank(p.Comm)
@@ -199,6 +208,58 @@ func TestKillOnGPUs(t *testing.T) {
 					crew.Must(survivors, "close", args)
 				})
 			}
+		}
+	}
+	t.Run("emulated", func(t *testing.T) {
+		emulate.Need(t)
+		run(t, true)
+	})
+	t.Run("real", func(t *testing.T) {
+		ranktest.Real(t)
+		run(t, false)
+	})
+}
+
+// TestKillBetweenGPUs has processes on several hosts exchange by libfabric. One is killed while the others wait for
+// it, and they go on without it.
+func TestKillBetweenGPUs(t *testing.T) {
+	fabrictest.Libfabric(t.Context(), t, fabric.Options{Size: 1, Signals: 1}).Close()
+	run := func(t *testing.T, emulated bool) {
+		const size, victim = 3, 1
+		for way := range ways {
+			if ways[way].name != "exact" && (ways[way].name != "flag" || emulated) {
+				continue
+			}
+			t.Run(ways[way].name, func(t *testing.T) {
+				args := gpuExchangeArgs{
+					GPUs: processes.GPUs{Emulated: emulated, Dir: t.TempDir()}, Way: way, Hosts: true, Op: "prepare dispatch",
+					Deadline: 20 * time.Second,
+				}
+				crew := processes.Start(t, "gpu-exchange", size)
+				args.ID = crew.ID()
+				crew.Must(without(size), "join", args)
+				for args.Seed = range 3 {
+					crew.Must(without(size), "exchange", args)
+				}
+				crew.Must(without(size), "begin", args)
+				survivors := without(size, victim)
+				for _, r := range survivors {
+					crew.Tell(r, "fail", args)
+				}
+				time.Sleep(50 * time.Millisecond) // they are inside, or will be: the same is true
+				crew.Kill(victim)
+				for r, a := range crew.Answers(survivors) {
+					if a.Peer != victim || a.Cause != "died" {
+						t.Errorf("rank %d after the death of %d: %q (%s, rank %d)", r, victim, a.Err, a.Cause, a.Peer)
+					}
+				}
+				args.Masked = []int{victim}
+				crew.Must(survivors, "go on", args)
+				for args.Seed = range 3 {
+					crew.Must(survivors, "exchange", args)
+				}
+				crew.Must(survivors, "close", args)
+			})
 		}
 	}
 	t.Run("emulated", func(t *testing.T) {

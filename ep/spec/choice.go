@@ -21,6 +21,9 @@ const (
 // Choice says how a handle on GPUs moves rows. It is a function of the Spec and the number of ranks
 // alone, so it is the same on every rank.
 type Choice struct {
+	// Ports says that there are ranks whose memory is not mapped. What goes to them is stored here first, and port
+	// channels carry it: see ports.go of ep/internal/gpu.
+	Ports bool
 	// The ways of the two. A dispatch is direct wherever a combine is: the home of a token then reads
 	// its rows in place. Where a rank sums its rows of a token first, sums go home by slots.
 	Dispatch, Combine Way
@@ -125,6 +128,25 @@ func Choose(s Spec, ranks int) Choice {
 		t.CombineThreads = cmp.Or(c.Threads, directThreads)
 		t.CombineBlocks = min(cmp.Or(c.Blocks, most), CeilDiv(s.MaxTokens*CeilDiv(s.OutputSize(), PullUnits*UnitBytes), 16))
 	}
+	return t
+}
+
+// ChoiceOf is the Choice of the handles of a communicator.
+func ChoiceOf(s Spec, comm *weft.Comm) Choice {
+	if comm.Operations().Spans() {
+		return ChooseBetween(s, comm.Size())
+	}
+	return Choose(s, comm.Size())
+}
+
+// ChooseBetween is Choose for ranks of several hosts: by slots, whose blocks have flags. What a port channel carries
+// may come in any order, and its signal comes behind all of it, so values cannot be their own flags.
+func ChooseBetween(s Spec, ranks int) Choice {
+	s.Tuning.Dispatch.Protocol, s.Tuning.Combine.Protocol = FlagProtocol, FlagProtocol
+	s.Tuning.Dispatch.Dependent, s.Tuning.Combine.Dependent = -1, -1
+	s.Tuning.Dispatch.Units = 1
+	t := tuneSlots(s, ranks)
+	t.Ports = true
 	return t
 }
 

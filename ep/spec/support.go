@@ -149,6 +149,31 @@ var gpuRules = []rule{
 	},
 }
 
+// betweenRules hold between GPUs of several hosts, beside all others.
+var betweenRules = []rule{
+	{
+		func(s request) bool { return s.Layout.Packed() },
+		"between GPUs of several hosts rows leave before a packed layout's final rows are known; use the expert-major " +
+			"or the rank-major layout", func(s request) string { return fmt.Sprintf("Layout is %v", s.Layout) },
+	},
+	{
+		func(s request) bool { return s.direct(s.ranks) },
+		"between GPUs of several hosts rows go by slots, which have room for all; use Capacity 0",
+		func(s request) string { return fmt.Sprintf("Capacity is %d", s.Capacity) },
+	},
+}
+
+// CheckBetween refuses what handles between GPUs of several hosts do not take.
+func (s Spec) CheckBetween(ranks int) error {
+	asked := request{s.Normalize(), ranks}
+	for i := range betweenRules {
+		if r := &betweenRules[i]; r.refuses(asked) {
+			return weft.Unsupportedf("%s", r.reason(asked))
+		}
+	}
+	return nil
+}
+
 // maxTokensGPU is the most tokens that a rank on a GPU may dispatch at once.
 const maxTokensGPU = 1 << 15
 
@@ -218,6 +243,8 @@ func WriteSupport(w io.Writer) error {
 	ways(detailRules)
 	b.WriteString("\nRefused on GPUs:\n\n")
 	ways(gpuRules)
+	b.WriteString("\nRefused between GPUs of several hosts, as are CombineBackward and gradients of weights:\n\n")
+	ways(betweenRules)
 	_, err := io.WriteString(w, b.String())
 	return err
 }

@@ -124,7 +124,7 @@ const (
 
 // drawCase draws a batch for the cell that the engine does not refuse: the detail, phases and
 // counts are given, everything else is drawn.
-func drawCase(t *rapid.T, e ep.Engine, sizes []int, cell ep.Cell, detail func(*ep.Spec), split bool,
+func drawCase(t *rapid.T, e Engine, sizes []int, cell ep.Cell, detail func(*ep.Spec), split bool,
 	counts ep.Counts,
 ) Case {
 	n := rapid.SampledFrom(sizes).Draw(t, "ranks")
@@ -159,7 +159,7 @@ func drawCase(t *rapid.T, e ep.Engine, sizes []int, cell ep.Cell, detail func(*e
 	if s.Layout != ep.RankMajor && rapid.IntRange(0, 3).Draw(t, "capped") == 0 {
 		s.Capacity = rapid.IntRange(1, 2*n*s.MaxTokens).Draw(t, "capacity")
 		s.Overflow = rapid.SampledFrom([]ep.Overflow{ep.OverflowDrop, ep.OverflowRefuse}).Draw(t, "overflow")
-		if s.ValidateOn(e, n) != nil {
+		if refused(e, s, n) != nil {
 			s.Capacity = 0 // the one thing here that an engine may refuse
 		}
 	}
@@ -170,13 +170,13 @@ func drawCase(t *rapid.T, e ep.Engine, sizes []int, cell ep.Cell, detail func(*e
 		Weights: s.Weighting == ep.Weighted || rapid.Bool().Draw(t, "weights"),
 		Operand: Operand(rapid.IntRange(0, int(operands)-1).Draw(t, "operand")),
 		Skew:    rapid.SampledFrom([]int{0, 0, 0, 1, 3, 7}).Draw(t, "skew"),
-		Even:    e == ep.GPUEngine, // which takes no others
+		Even:    e.Kind() == ep.GPUEngine, // which takes no others
 		Biases:  rapid.IntRange(0, 2).Draw(t, "biases"),
 		InPlace: rapid.IntRange(0, 3).Draw(t, "in place") == 0,
 		Wild:    rapid.IntRange(0, 2).Draw(t, "wild") == 0,
 		Seed:    rapid.Uint64().Draw(t, "seed"),
 	}
-	if e == ep.HostEngine {
+	if e.Kind() == ep.HostEngine {
 		c.Spec.Tuning.HostCopy = rapid.SampledFrom([]ep.HostCopy{ep.FanOut, ep.CopyEach}).Draw(t, "copy")
 	}
 	c.route(pattern(rapid.IntRange(0, int(patterns)-1).Draw(t, "pattern")))

@@ -16,6 +16,7 @@ import (
 // Device is the engine of ranks on GPUs.
 type Device struct {
 	*ranktest.Groups
+	hosts bool // ranks are on several
 
 	mu      sync.Mutex
 	streams map[*weft.Comm]*rankStream
@@ -37,6 +38,13 @@ func NewDevice(contexts []*cuda.Context, options ...weft.Option) *Device {
 	d.Groups = ranktest.Goroutines(fmt.Sprintf("goroutines on %d GPUs", len(contexts)), func(rank int) []weft.Option {
 		return append([]weft.Option{weft.WithDevice(contexts[rank%len(contexts)])}, options...)
 	})
+	return d
+}
+
+// NewDeviceHosts makes an engine whose ranks are goroutines that play at ranks of several hosts.
+func NewDeviceHosts(name string, options func(rank int) []weft.Option) *Device {
+	d := newDevice()
+	d.Groups, d.hosts = ranktest.Goroutines(name, options), true
 	return d
 }
 

@@ -21,10 +21,10 @@ func TestHost(t *testing.T) {
 	})
 	cases := 0
 	if !emulate.Everything() && !testing.Short() {
-		for _, cell := range allowed(h.Kind()) {
+		for _, cell := range allowed(h) {
 			cases = max(cases, len(details(cell)))
 		}
-		cases = (cases + 1) / 2 * len(allowed(h.Kind()))
+		cases = (cases + 1) / 2 * len(allowed(h))
 	}
 	run(t, h, cases, 0, 0)
 }

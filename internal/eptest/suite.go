@@ -37,11 +37,22 @@ func check(e Engine, c Case) error {
 	return nil
 }
 
+// refused is why a handle of the engine's ranks has no such Spec, or nil.
+func refused(e Engine, s ep.Spec, ranks int) error {
+	if err := s.ValidateOn(e.Kind(), ranks); err != nil {
+		return err
+	}
+	if d, ok := e.(*Device); ok && d.hosts {
+		return s.CheckBetween(ranks)
+	}
+	return nil
+}
+
 // allowed lists the cells that the rules leave to the engine.
-func allowed(e ep.Engine) []ep.Cell {
+func allowed(e Engine) []ep.Cell {
 	var cells []ep.Cell
 	for _, c := range ep.Cells() {
-		if c.Spec(4).ValidateOn(e, 4) == nil {
+		if refused(e, c.Spec(4), 4) == nil {
 			cells = append(cells, c)
 		}
 	}
@@ -52,7 +63,7 @@ func allowed(e ep.Engine) []ep.Cell {
 // with both counts; with a limit, or in a short run, which takes as many as there are cells, some
 // of them.
 func runCells(t *testing.T, e Engine, limit int) {
-	cells := allowed(e.Kind())
+	cells := allowed(e)
 	if limit == 0 && testing.Short() {
 		limit = len(cells)
 	}
@@ -128,7 +139,7 @@ func casesOf(e Engine, cell ep.Cell, seed uint64) []func() Case {
 				n := int(seed)<<16 + len(cases)
 				cases = append(cases, func() Case {
 					return rapid.Custom(func(t *rapid.T) Case {
-						return drawCase(t, e.Kind(), e.Sizes(), cell,
+						return drawCase(t, e, e.Sizes(), cell,
 							detail, split, counts)
 					}).Example(n)
 				})
@@ -142,7 +153,7 @@ func casesOf(e Engine, cell ep.Cell, seed uint64) []func() Case {
 // whose ranks run the suite each for itself. It returns how many it ran.
 func Sample(e Engine, every int) (int, error) {
 	n := 0
-	for i, cell := range allowed(e.Kind()) {
+	for i, cell := range allowed(e) {
 		if i%every != 0 {
 			continue
 		}
@@ -158,12 +169,12 @@ func Sample(e Engine, every int) (int, error) {
 // runShapes looks for shapes that fail in any cell, and shrinks them.
 func runShapes(t *testing.T, e Engine, limit int) {
 	checks(t, cmp.Or(limit, 300), limit > 0)
-	cells := allowed(e.Kind())
+	cells := allowed(e)
 	rapid.Check(t, func(rt *rapid.T) {
 		cell := rapid.SampledFrom(cells).Draw(rt, "cell")
 		detail := rapid.SampledFrom(details(cell)).Draw(rt, "detail")
 		counts := rapid.SampledFrom([]ep.Counts{ep.HostCounts, ep.DeviceCounts}).Draw(rt, "counts")
-		c := drawCase(rt, e.Kind(), e.Sizes(), cell, detail, rapid.Bool().Draw(rt, "split"), counts)
+		c := drawCase(rt, e, e.Sizes(), cell, detail, rapid.Bool().Draw(rt, "split"), counts)
 		if err := check(e, c); err != nil {
 			rt.Fatal(err)
 		}
@@ -177,11 +188,11 @@ func runMasks(t *testing.T, e Engine, limit int) {
 		t.Skip("the engine has one rank")
 	}
 	checks(t, cmp.Or(limit, 80), limit > 0)
-	cells := allowed(e.Kind())
+	cells := allowed(e)
 	rapid.Check(t, func(rt *rapid.T) {
 		cell := rapid.SampledFrom(cells).Draw(rt, "cell")
 		detail := rapid.SampledFrom(details(cell)).Draw(rt, "detail")
-		c := drawCase(rt, e.Kind(), sizes, cell, detail, rapid.Bool().Draw(rt, "split"), ep.HostCounts)
+		c := drawCase(rt, e, sizes, cell, detail, rapid.Bool().Draw(rt, "split"), ep.HostCounts)
 		masked := rapid.SliceOfNDistinct(rapid.IntRange(0, c.Ranks-1), 1, c.Ranks-1, rapid.ID).Draw(rt, "masked")
 		trial := newTrial(c, masked...)
 		ctx, cancel := context.WithTimeout(context.Background(), timeout)
@@ -212,7 +223,7 @@ func runRefused(t *testing.T, e Engine) {
 		t.Fatal(err)
 	}
 	c := rapid.Custom(func(rt *rapid.T) Case {
-		return drawCase(rt, e.Kind(), []int{n}, allowed(e.Kind())[0], func(*ep.Spec) {}, false, ep.HostCounts)
+		return drawCase(rt, e, []int{n}, allowed(e)[0], func(*ep.Spec) {}, false, ep.HostCounts)
 	}).Example(1)
 	if err := check(e, c); err != nil {
 		t.Fatalf("after the refusals: %v", err)
@@ -222,7 +233,7 @@ func runRefused(t *testing.T, e Engine) {
 // refusals makes the handles.
 func refusals(e Engine, n int) error {
 	for _, cell := range ep.Cells() {
-		want := cell.Spec(n).ValidateOn(e.Kind(), n)
+		want := refused(e, cell.Spec(n), n)
 		if want == nil {
 			continue
 		}

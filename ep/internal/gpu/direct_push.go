@@ -172,10 +172,10 @@ func (k *push) call(r *spec.Batch, m *spec.MoveArgs, buffer int) *pushArgs {
 	return a
 }
 
-// receiving implements [dispatcher]. What only receives tells no rank which call it is.
-func (k *push) receiving(_, withWeights bool) *cuda.Launch {
+// receive implements [dispatcher]. What only receives tells no rank which call it is.
+func (k *push) receive(stream *cuda.Stream, _, withWeights bool) error {
 	k.args.call = 0
-	return k.doing(flagReceive, withWeights)
+	return k.h.lane.Receive(stream, k.doing(flagReceive, withWeights))
 }
 
 // doing is the launch that does so much of the call.

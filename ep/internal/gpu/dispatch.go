@@ -58,7 +58,7 @@ type sent struct {
 func (p *sent) Receive(ctx context.Context) (spec.Arrived, error) {
 	stream, err := p.Resume()
 	if err == nil {
-		err = p.h.lane.Receive(stream, p.h.dispatcher.receiving(p.made, p.withWeights))
+		err = p.h.dispatcher.receive(stream, p.made, p.withWeights)
 	}
 	if err == nil {
 		err = p.Finish(ctx)

@@ -11,6 +11,10 @@
 //   - direct (direct_row_map, direct_push, direct_pull), for many: a row map computes the final row
 //     of every selection. Dispatch stores it there, and the token's home reads it from there.
 //
+// Far ranks, whose memory is not mapped, are reached through slots: between the launch that sends and the
+// one that receives a kernel of ports_dispatch.cuh or ports_combine.cuh carries rows by port channels.
+// ports.cuh has the protocol, ports.go the channels.
+//
 // Kernels poll for what peers send: Wait::more of device/wait.cuh is the step between two polls,
 // where a wait looks at the deadline and the abort word. gather in slots_combine.cu awaits rows.
 //

@@ -29,6 +29,7 @@ type handle struct {
 	movers     []mover
 	dispatcher dispatcher // among them
 	combiner   combiner   // nil where rows cannot be summed, as gradients are
+	ports      *ports     // nil where all ranks' memory is mapped
 
 	program *enginegpu.Program
 	room    *enginegpu.Room
@@ -65,7 +66,7 @@ type received struct {
 
 // NewGPU makes the engine of a handle on GPUs.
 func NewGPU(ctx context.Context, of *spec.Base) (spec.RowEngine, error) {
-	h := newHandle(of, spec.Choose(of.Spec, of.Comm.Size()))
+	h := newHandle(of, spec.ChoiceOf(of.Spec, of.Comm))
 	h.device = of.Comm.Device()
 	if err := h.open(ctx); err != nil {
 		_, again := h.Close()
@@ -100,10 +101,14 @@ func (h *handle) open(ctx context.Context) error {
 	if err := h.Comm.Operations().VerifySame(ctx, opNew, "memory", err); err != nil {
 		return err
 	}
-	h.lane, err = enginegpu.NewLane(ctx, h.Comm, enginegpu.LaneSpec{
+	lane := enginegpu.LaneSpec{
 		Op: opNew, Owner: "handle", Words: laneWords, Window: h.window, Local: h.local, Ring: h.ring,
 		RingInWindow: h.received.inWindow, Moved: h.moved,
-	})
+	}
+	if h.ports != nil {
+		lane.Far = h.ports.open
+	}
+	h.lane, err = enginegpu.NewLane(ctx, h.Comm, lane)
 	return err
 }
 
@@ -200,6 +205,9 @@ func (h *handle) Close() (released bool, err error) {
 		}
 	}
 	errs := []error{err}
+	if h.ports != nil {
+		errs = append(errs, h.ports.close(), h.ports.free())
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, r := range h.all {

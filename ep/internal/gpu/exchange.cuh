@@ -69,6 +69,16 @@ struct alignas(8) Pair {
 	u32 weight; // fp32
 };
 
+#ifndef WEFT_PORTS
+#define WEFT_PORTS 0 // 1: there are ranks whose memory is not mapped
+#endif
+
+// place_of is whose place in rank r's window has what only r is sent: this rank's. In this rank's own window, which
+// stands for that of a far rank, it is r's: see ports.cuh.
+__device__ __forceinline__ u32 place_of(const Group &g, const char *window, u32 r) {
+	return WEFT_PORTS != 0 && window == g.window[g.rank] ? r : g.rank;
+}
+
 // rank_of is the rank of expert e.
 __device__ __forceinline__ u32 rank_of(const Shape &s, u32 e) { return s.local == 1 ? e : __umulhi(e, s.reciprocal); }
 

@@ -131,6 +131,9 @@ func (h *handle) DispatchBackward(ctx context.Context, s *weft.Stream, a spec.Su
 	if err != nil {
 		return err
 	}
+	if h.ports != nil && !a.OutScalars.IsZero() {
+		return refusePorts(op + " with gradients of weights")
+	}
 	if err := cmp.Or(h.checkSum(op, &a), h.CheckScalars(op, &a),
 		whole(op, "gradients of the rows' weights", a.Scalars), whole(op, "gradients of weights", a.OutScalars)); err != nil {
 		return err
@@ -157,6 +160,9 @@ func (h *handle) CombineBackward(ctx context.Context, s *weft.Stream, c spec.Spr
 	stream, err := h.lane.Enter(ctx, op, s)
 	if err != nil {
 		return err
+	}
+	if h.ports != nil {
+		return refusePorts(op)
 	}
 	if err := cmp.Or(h.CheckSpread(op, &c), aligned(op, "gradients of the output", c.GradOut),
 		aligned(op, "rows", c.Rows), aligned(op, "gradients of rows", c.GradRows),

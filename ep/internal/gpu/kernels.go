@@ -87,6 +87,8 @@ const (
 	directRowMap   = "weft::direct::row_map"
 	directDispatch = "weft::direct::dispatch"
 	directCombine  = "weft::direct::combine"
+	portsDispatch  = "weft::ports::carry_rows"
+	portsCombine   = "weft::ports::carry_sums"
 )
 
 // bare is a kernel's name without its namespaces.

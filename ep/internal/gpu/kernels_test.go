@@ -24,7 +24,7 @@ import (
 const budgetArch = "sm_90a"
 
 // mostSpecs bounds what has to be compiled for one architecture.
-const mostSpecs = 180
+const mostSpecs = 200
 
 // TestKernels compiles every kernel for one architecture, without a warning, and holds registers,
 // stack, spills and shared memory to testdata/kernels.txt. What was compiled is kept in the user's
@@ -129,6 +129,19 @@ func arguedPrograms(arch string) []argued {
 		{
 			combineKernel(combineForm{sums: spec.RankSums, of: weft.BFloat16, kind: byValue, group: 2}, arch),
 			layout.Of("Combine", reflect.TypeFor[combineArgs](), nil),
+		},
+		{
+			dispatchKernel(dispatchForm{kind: byFlag, units: 1, ports: true}, arch),
+			layout.Of("PortChannel", reflect.TypeFor[device.PortChannel](), nil) +
+				layout.Of("NicQueue", reflect.TypeFor[device.NicQueue](), nil) +
+				layout.Of("PortLane", reflect.TypeFor[portLane](), nil) +
+				layout.Of("Ports", reflect.TypeFor[portArgs](), nil) +
+				layout.Of("RowCarry", reflect.TypeFor[carryArgs[dispatchArgs]](), nil) +
+				layout.Constants(map[string]int{"(int)sizeof(PortHeader)": portHeaderBytes}),
+		},
+		{
+			combineKernel(combineForm{sums: spec.RankSums, of: weft.BFloat16, kind: byFlag, group: 4, ports: true}, arch),
+			layout.Of("SumCarry", reflect.TypeFor[carryArgs[combineArgs]](), nil),
 		},
 		{rowMapKernel(rowMapForm{}, arch), layout.Of("RowMap", reflect.TypeFor[rowMapArgs](), nil)},
 		{pushKernel(weft.InvalidDType, false, arch), layout.Of("Push", reflect.TypeFor[pushArgs](), nil) +

@@ -43,9 +43,9 @@ type dispatcher interface {
 	route(ctx context.Context, stream *cuda.Stream, a spec.PrepareArgs) (*spec.Batch, error)
 	// move enqueues a dispatch, or the half of it that sends.
 	move(ctx context.Context, stream *cuda.Stream, a spec.MoveArgs, half uint32) (spec.Arrived, error)
-	// receiving is the launch that receives what was sent last: of a batch that was prepared with
-	// it, or that it gives weights.
-	receiving(made, withWeights bool) *cuda.Launch
+	// receive enqueues what receives what was sent last: of a batch that was prepared with it, or
+	// that it gives weights.
+	receive(stream *cuda.Stream, made, withWeights bool) error
 }
 
 // A combiner is the mover that brings rows home and sums them there.
@@ -73,6 +73,7 @@ type part struct {
 // nothing else in this package looks at the ways of the Choice. Their blocks' counts are in this
 // order: a dispatch's are the lane's first.
 var parts = []part{
+	{noPrograms, throughPorts, func(h *handle) mover { return newPorts(h) }},
 	{slotDispatchPrograms, dispatchesBy(spec.Slots), func(h *handle) mover { return &slotDispatch{h: h} }},
 	{rowMapPrograms, dispatchesBy(spec.Direct), func(h *handle) mover { return &rowMap{h: h} }},
 	{pushPrograms, dispatchesBy(spec.Direct), func(h *handle) mover { return &push{rowMap: moverOf[*rowMap](h)} }},
@@ -107,6 +108,8 @@ func (h *handle) compose() {
 			h.dispatcher = m
 		case combiner:
 			h.combiner = m
+		case *ports:
+			h.ports = m
 		}
 	}
 }

@@ -153,8 +153,9 @@ __device__ __forceinline__ void send_piece(const Combine &a, const Batch &b, con
 		if (i >= a.group.ranks - 1 || todo == 0) continue;
 		u32 src = next_rank(a.group, i);
 		if (holds(b.mask, src)) continue;
-		char *home = windows.of(src) + a.home + b.buffer * a.turn_bytes + at;
+		char *window = windows.of(src), *home = window + a.home + b.buffer * a.turn_bytes + at;
 		if constexpr (EXACT) {
+			if (WEFT_PORTS != 0 && window == b.own) continue; // the rows go from where they are
 			constexpr u32 ROWS = 4; // in flight
 			while (todo != 0) {
 				uint4 v[ROWS];
@@ -174,7 +175,8 @@ __device__ __forceinline__ void send_piece(const Combine &a, const Batch &b, con
 			}
 		} else {
 			uint4 v = BY_EXPERT ? contribution(a, o.recv_row[j].target, weight_of(b, o.recv_row[j]), at, here) : o.v[j];
-			if (here) put16_clean<VALUE>(home + ((u64)a.group.rank * a.shape.capacity + t) * a.row_bytes, v);
+			u64 slot = (u64)place_of(a.group, window, src) * a.shape.capacity + t;
+			if (here) put16_clean<VALUE>(home + slot * a.row_bytes, v);
 		}
 	}
 }
@@ -499,6 +501,10 @@ template <bool VALUE, u32 GROUP, bool FUSED> __device__ __forceinline__ void com
 }
 
 } // namespace weft
+
+#if WEFT_PORTS
+#include "ports_combine.cuh"
+#endif
 
 namespace weft::slots {
 

@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"unsafe"
@@ -25,13 +26,15 @@ type slotCombine struct {
 	heads, home, returned int64 // offsets in the window
 	turnBytes             int64 // of a turn of home
 	filled                int64 // in this GPU's own memory
+
+	carry carrier[combineArgs] // to and from far ranks
 }
 
 func (c *slotCombine) load(p *programs) {
 	h := c.h
 	form := combineFormOf(&h.choice, &h.Spec, h.Geometry.Ranks)
 	fused := fusedCombineFormOf(&h.choice, &h.Spec, h.Geometry.Ranks)
-	p.add(combineKernel(form, p.arch), &c.functions[0])
+	p.add(combineKernel(form, p.arch), c.carry.with(form.ports, &c.functions[0])...)
 	if fused != form {
 		p.add(combineKernel(fused, p.arch), &c.functions[1])
 	}
@@ -40,7 +43,7 @@ func (c *slotCombine) load(p *programs) {
 func (c *slotCombine) want() *request {
 	t := &c.h.choice
 	c.request = request{
-		of: ofCombine, functions: c.functions[:],
+		of: ofCombine, functions: append(c.functions[:], c.carry.functions[:]...),
 		grid:   grid{moving: t.CombineBlocks, notify: 1, threads: t.CombineThreads},
 		widens: c.h.Spec.Tuning.Combine.Threads == 0,
 	}
@@ -76,7 +79,7 @@ func (c *slotCombine) prepare() error {
 	if h.Geometry.Ranks > 1 {
 		a.groups = device.NewDivisor(combineGroups(t, s, h.Geometry.Ranks))
 	}
-	return c.layOut(h.config(c.request.grid, t.DependentCombine), a)
+	return cmp.Or(c.layOut(h.config(c.request.grid, t.DependentCombine), a), c.carry.prepare(h, c.request, a))
 }
 
 func (c *slotCombine) point() {
@@ -85,6 +88,7 @@ func (c *slotCombine) point() {
 		a.group, a.state = h.lane.Group(h.waits.combine), h.localAt(0)
 		a.filled, a.credits = h.localAt(c.filled), h.localAt(h.credits)
 	})
+	c.carry.point(h)
 }
 
 // keepsWeights implements [combiner]. Only kernels that send and receive do.
@@ -105,11 +109,16 @@ func (c *slotCombine) send(stream *cuda.Stream, call uint32, s spec.SumArgs, fla
 	if c.keepsWeights(flags) {
 		a.weights = addressOf(s.Weights)
 	}
-	return h.lane.Start(stream, c.doing(flags))
+	return c.enqueue(stream, flags)
 }
 
 func (c *slotCombine) receive(stream *cuda.Stream, flags uint32) error {
-	return c.h.lane.Receive(stream, c.doing(flags))
+	return c.enqueue(stream, flags)
+}
+
+// enqueue enqueues so much of the call: one launch, or between hosts several.
+func (c *slotCombine) enqueue(stream *cuda.Stream, flags uint32) error {
+	return enqueue(c.h, c, &c.carry, c.args, stream, flags)
 }
 
 // doing is the launch that does so much of the call.
@@ -132,6 +141,9 @@ func slotCombinePrograms(arch string) (all []kernel.Spec) {
 				}
 				f := combineForm{sums: sums, bySelection: bySelection, of: of, kind: byFlag, group: 4}
 				all = append(all, combineKernel(f, arch))
+				ports := f
+				ports.ports = true
+				all = append(all, combineKernel(ports, arch))
 				for _, f.group = range []int{2, 4, 8} {
 					if sums == spec.ExactSums && f.group < 8 {
 						continue
@@ -150,7 +162,7 @@ func slotCombinePrograms(arch string) (all []kernel.Spec) {
 func combineFormOf(t *spec.Choice, s *spec.Spec, ranks int) combineForm {
 	f := combineForm{
 		sums: spec.CombineSums(*s), bySelection: s.Reduction == spec.PartialBySelection,
-		of: s.Output, kind: byValue,
+		of: s.Output, kind: byValue, ports: t.Ports,
 	}
 	ranks = max(ranks, thresholds.CombineRanks)
 	switch {
@@ -215,7 +227,8 @@ type combineForm struct {
 	bySelection bool
 	of          weft.DType
 	kind        kind
-	group       int // rows that a thread awaits at once: ranks, or selections
+	group       int  // rows that a thread awaits at once: ranks, or selections
+	ports       bool // there are far ranks
 }
 
 func combineKernel(f combineForm, arch string) kernel.Spec {
@@ -224,6 +237,9 @@ func combineKernel(f combineForm, arch string) kernel.Spec {
 		name += " by selection"
 	}
 	s := kernelSpec(name, "slots_combine.cu", arch, []string{slotsCombine})
+	if f.ports {
+		carryBy(&s, portsCombine, "ports_combine.cuh")
+	}
 	s.Defines["WEFT_FORM"], s.Defines["WEFT_BY_SELECTION"] = strconv.Itoa(f.sums), number(f.bySelection)
 	s.Defines["WEFT_TYPE"] = strconv.Itoa(typeNumber(f.of))
 	s.Defines["WEFT_VALUE"], s.Defines["WEFT_GROUP"] = strconv.FormatBool(f.kind != byFlag), strconv.Itoa(f.group)

@@ -777,6 +777,10 @@ template <bool VALUE, u32 UNITS, Purpose FOR> __device__ __forceinline__ void di
 
 } // namespace weft
 
+#if WEFT_PORTS
+#include "ports_dispatch.cuh"
+#endif
+
 namespace weft::slots {
 
 // WEFT_KERNEL is the kernel's name: what an exchange is for, as profilers show it. Kernels of all

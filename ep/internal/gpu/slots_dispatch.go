@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -25,12 +26,14 @@ type slotDispatch struct {
 	heads, counts, records, rows, arrived, ready int64 // offsets in the window
 	slotBytes, turnBytes                         int64 // of a slot, and of a turn of all
 	filled                                       int64 // in this GPU's own memory
+
+	carry carrier[dispatchArgs] // to and from far ranks
 }
 
 func (d *slotDispatch) load(p *programs) {
 	s, c := &d.h.Spec, &d.h.choice
 	form, fused := dispatchFormOf(c, s), fusedDispatchFormOf(c, s, d.h.Geometry.Ranks)
-	p.add(dispatchKernel(form, p.arch), &d.functions[0])
+	p.add(dispatchKernel(form, p.arch), d.carry.with(form.ports, &d.functions[0])...)
 	if fused != form {
 		p.add(dispatchKernel(fused, p.arch), &d.functions[1])
 	}
@@ -39,7 +42,7 @@ func (d *slotDispatch) load(p *programs) {
 func (d *slotDispatch) want() *request {
 	c := &d.h.choice
 	d.request = request{
-		of: ofDispatch, functions: d.functions[:],
+		of: ofDispatch, functions: append(d.functions[:], d.carry.functions[:]...),
 		grid:   grid{moving: c.DispatchBlocks, notify: c.DispatchNotify, threads: c.DispatchThreads},
 		widens: d.h.Spec.Tuning.Dispatch.Threads == 0 && !(c.ValueDispatch && c.DispatchUnits == 1),
 	}
@@ -49,7 +52,7 @@ func (d *slotDispatch) want() *request {
 // inPlace says whether peers store rows where the caller reads them, rather than in slots.
 func (d *slotDispatch) inPlace() bool {
 	s := &d.h.Spec
-	return !d.h.choice.ValueDispatch && s.Layout == spec.RankMajor && s.Live < 32
+	return !d.h.choice.ValueDispatch && !d.h.choice.Ports && s.Layout == spec.RankMajor && s.Live < 32
 }
 
 func (d *slotDispatch) layout(window, local *enginegpu.Workspace) {
@@ -100,7 +103,7 @@ func (d *slotDispatch) prepare() error {
 	if d.inPlace() {
 		a.flags |= flagInPlace
 	}
-	return d.layOut(h.config(d.request.grid, c.DependentDispatch), a)
+	return cmp.Or(d.layOut(h.config(d.request.grid, c.DependentDispatch), a), d.carry.prepare(h, d.request, a))
 }
 
 func (d *slotDispatch) point() {
@@ -109,6 +112,7 @@ func (d *slotDispatch) point() {
 		a.group, a.state = h.lane.Group(h.waits.dispatch), h.localAt(0)
 		a.filled, a.credits = h.localAt(d.filled), h.localAt(h.credits)
 	})
+	d.carry.point(h)
 }
 
 func (d *slotDispatch) route(_ context.Context, stream *cuda.Stream, c spec.PrepareArgs) (*spec.Batch, error) {
@@ -117,7 +121,7 @@ func (d *slotDispatch) route(_ context.Context, stream *cuda.Stream, c spec.Prep
 		return nil, err
 	}
 	d.call(r).selects(c.TopK, c.Weights)
-	if err := d.h.lane.Start(stream, d.doing(flagSend|flagReceive|flagRoute)); err != nil {
+	if err := d.enqueue(stream, flagSend|flagReceive|flagRoute); err != nil {
 		r.Release()
 		return nil, err
 	}
@@ -155,14 +159,20 @@ func (d *slotDispatch) move(_ context.Context, stream *cuda.Stream, m spec.MoveA
 	}
 }
 
-// receiving implements [dispatcher]. The rows are still there that were sent. What routes them has
+// receive implements [dispatcher]. The rows are still there that were sent. What routes them has
 // been read, and may have changed.
-func (d *slotDispatch) receiving(made, withWeights bool) *cuda.Launch {
+func (d *slotDispatch) receive(stream *cuda.Stream, made, withWeights bool) error {
 	d.args.ids, d.args.weights = 0, 0
+	flags := uint32(flagReceive | flagMove)
 	if made || withWeights {
-		return d.doing(flagReceive | flagMove | flagRoute)
+		flags |= flagRoute
 	}
-	return d.doing(flagReceive | flagMove)
+	return d.enqueue(stream, flags)
+}
+
+// enqueue enqueues so much of the call: one launch, or between hosts several.
+func (d *slotDispatch) enqueue(stream *cuda.Stream, flags uint32) error {
+	return enqueue(d.h, d, &d.carry, d.args, stream, flags)
 }
 
 // recall has the experts of a Routing that is there read into its memory, so that a dispatch tells
@@ -196,7 +206,7 @@ func (d *slotDispatch) start(stream *cuda.Stream, r *spec.Batch, m *spec.MoveArg
 		a.block, a.direct = uint32(buffer), uint64(to-h.lane.Window().Pointer())
 		a.directScales = a.direct + uint64(h.received.block.ScalesAt)
 	}
-	if err := h.lane.Start(stream, d.doing(flags)); err != nil {
+	if err := d.enqueue(stream, flags); err != nil {
 		h.Put(buffer)
 		return spec.Arrived{}, err
 	}
@@ -242,6 +252,9 @@ func slotDispatchPrograms(arch string) (all []kernel.Spec) {
 		for _, from := range []weft.DType{weft.InvalidDType, weft.BFloat16, weft.Float16, weft.Float32} {
 			f := dispatchForm{byExpert: byExpert, quantize: from, kind: byFew, units: 1}
 			all = append(all, dispatchKernel(f, arch))
+			ports := f
+			ports.kind, ports.ports = byFlag, true
+			all = append(all, dispatchKernel(ports, arch))
 			for ; f.units <= spec.MostUnits(spec.Spec{Quantize: from}); f.units *= 2 {
 				for _, f.kind = range []kind{byValue, byMany, byFlag} {
 					all = append(all, dispatchKernel(f, arch))
@@ -256,7 +269,9 @@ func slotDispatchPrograms(arch string) (all []kernel.Spec) {
 
 // dispatchFormOf is that of a dispatch through slots.
 func dispatchFormOf(t *spec.Choice, s *spec.Spec) dispatchForm {
-	f := dispatchForm{byExpert: s.Layout.ByExpert(), quantize: s.Quantize, kind: byFlag, units: t.DispatchUnits}
+	f := dispatchForm{
+		byExpert: s.Layout.ByExpert(), quantize: s.Quantize, kind: byFlag, units: t.DispatchUnits, ports: t.Ports,
+	}
 	if t.ValueDispatch {
 		f.kind = byValue
 	}
@@ -317,6 +332,7 @@ type dispatchForm struct {
 	kind     kind
 	units    int  // of a piece
 	gathers  bool // every token goes to everybody: an all-gather, which profilers are told of by that name
+	ports    bool // there are far ranks
 }
 
 // gatherForm is the only form of a dispatch that gathers: it carries a few bytes, which may be any.
@@ -333,6 +349,9 @@ func dispatchKernel(f dispatchForm, arch string) kernel.Spec {
 	s := kernelSpec(fmt.Sprintf("%s, %s %d, %v%s", bare(name), f.kind, f.units, layout, quantising(f.quantize)),
 		"slots_dispatch.cu", arch,
 		[]string{name}, "slots_dispatch.cuh", "expert_index.cuh", "notify.cuh", "quantize.cuh")
+	if f.ports {
+		carryBy(&s, portsDispatch, "ports_dispatch.cuh")
+	}
 	s.Defines["WEFT_KERNEL"] = bare(name)
 	s.Defines["WEFT_BY_EXPERT"] = number(f.byExpert)
 	s.Defines["WEFT_QUANTIZE"] = strconv.Itoa(typeNumber(f.quantize))

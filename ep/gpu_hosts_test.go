@@ -1,0 +1,462 @@
+package ep_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda/cudatest/emulate"
+	"github.com/weftgo/weft/ep"
+	"github.com/weftgo/weft/fabric/ibgda"
+	"github.com/weftgo/weft/internal/eptest"
+	"github.com/weftgo/weft/internal/ranktest"
+)
+
+// hostWays are the ways that rows go between hosts.
+var hostWays = slices.DeleteFunc(slices.Clone(ways), func(w way) bool { return w.spec.CheckBetween(2) != nil })
+
+// TestBetweenGPUs runs some of the suite between GPUs of several hosts, which do not map each other's memory.
+func TestBetweenGPUs(t *testing.T) {
+	for _, where := range []string{"emulated", "real"} {
+		t.Run(where, func(t *testing.T) {
+			m, cases := realMachine, gpuCases(t)
+			if where == "emulated" {
+				m, cases = fewMachine, emulatedCases(t)
+			}
+			on := m(t)
+			for _, way := range []struct{ hosts, each int }{{2, 1}, {2, 2}, {4, 1}} {
+				t.Run(fmt.Sprintf("%d x %d ranks", way.hosts, way.each), func(t *testing.T) {
+					eptest.RunSome(t, on.between(way.each).engine(t, way.hosts*way.each, gpuDeadline), cases)
+				})
+			}
+		})
+	}
+}
+
+func realMachine(t *testing.T) *gpuMachine { return &gpuMachine{GPUs: ranktest.Real(t)} }
+
+func fewMachine(t *testing.T) *gpuMachine {
+	return emulatedMachine(t, 2, emulate.Options{Limit: time.Minute, Seed: 1, Tear: true})
+}
+
+// eachHost runs a test between GPUs of a rank each, on emulated ones and on the machine's.
+func eachHost(t *testing.T, body func(t *testing.T, m *gpuMachine)) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) { body(t, m.between(1)) })
+}
+
+// TestLateRankBetweenGPUs: a rank that comes late is waited for. One that does not come is named at the deadline, and
+// left out; the others go on, and then all do. What was on its way meanwhile is nowhere taken for anything else.
+func TestLateRankBetweenGPUs(t *testing.T) {
+	eachHost(t, func(t *testing.T, m *gpuMachine) {
+		const ranks, late = 3, 1
+		for i, way := range hostWays {
+			op := []string{"prepare", "dispatch", "combine", "receive"}[i%4]
+			t.Run(way.name+"/"+op, func(t *testing.T) {
+				m := m.parallel(t)
+				s := sized(way.spec, ranks)
+				tokens := min(s.MaxTokens, 20)
+				batch := func(seed uint64, masked ...int) *eptest.Batch {
+					return evenly(s, ranks, seed, tokens).Batch(masked...)
+				}
+				whole := []*eptest.Batch{batch(0), batch(1), batch(2)}
+				rest := []*eptest.Batch{batch(8, late), batch(9, late)}
+				over := make(chan struct{})
+				ready := make(chan struct{}, ranks)
+				members(t, m, ranks, s, 2*time.Second, func(ctx context.Context, r *member) error {
+					round, err := whole[0].Round(r.e, r.Comm, r.handle)
+					if err != nil {
+						return err
+					}
+					if r.Rank() == late {
+						time.Sleep(300 * time.Millisecond)
+					}
+					if err := r.exchange(ctx, round); err != nil {
+						return err
+					}
+					if op == "combine" {
+						if err := errors.Join(round.PrepareDispatch(ctx, r.stream), r.Wait(ctx, r.stream)); err != nil {
+							return err
+						}
+					}
+					if err := eptest.Meet(r.Comm); err != nil {
+						return err
+					}
+					if r.Rank() == late {
+						if err := await(ctx, over); err != nil {
+							return err
+						}
+						if err := round.PrepareDispatch(ctx, r.stream); err == nil {
+							return errors.New("the late rank goes on alone")
+						}
+					} else if err := r.without(ctx, round, op, late, rest); err != nil {
+						return err
+					} else {
+						ready <- struct{}{}
+						for range ranks - 1 {
+							if r.Rank() == 0 {
+								if err := await(ctx, ready); err != nil {
+									return err
+								}
+							}
+						}
+						if r.Rank() == 0 {
+							close(over)
+						} else if err := await(ctx, over); err != nil {
+							return err
+						}
+					}
+					if err := r.SetMask(ctx); err != nil {
+						return err
+					}
+					round.Release()
+					for i, b := range whole {
+						if err := r.batch(ctx, b); err != nil {
+							return fmt.Errorf("batch %d of all: %w", i, err)
+						}
+					}
+					return round.Free()
+				})
+			})
+		}
+	})
+}
+
+// without makes a call that a rank does not, and goes on without that rank.
+func (r *member) without(ctx context.Context, round *eptest.Round, op string, late int, rest []*eptest.Batch) error {
+	var err error
+	switch op {
+	case "prepare":
+		err = round.Prepare(ctx, r.stream)
+	case "dispatch":
+		err = round.PrepareDispatch(ctx, r.stream)
+	case "combine":
+		err = round.Combine(ctx, r.stream)
+	case "receive":
+		if err = errors.Join(round.SendPrepareDispatch(ctx, r.stream), r.Wait(ctx, r.stream)); err != nil {
+			return fmt.Errorf("what is only sent: %w", err)
+		}
+		err = round.Receive(ctx)
+	}
+	if err == nil {
+		err = r.Wait(ctx, r.stream)
+	}
+	if peer, ok := errors.AsType[*weft.PeerError](err); !ok || peer.Rank != late || !errors.Is(err, weft.ErrTimeout) {
+		return fmt.Errorf("%s without rank %d: %w", op, late, err)
+	}
+	if err := errors.Join(r.usable(), r.SetMask(ctx, late)); err != nil {
+		return err
+	}
+	round.Release()
+	for i, b := range rest {
+		if err := r.batch(ctx, b); err != nil {
+			return fmt.Errorf("batch %d without rank %d: %w", i, late, err)
+		}
+	}
+	return nil
+}
+
+// TestAbortBetweenGPUs ends kernels that wait for a signal, by Abort of either rank.
+func TestAbortBetweenGPUs(t *testing.T) {
+	eachHost(t, func(t *testing.T, m *gpuMachine) {
+		const ranks = 2
+		for i, way := range hostWays {
+			aborts := i % ranks
+			t.Run(fmt.Sprintf("%s/%d", way.name, aborts), func(t *testing.T) {
+				s := sized(way.spec, ranks)
+				b := evenly(s, ranks, 1, 6).Batch()
+				waits := make(chan struct{})
+				members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+					round, err := b.Round(r.e, r.Comm, r.handle)
+					if err != nil {
+						return err
+					}
+					if err := errors.Join(r.exchange(ctx, round), eptest.Meet(r.Comm)); err != nil {
+						return err
+					}
+					if r.Rank() == 0 {
+						called := make(chan error, 1)
+						go func() { called <- errors.Join(round.PrepareDispatch(ctx, r.stream), r.Wait(ctx, r.stream)) }()
+						time.Sleep(50 * time.Millisecond) // it waits, or will: the same is true
+						close(waits)
+						if aborts == 0 {
+							r.Abort()
+						}
+						err := <-called
+						if peer, ok := errors.AsType[*weft.PeerError](err); !ok || peer.Rank != aborts ||
+							!errors.Is(err, weft.ErrAborted) {
+							return fmt.Errorf("after Abort by rank %d: %w", aborts, err)
+						}
+					} else {
+						if err := await(ctx, waits); err != nil {
+							return err
+						}
+						if aborts == 1 {
+							r.Abort()
+						}
+					}
+					if err := errors.Join(r.usable(), r.SetMask(ctx)); err != nil {
+						return err
+					}
+					round.Release()
+					return errors.Join(r.exchange(ctx, round), round.Free())
+				})
+			})
+		}
+	})
+}
+
+// TestMismatchBetweenGPUs has two ranks make calls that do not go together. Both say so before the deadline.
+func TestMismatchBetweenGPUs(t *testing.T) {
+	eachHost(t, func(t *testing.T, m *gpuMachine) {
+		const ranks = 2
+		s := sized(exactRows, ranks)
+		b := evenly(s, ranks, 1, 5).Batch()
+		var errs [ranks]error
+		members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+			round, err := b.Round(r.e, r.Comm, r.handle)
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(r.exchange(ctx, round), eptest.Meet(r.Comm)); err != nil {
+				return err
+			}
+			if r.Rank() == 0 {
+				err = round.Prepare(ctx, r.stream)
+			} else {
+				err = round.PrepareDispatch(ctx, r.stream)
+			}
+			if err == nil {
+				err = r.Wait(ctx, r.stream)
+			}
+			errs[r.Rank()] = err
+			round.Release()
+			if err := r.SetMask(ctx); err != nil {
+				return err
+			}
+			return errors.Join(r.exchange(ctx, round), round.Free())
+		})
+		calls := [ranks]string{"prepare", "a dispatch that prepares"}
+		for r, err := range errs {
+			words := fmt.Sprintf("it calls %s, this rank %s", calls[1-r], calls[r])
+			peer, ok := errors.AsType[*weft.PeerError](err)
+			if !ok || peer.Rank != 1-r || !errors.Is(err, weft.ErrMismatch) || !strings.Contains(err.Error(), words) {
+				t.Errorf("rank %d: %v, want %q", r, err, words)
+			}
+		}
+	})
+}
+
+// TestGraphsBetweenGPUs replays operations of several launches, of batches of different sizes.
+func TestGraphsBetweenGPUs(t *testing.T) {
+	eachHost(t, func(t *testing.T, m *gpuMachine) {
+		const ranks = 2
+		for _, way := range hostWays {
+			t.Run(way.name, func(t *testing.T) {
+				s := sized(way.spec, ranks)
+				s.Live = 24
+				var batches [][]*eptest.Batch
+				for n, tokens := range []int{min(s.MaxTokens, 9), 0} {
+					var contents []*eptest.Batch
+					for v := range uint64(2) {
+						seed := uint64(n)*10 + v
+						contents = append(contents, routed(s, seed, []int{tokens, 3}, spread(s, seed)).Batch())
+					}
+					batches = append(batches, contents)
+				}
+				members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+					g, err := newReplayed(ctx, r, "fyc pdc", batches)
+					if err != nil {
+						return err
+					}
+					for i := range m.times(3, 1000) {
+						if err := errors.Join(g.fresh(ctx, r, batches, i%2), g.exec.Launch(r.stream.CUDA()),
+							r.Wait(ctx, r.stream)); err != nil {
+							return fmt.Errorf("replay %d: %w", i, err)
+						}
+						if err := g.check(); err != nil {
+							return fmt.Errorf("replay %d: %w", i, err)
+						}
+					}
+					return errors.Join(r.rest(ctx), g.close())
+				})
+			})
+		}
+	})
+}
+
+// TestPartsBetweenGPUs has rows that take several channels to each rank, also where there are fewer tokens than channels.
+func TestPartsBetweenGPUs(t *testing.T) {
+	eachHost(t, func(t *testing.T, m *gpuMachine) {
+		const ranks = 2
+		for _, spec := range []ep.Spec{exactRows, rankRows} {
+			t.Run(fmt.Sprintf("%v/%v", spec.Layout, spec.Reduction), func(t *testing.T) {
+				s := sized(spec, ranks)
+				s.Hidden, s.MaxTokens = 4096, 70 // three parts
+				var batches []*eptest.Batch
+				for i, tokens := range [][]int{{70, 2}, {1, 5}, {0, 8}} {
+					batches = append(batches, routed(s, uint64(i), tokens, spread(s, uint64(i))).Batch())
+				}
+				members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+					for i, b := range batches {
+						if err := r.batch(ctx, b); err != nil {
+							return fmt.Errorf("batch %d: %w", i, err)
+						}
+					}
+					return nil
+				})
+			})
+		}
+	})
+}
+
+// TestRefusedBetweenGPUs: what does not go between hosts is refused alike on all ranks, and the handle goes on.
+func TestRefusedBetweenGPUs(t *testing.T) {
+	eachHost(t, func(t *testing.T, m *gpuMachine) {
+		const ranks = 2
+		s := sized(exactRows, ranks)
+		s.Weighting = ep.Weighted
+		b := evenly(s, ranks, 1, 5).Batch()
+		capped := s
+		capped.Capacity, capped.Overflow = 2, ep.OverflowDrop
+		members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+			for what, s := range map[string]ep.Spec{"Layout": sized(tokenRows, ranks), "Capacity": capped} {
+				if _, err := ep.NewHandle(ctx, r.Comm, s); !errors.Is(err, weft.ErrUnsupported) ||
+					!strings.Contains(err.Error(), what) || !strings.Contains(err.Error(), "several hosts") {
+					return fmt.Errorf("a handle of %v: %w", s, err)
+				}
+			}
+			round, err := b.Round(r.e, r.Comm, r.handle)
+			if err != nil {
+				return err
+			}
+			if err := r.exchange(ctx, round); err != nil {
+				return err
+			}
+			if err := round.PrepareDispatch(ctx, r.stream); err != nil {
+				return err
+			}
+			for _, err := range []error{
+				round.CombineBackward(ctx, r.stream, true), round.DispatchBackward(ctx, r.stream, true),
+			} {
+				if !errors.Is(err, weft.ErrUnsupported) {
+					return fmt.Errorf("gradients: %w", err)
+				}
+			}
+			return errors.Join(round.DispatchBackward(ctx, r.stream, false), r.Wait(ctx, r.stream), round.Free())
+		})
+	})
+}
+
+// TestNoPeerOnGPUs: with WEFT_NO_PEER=1 each rank is a host of its own.
+func TestNoPeerOnGPUs(t *testing.T) {
+	t.Setenv(weft.NoPeerVariable, "1")
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		for _, ranks := range []int{2, 4} {
+			t.Run(fmt.Sprintf("%d ranks", ranks), func(t *testing.T) {
+				s := sized(valueRows, ranks)
+				b := evenly(s, ranks, 1, 5).Batch()
+				// All ranks give one name.
+				members(t, m.between(ranks), ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+					for peer := range ranks {
+						if peer != r.Rank() && r.Host(peer) == r.Host(r.Rank()) {
+							return fmt.Errorf("rank %d is on the host of rank %d", peer, r.Rank())
+						}
+					}
+					return r.batch(ctx, b)
+				})
+			})
+		}
+	})
+}
+
+// TestSoftwareCardOnGPUs: with WEFT_NIC=software kernels write by queue pairs of a card made of Go, which finds no
+// mistake in them. A rank that does not come is named, and the others go on.
+func TestSoftwareCardOnGPUs(t *testing.T) {
+	t.Setenv(ibgda.NICVariable, "software")
+	eachHost(t, func(t *testing.T, m *gpuMachine) {
+		const ranks, late = 3, 1
+		for _, way := range []way{{"exact", exactRows}, {"flag", flagRows}} {
+			t.Run(way.name, func(t *testing.T) {
+				s := sized(way.spec, ranks)
+				tokens := min(s.MaxTokens, 20)
+				whole := evenly(s, ranks, 1, tokens).Batch()
+				rest := []*eptest.Batch{evenly(s, ranks, 8, tokens).Batch(late)}
+				over := make(chan struct{})
+				members(t, m, ranks, s, 2*time.Second, func(ctx context.Context, r *member) error {
+					round, err := whole.Round(r.e, r.Comm, r.handle)
+					if err != nil {
+						return err
+					}
+					for range m.times(10, 1000) { // laps of the queues
+						if err := r.exchange(ctx, round); err != nil {
+							return err
+						}
+					}
+					if err := eptest.Meet(r.Comm); err != nil {
+						return err
+					}
+					switch r.Rank() {
+					case late:
+						err = await(ctx, over)
+					case 0:
+						err = r.without(ctx, round, "dispatch", late, rest)
+						close(over)
+					default:
+						err = errors.Join(r.without(ctx, round, "dispatch", late, rest), await(ctx, over))
+					}
+					if err := errors.Join(err, r.SetMask(ctx)); err != nil {
+						return err
+					}
+					round.Release()
+					return errors.Join(r.exchange(ctx, round), round.Free())
+				})
+			})
+		}
+	})
+}
+
+// TestChosenWayOnGPUs: kernels that are to drive a card where none can be driven push to the proxy, and one line of the log
+// says so. What the variables may not hold is refused.
+func TestChosenWayOnGPUs(t *testing.T) {
+	m := tornMachine(t)
+	s := sized(valueRows, 2)
+	t.Setenv(ibgda.UseVariable, "1")
+	log := new(lines)
+	m.logger = slog.New(slog.NewTextHandler(log, nil))
+	members(t, m.between(1), 2, s, gpuDeadline, func(ctx context.Context, r *member) error {
+		return r.batch(ctx, evenly(s, 2, 1, 3).Batch())
+	})
+	if n := strings.Count(log.String(), ibgda.UseVariable); n != 1 {
+		t.Errorf("%d lines of the log say why kernels drive no card:\n%s", n, log)
+	}
+	t.Setenv(ibgda.NICVariable, "gold")
+	err := m.between(1).engine(t, 2, gpuDeadline).Ranks(2, func(c *weft.Comm) error {
+		_, err := ep.NewHandle(testContext(t), c, s)
+		if !errors.Is(err, weft.ErrInvalid) || !strings.Contains(err.Error(), ibgda.NICVariable) {
+			return fmt.Errorf("a card of gold: %w", err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// lines is a log.
+type lines struct {
+	mu sync.Mutex
+	strings.Builder
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.Builder.Write(b)
+}

@@ -1,0 +1,346 @@
+package gpu
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"unsafe"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
+	enginegpu "github.com/weftgo/weft/engine/gpu"
+	"github.com/weftgo/weft/ep/spec"
+	"github.com/weftgo/weft/fabric"
+	"github.com/weftgo/weft/fabric/ibgda"
+	"github.com/weftgo/weft/fabric/softnic"
+	"github.com/weftgo/weft/port"
+	"github.com/weftgo/weft/port/service"
+)
+
+// ports is how the rows of slots reach far ranks, whose memory is not mapped: port channels, several to each such
+// rank, whose kernels are those of ports.cuh. An operation is then three launches: what is sent, what carries it,
+// and what receives.
+type ports struct {
+	apart
+	h *handle
+
+	far   []int // ranks
+	parts int   // channels to each
+	box   int64 // bytes of what a channel carries at once, at most
+	table int64 // in this GPU's own memory: [far][parts] lanes
+
+	memory  *cuda.HostMemory // an outbox and two inboxes for each lane; by a card a flag, and a queue pair
+	service *service.Service
+
+	way      ibgda.Way
+	err      error // of choosing it
+	card     *softCard
+	queues   []*softnic.Queue
+	cardName cardName
+}
+
+// portArgs are what a launch that carries is given of the ports: the Ports of ports.cuh.
+type portArgs struct {
+	lanes, memory uint64
+	box           uint64
+	count, parts  uint32
+	blocks, card  uint32
+}
+
+// portLane is a channel, or a queue pair of a card, and what it carries between: the PortLane of ports.cuh.
+type portLane struct {
+	channel      device.PortChannel
+	out, in, to  uint64
+	taken        uint64
+	part, _      uint32
+	queue        device.NicQueue
+	theirs, ours device.NicMemory
+	flag, own    uint64
+	count        uint64
+	flushed      uint64
+}
+
+const portLaneBytes = int64(unsafe.Sizeof(portLane{}))
+
+// portHeaderBytes is the size of the PortHeader of ports.cuh.
+const portHeaderBytes = 32
+
+// A channel carries partBytes of a dispatch of the most tokens, unless a rank had more than mostParts then.
+const partBytes, mostParts = 256 << 10, 8
+
+func throughPorts(_ *spec.Spec, c *spec.Choice) bool { return c.Ports }
+
+func noPrograms(string) []kernel.Spec { return nil }
+
+func newPorts(h *handle) *ports {
+	p := &ports{h: h, far: farRanks(h.Comm, h.Comm.Rank())}
+	g, s := &h.Geometry, &h.Spec
+	p.parts = min(max(1, spec.CeilDiv(g.Tokens*slotBytes(s), partBytes)), mostParts, g.Tokens)
+	p.parts = max(1, min(p.parts, port.MaxKernelChannels/g.Ranks))
+	p.box = boxBytes(g, s, spec.CeilDiv(g.Tokens, p.parts))
+	p.way, p.err = chooseWay(os.Getenv, h.Comm)
+	return p
+}
+
+// farRanks are those whose memory a rank does not map.
+func farRanks(c *weft.Comm, rank int) (far []int) {
+	for r := range c.Size() {
+		if c.Host(r) != c.Host(rank) {
+			far = append(far, r)
+		}
+	}
+	return far
+}
+
+// slotBytes is the size of a slot: a row, and its scales behind it.
+func slotBytes(s *spec.Spec) int { return s.RowSize() + aligned16(s.ScaleSize()) }
+
+func aligned16(n int) int { return (n + 15) &^ 15 }
+
+// boxBytes is how much a part of so many tokens takes at most: the RowBox of ports_dispatch.cuh, and the SumBox of
+// ports_combine.cuh.
+func boxBytes(g *spec.Geometry, s *spec.Spec, tokens int) int64 {
+	rows := aligned16((countWords+g.Local)*4) + aligned16(tokens*g.TopK*pairBytes) + aligned16(tokens*4) +
+		tokens*slotBytes(s)
+	each := 1 // that go home of a token
+	if spec.CombineSums(*s) == spec.ExactSums {
+		each = g.TopK
+	}
+	sums := 0
+	if s.Combines() {
+		sums = aligned16(tokens*each*4) + tokens*each*s.OutputSize()
+	}
+	return int64(portHeaderBytes+max(rows, sums)+127) &^ 127
+}
+
+// lanes is how many a rank has.
+func (p *ports) lanes(rank int) int { return len(farRanks(p.h.Comm, rank)) * p.parts }
+
+func (p *ports) load(*programs) {}
+
+func (p *ports) layout(_, local *enginegpu.Workspace) {
+	p.table = local.Raw(p.tableBytes())
+}
+
+// tableBytes is the size of the table, and of the queue pairs' states behind it.
+func (p *ports) tableBytes() int64 {
+	each := portLaneBytes
+	if p.way == ibgda.Software {
+		each += cardStateBytes
+	}
+	return int64(len(p.far)*p.parts) * each
+}
+
+// flagsAt is where a rank's memory has the flags of a card's lanes, behind the boxes.
+func (p *ports) flagsAt(rank int) int64 { return 3 * p.box * int64(p.lanes(rank)) }
+
+// queuesAt is where this rank's memory has what queue pairs share with the card.
+func (p *ports) queuesAt() int64 {
+	own := p.h.Comm.Rank()
+	return (p.flagsAt(own) + 8*int64(p.lanes(own)) + 4095) &^ 4095
+}
+
+// prepare allocates the boxes.
+func (p *ports) prepare() (err error) {
+	if p.err != nil {
+		return p.err
+	}
+	own := p.h.Comm.Rank()
+	size := p.flagsAt(own)
+	if p.way == ibgda.Software {
+		size = p.queuesAt() + int64(cardBytes*p.lanes(own))
+	}
+	if p.memory, err = p.h.device.Context().AllocHost(int(size), cuda.HostOptions{}); err != nil {
+		return fmt.Errorf("%d bytes of pinned memory of the host for rows of far ranks: lower MaxTokens: %w", size, err)
+	}
+	return nil
+}
+
+// open makes the channels: new ones whenever the lane begins anew, so that nothing is taken for what was sent before.
+// It implements LaneSpec.Far of package engine/gpu.
+func (p *ports) open(ctx context.Context, op string, lane *enginegpu.Lane) error {
+	comm := p.h.Comm
+	ops := comm.Operations()
+	if err := ops.VerifySame(ctx, op, fmt.Sprintf("ports: %v", p.way), p.close()); err != nil {
+		return err
+	}
+	clear(p.memory.Bytes())
+	table, err := p.connect(ctx, op, lane.Local(p.table))
+	if err == nil {
+		raw := make([]byte, p.tableBytes())
+		copy(raw, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(table))), len(table)*int(portLaneBytes)))
+		err = p.h.device.Context().Upload(lane.Local(p.table), raw)
+	}
+	if err := ops.VerifySame(ctx, op, "port channels", err); err != nil {
+		return err
+	}
+	ops.Logger().Debug("ports", "op", op, "way", p.way.String(), "ranks", len(p.far), "channels", p.parts,
+		"bytes", len(p.memory.Bytes()))
+	return nil
+}
+
+// connect makes the lanes to all far ranks. table is where they are to be.
+func (p *ports) connect(ctx context.Context, op string, table cuda.Pointer) ([]portLane, error) {
+	if p.way == ibgda.Software {
+		return p.connectCard(ctx, op, table)
+	}
+	comm := p.h.Comm
+	var err error
+	if p.service, err = service.New(ctx, comm, service.Options{
+		Channels: p.parts,
+		Open: func(ctx context.Context, _ int, f fabric.Options) (*fabric.Domain, error) {
+			return comm.Operations().OpenFabric(ctx, f)
+		},
+	}); err != nil {
+		return nil, err
+	}
+	memory, err := p.service.Register(ctx, p.memory.Bytes())
+	if err != nil {
+		return nil, err
+	}
+	lanes := p.lay()
+	// All ranks keep this order: no pair waits for one that waits for it.
+	for i := range lanes {
+		l := &lanes[i]
+		peer := int(l.channel.Peer)
+		if comm.Masked(peer) {
+			continue
+		}
+		c, err := p.service.Connect(ctx, peer, service.ChannelOptions{Kind: service.PortChannel}, memory, memory)
+		if err == nil {
+			l.channel, err = c.Kernel()
+		}
+		if err != nil {
+			return nil, err
+		}
+		l.taken = l.channel.Taken
+	}
+	return lanes, nil
+}
+
+// lay makes the table of lanes, with all that follows from ranks and sizes.
+func (p *ports) lay() (table []portLane) {
+	comm, box := p.h.Comm, uint64(p.box)
+	own := comm.Rank()
+	lanes := uint64(p.lanes(own))
+	for _, peer := range p.far {
+		theirs := slices.Index(farRanks(comm, peer), own) * p.parts // this rank's first lane there
+		for part := range p.parts {
+			i, there := uint64(len(table)), uint64(theirs+part)
+			table = append(table, portLane{
+				channel: device.PortChannel{Peer: uint32(peer)}, part: uint32(part),
+				out: i * box, in: (lanes + 2*i) * box, to: (uint64(p.lanes(peer)) + 2*there) * box,
+				flag: uint64(p.flagsAt(peer)) + 8*there, own: uint64(p.flagsAt(own)) + 8*i,
+			})
+		}
+	}
+	return table
+}
+
+// close ends the channels. No kernel that has them runs.
+func (p *ports) close() error {
+	if p.service == nil {
+		return p.closeCard()
+	}
+	if err := p.service.Close(); err != nil {
+		return err // closed again, it goes on with what is left
+	}
+	p.service = nil
+	return nil
+}
+
+func (p *ports) free() error {
+	if p.memory == nil {
+		return nil
+	}
+	return p.memory.Close()
+}
+
+// refusePorts refuses what is read where it is, which port channels do not.
+func refusePorts(op string) error {
+	return weft.Unsupportedf("%s between GPUs of several hosts: make a communicator of one host's ranks, or join on the "+
+		"host", op)
+}
+
+// A carrier has the launch that carries what a kernel through slots with arguments A has stored for far ranks.
+type carrier[A any] struct {
+	launcher[carryArgs[A]]
+}
+
+// carryArgs are the RowCarry or the SumCarry.
+type carryArgs[A any] struct {
+	ports portArgs
+	of    A
+}
+
+// with is where the functions of a program go whose first goes to f: the one that carries is second, if there is one.
+func (c *carrier[A]) with(ports bool, f **cuda.Function) []**cuda.Function {
+	if !ports {
+		return []**cuda.Function{f}
+	}
+	return []**cuda.Function{f, &c.functions[0]}
+}
+
+// prepare lays out the launch beside a kernel's of that grid, and arguments.
+func (c *carrier[A]) prepare(h *handle, r request, of A) error {
+	if h.ports == nil {
+		return nil
+	}
+	g := r.grid
+	g.moving, g.notify = min(g.blocks(), len(h.ports.far)*h.ports.parts), 0
+	return c.layOut(h.config(g, false), carryArgs[A]{
+		ports: portArgs{
+			box: uint64(h.ports.box), count: uint32(len(h.ports.far) * h.ports.parts), parts: uint32(h.ports.parts),
+			blocks: uint32(r.moving), card: uint32(h.ports.way),
+		},
+		of: of,
+	})
+}
+
+func (c *carrier[A]) point(h *handle) {
+	if h.ports == nil {
+		return
+	}
+	c.pointed(func(a *carryArgs[A]) {
+		a.ports.lanes, a.ports.memory = h.localAt(h.ports.table), uint64(h.ports.memory.Pointer())
+	})
+}
+
+// A doer has the launch that does so much of its present call.
+type doer interface {
+	doing(flags uint32) *cuda.Launch
+}
+
+// enqueue enqueues so much of a mover's present call. Between hosts the carrier's launch has both parts of it: behind
+// what sends, and before what receives.
+func enqueue[A any](h *handle, m doer, c *carrier[A], args *A, stream *cuda.Stream, flags uint32) error {
+	switch sends := flags&flagSend != 0; {
+	case h.ports == nil && !sends:
+		return h.lane.Receive(stream, m.doing(flags))
+	case h.ports == nil:
+		return h.lane.Start(stream, m.doing(flags))
+	case sends:
+		if err := h.lane.Start(stream, m.doing(flags&^flagReceive)); err != nil {
+			return err
+		}
+	}
+	m.doing(flags)
+	c.args.of = *args
+	if err := h.lane.Receive(stream, c.launches[0]); err != nil || flags&flagReceive == 0 {
+		return err
+	}
+	return h.lane.Receive(stream, m.doing(flags&^flagSend))
+}
+
+// carryBy adds the kernel that carries to a program.
+func carryBy(s *kernel.Spec, name, header string) {
+	s.Name += ", ports"
+	s.Kernels = append(s.Kernels, name)
+	s.Defines["WEFT_PORTS"] = "1"
+	for _, h := range []string{"ports.cuh", header} {
+		s.Headers[h] = kernelText(h)
+	}
+}
