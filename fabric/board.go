@@ -99,12 +99,16 @@ const (
 	numberBits = 32 - kindBits - sourceBits
 
 	kindWrite   = 0 // the number of the write, where writes arrive in any order
+	kindRaise   = 0 // the signal that this raises, and a count of such, where writes arrive in theirs
 	kindRequest = 1 // the number of the request
 	kindAnswer  = 2 // how many requests were executed, and above them whether one was refused
-	kindNotice  = 3 // nothing: it wakes the target
+	kindNotice  = 3 // how many signals were raised; it wakes the target
 
 	answerBits = numberBits - 1
 	refused    = 1 << answerBits
+
+	idBits = 16                    // of a signal in a raise, below the count
+	absurd = 1 << (numberBits - 1) // so many signals were never raised more: who hears of it has lost some, too
 )
 
 func data(kind uint32, source int, number uint64) uint32 {

@@ -24,14 +24,22 @@
 // # How a signal comes behind its bytes
 //
 // Where writes are ordered and an aligned word lands whole, a signal is one write: of its new value,
-// into its word. Everywhere else it is a request, which the peer's domain executes: a byte stream may
-// end in the middle of a word, and a reader would see a value that was never sent.
+// into its word. A byte stream may end in the middle of a word, and a reader would see a value that was
+// never sent. There a signal is 32 bits that a write brings to the peer's completion queue: its source,
+// the signal, and a count of such. The peer's domain adds one to the word when they come out. Any write
+// may bring them: [Peer.TryWriteSignal] sends bytes and their signal in one message.
 //
-// A request is a write of its own, with 32 bits for the peer's completion queue that say its source and
-// number. It says what to do, and how many of its source's writes it covers. On ordered networks
-// that is none, because they have landed. Elsewhere every write brings its number to the queue. The
-// peer executes requests in their order, each when all writes with lower numbers than it covers have
-// arrived.
+// Such a write completes as soon as its source may change; the peer need not answer it, which halves the
+// time of a signal through a socket. A connection that ends may thus lose a signal without an error, and
+// libfabric connects again. So the domain sends a notice 50 ms after a signal that nothing followed, and
+// [Peer.Flush] sends one, too. It says how many signals there were. A peer that misses some gives the
+// source up, and tells it to do the same.
+//
+// Where writes come in any order a signal is a request, which the peer's domain executes. A request is a write
+// of its own, with 32 bits for the queue that say its source and number. It says what to do, and how many
+// of its source's writes it covers. On ordered networks, where only adds are requests, that is none, because
+// they have landed. Elsewhere every write brings its number to the queue. The peer executes requests in
+// their order, each when all writes with lower numbers than it covers have arrived.
 //
 // Invariant: the write's number comes out of the queue after its bytes have landed; the domain marks it,
 // and publishes the signal with an atomic store only when the prefix of marks reaches what the request

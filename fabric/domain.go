@@ -84,6 +84,7 @@ type Domain struct {
 	regions     map[uint64]*Region // by key
 	serial      uint32             // of the last key
 	owing       []*Peer            // that wait for an answer
+	unsure      int                // peers whose signals may not have landed
 	completions [32]provider.Completion
 	post        provider.Post // what the endpoint is given
 }
@@ -304,11 +305,15 @@ func (d *Domain) progress() {
 		}
 		if now := d.polls.Load(); now != polls || d.waiting.Load() > 0 {
 			polls = now // callers move it
+			d.mu.Lock()
+			d.probe()
+			d.mu.Unlock()
 			time.Sleep(busy)
 			continue
 		}
 		d.mu.Lock()
 		n := d.poll()
+		d.probe()
 		broken := d.err != nil
 		armed := n == 0 && !broken && d.caps.Sleeps && d.endpoint.Arm()
 		d.mu.Unlock()

@@ -214,6 +214,54 @@ func TestReset(t *testing.T) {
 	})
 }
 
+// TestLostSignal: a connection ends whose writes have completed, in part before they had landed, and the network connects
+// again. No signal is seen that was not sent, and the sender hears of one that is missing.
+func TestLostSignal(t *testing.T) {
+	missed := false
+	for _, class := range []fabrictest.Class{fabrictest.TCP(), fabrictest.RXM()} {
+		for seed := range uint64(30) {
+			b := backend{network: fabrictest.New(class, seed), class: class}
+			all := b.ranks(t, 2, 64)
+			from, to := all[0].peers[1], all[1].peers[0]
+			sent := uint64(0)
+			for i := range 20 {
+				if i == 10 {
+					b.network.Reset(0, 1)
+				}
+				if i == 9 { // alone on its way
+					_ = to.Await(t.Context(), 3, 9)
+				}
+				if from.Signal(t.Context(), 3) != nil {
+					break
+				}
+				sent++
+			}
+			for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+				seen, misses := to.Signalled(3), to.Err() != nil
+				missed = missed || misses
+				if seen > sent {
+					t.Fatalf("%s: %d signals of %d", class.Name, seen, sent)
+				}
+				if seen == sent && !misses || from.Err() != nil {
+					break
+				}
+				if time.Now().After(end) {
+					t.Fatalf("%s/%d: %d signals of %d arrived; rank 0 knows of %v, rank 1 of %v", class.Name, seed, seen, sent,
+						from.Err(), to.Err())
+				}
+			}
+			for _, err := range []error{from.Err(), to.Err()} {
+				if err != nil && !errors.Is(err, fabric.ErrLost) {
+					t.Error(err)
+				}
+			}
+		}
+	}
+	if !missed {
+		t.Error("no connection lost a signal, so nothing was tested")
+	}
+}
+
 // TestKill: of three ranks one ends. The others get an error that names it, and go on.
 func TestKill(t *testing.T) {
 	onTwins(t, func(t *testing.T, b backend) {

@@ -25,10 +25,12 @@ type Peer struct {
 	address   provider.Address
 	base, key uint64 // of its board
 
-	posted uint64   // writes of any kind
-	done   sequence // those that have completed
-	writes uint64   // plain ones, which signals cover
-	sent   []uint64 // values of signals
+	posted uint64    // writes of any kind
+	done   sequence  // those that have completed
+	writes uint64    // plain ones, which signals cover
+	sent   []uint64  // values of signals
+	raised uint64    // signals, where writes arrive in order and words do not land whole
+	unsure time.Time // since when nothing that was posted will say whether the last raise has landed; zero: something
 
 	asked    uint64       // requests
 	executed uint64       // as far as the peer has told
@@ -43,7 +45,9 @@ type Peer struct {
 
 // server is what a domain knows of a source rank's requests to it.
 type server struct {
-	writes    sequence // that have arrived, where they come in any order
+	writes    sequence  // that have arrived, where they come in any order
+	raised    uint64    // signals that have arrived
+	missing   time.Time // since when the source is to hear that some have not
 	requests  sequence
 	executed  uint64
 	told      uint64
@@ -92,13 +96,7 @@ func (d *Domain) Connect(ctx context.Context, rank int, card []byte) (*Peer, err
 	p.connected, p.base, p.key = true, c.Base, c.Key
 	w := wait{d: d, ctx: ctx}
 	defer w.end()
-	err = p.repeat(&w, op, func() error {
-		return p.try(op, func(post *provider.Post) error {
-			p.inline(post, wordSize, d.board.unread())
-			post.Data, post.HasData = data(kindNotice, d.options.Rank, 0), true
-			return nil
-		})
-	})
+	err = p.repeat(&w, op, func() error { return p.notice(op) })
 	if err == nil {
 		err = p.await(&w, op, func() bool { return p.done.next == p.posted })
 	}
@@ -110,6 +108,15 @@ func (d *Domain) Connect(ctx context.Context, rank int, card []byte) (*Peer, err
 	}
 	p.warm = true
 	return p, nil
+}
+
+// notice tries to tell the peer how many signals were raised. It completes when they have landed.
+func (p *Peer) notice(op string) error {
+	return p.try(op, func(post *provider.Post) error {
+		p.inline(post, wordSize, p.d.board.unread())
+		post.Data, post.HasData = data(kindNotice, p.d.options.Rank, p.raised), true
+		return nil
+	})
 }
 
 // fits says how a peer's domain differs from this one.
@@ -194,11 +201,9 @@ func (p *Peer) write(to Remote, at int, from *Region, offset, n int) (int, error
 	}
 	part := min(n, d.caps.MaxWrite)
 	err := p.try(op, func(post *provider.Post) error {
-		if err := from.usable(); err != nil {
+		if err := p.fill(post, to, at, from, offset, part); err != nil {
 			return err
 		}
-		post.From, post.Local, post.Bytes = unsafe.Pointer(&from.memory[offset]), from.granted, part
-		post.Remote, post.Key = to.base+uint64(at), to.key
 		if post.HasData = !d.caps.Ordered; post.HasData {
 			if p.writes-p.covered >= span {
 				return provider.ErrAgain
@@ -212,6 +217,16 @@ func (p *Peer) write(to Remote, at int, from *Region, offset, n int) (int, error
 	}
 	p.writes++
 	return part, nil
+}
+
+// fill fills a write between two regions.
+func (p *Peer) fill(post *provider.Post, to Remote, at int, from *Region, offset, n int) error {
+	if err := from.usable(); err != nil {
+		return err
+	}
+	post.From, post.Local, post.Bytes = unsafe.Pointer(&from.memory[offset]), from.granted, n
+	post.Remote, post.Key = to.base+uint64(at), to.key
+	return nil
 }
 
 // mark asks the peer to tell how far writes have arrived, before more of them are underway than it can
@@ -254,11 +269,17 @@ func (p *Peer) signal(id int) error {
 	const op = "signal"
 	d := p.d
 	var err error
-	if !d.caps.Ordered || !d.caps.Words {
+	switch {
+	case p.raises():
+		return p.raise(op, id, func(post *provider.Post) error {
+			p.inline(post, wordSize, d.board.unread())
+			return nil
+		})
+	case !d.caps.Ordered:
 		err = p.request(op, func() request {
 			return request{kind: requestSignal, offset: uint64(id), value: p.sent[id] + 1}
 		})
-	} else {
+	default:
 		// The value itself goes behind the data. An add is executed by the peer's processor, so it must be
 		// waited for.
 		err = p.try(op, func(post *provider.Post) error {
@@ -272,6 +293,24 @@ func (p *Peer) signal(id int) error {
 		})
 	}
 	if err == nil {
+		p.sent[id]++
+	}
+	return err
+}
+
+// raises says whether signals are counted by the peer's domain as they arrive: where writes are ordered, but the word
+// of a signal would not land whole.
+func (p *Peer) raises() bool { return p.d.caps.Ordered && !p.d.caps.Words }
+
+// raise tries to post a write that brings a signal. It completes when its source may change.
+func (p *Peer) raise(op string, id int, fill func(*provider.Post) error) error {
+	err := p.try(op, func(post *provider.Post) error {
+		post.Data, post.HasData = data(kindRaise, p.d.options.Rank, p.raised<<idBits|uint64(id)), true
+		post.Early = true
+		return fill(post)
+	})
+	if err == nil {
+		p.raised++
 		p.sent[id]++
 	}
 	return err
@@ -324,6 +363,11 @@ func (p *Peer) Flush(ctx context.Context) error {
 	defer d.mu.Unlock()
 	w := wait{d: d, ctx: ctx}
 	defer w.end()
+	if !p.unsure.IsZero() {
+		if err := p.repeat(&w, op, func() error { return p.notice(op) }); err != nil {
+			return err
+		}
+	}
 	posted, adds := p.posted, p.adds
 	if err := p.await(&w, op, func() bool { return p.done.next >= posted && p.executed >= adds }); err != nil {
 		return err
@@ -375,6 +419,7 @@ func (p *Peer) Fail(cause error) {
 func (p *Peer) fail(cause error) {
 	if p.cause == nil {
 		p.cause = cause
+		p.doubt(false)
 	}
 }
 
@@ -439,7 +484,38 @@ func (p *Peer) try(op string, fill func(*provider.Post) error) error {
 	d.operations[d.post.Token] = operation{peer: p, number: p.posted, name: op}
 	p.posted++
 	p.refused = time.Time{}
+	p.doubt(d.post.Early)
 	return nil
+}
+
+// doubt takes note of a write that was posted: whether it completes early. A later one that does not completes when
+// both have landed.
+func (p *Peer) doubt(early bool) {
+	switch {
+	case !early && !p.unsure.IsZero():
+		p.unsure = time.Time{}
+		p.d.unsure--
+	case early && p.unsure.IsZero():
+		p.unsure = time.Now()
+		p.d.unsure++
+	}
+}
+
+// probeAfter is how long a signal may be the last that was posted to a peer before a notice goes behind it. A
+// connection that was reset may have lost it when its write had completed, and libfabric connects again: the peer
+// counts signals and misses it.
+const probeAfter = 50 * time.Millisecond
+
+// probe posts notices that are due. What the endpoint does not take now comes later.
+func (d *Domain) probe() {
+	if d.unsure == 0 || d.failed() != nil {
+		return
+	}
+	for _, p := range d.peers {
+		if p != nil && p.cause == nil && !p.unsure.IsZero() && time.Since(p.unsure) > probeAfter {
+			_ = p.notice("probe") // what fails is the end of the peer
+		}
+	}
 }
 
 // lostAfter is how long an idle endpoint may turn away writes to a peer that it was connected to.

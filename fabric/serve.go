@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"github.com/weftgo/weft/fabric/internal/provider"
@@ -22,12 +23,18 @@ func (d *Domain) arrived(brought uint32) {
 	}
 	s := &p.served
 	switch kind {
-	case kindWrite:
+	case kindWrite: // or kindRaise
+		if p.raises() {
+			p.rise(number)
+			break
+		}
 		s.writes.mark(nearest(s.writes.next, number, numberBits))
 		p.serve()
 	case kindRequest:
 		s.requests.mark(nearest(s.requests.next, number, numberBits))
 		p.serve()
+	case kindNotice:
+		p.heard(number, numberBits)
 	case kindAnswer:
 		// Answers that overtook each other do not count backwards.
 		executed := nearest(p.executed, number&(refused-1), answerBits)
@@ -39,6 +46,30 @@ func (d *Domain) arrived(brought uint32) {
 			p.fail(fmt.Errorf("%w: close its regions when no rank adds to them any more", ErrRevoked))
 		}
 	}
+}
+
+// rise executes a raise: all that its source posted before has landed.
+func (p *Peer) rise(number uint32) {
+	id, count := int(number&(1<<idBits-1)), number>>idBits
+	if p.heard(count, numberBits-idBits) && id < p.d.options.Signals {
+		p.served.raised++
+		p.d.board.signal(p.rank, id).Add(1)
+	}
+}
+
+// heard says whether a source has raised as many signals as have arrived, by the low bits of their number. If it has
+// not, a connection has ended without a word, and with something in it: that is the end of the peer on both sides.
+func (p *Peer) heard(count uint32, bits uint) bool {
+	s := &p.served
+	if uint32(s.raised)&(1<<bits-1) == count {
+		return true
+	}
+	p.fail(fmt.Errorf("%w: signals are missing: the network has ended a connection", ErrLost))
+	if s.missing = time.Now(); !s.owing {
+		s.owing = true
+		p.d.owing = append(p.d.owing, p)
+	}
+	return false
 }
 
 // serve executes requests in their order, each when the writes that it covers have arrived.
@@ -101,7 +132,7 @@ func (d *Domain) answer() {
 // lands before it.
 func (p *Peer) answer() bool {
 	d, s := p.d, &p.served
-	if p.cause != nil {
+	if p.cause != nil && (s.missing.IsZero() || time.Since(s.missing) > lostAfter) {
 		s.owing = false
 		return true
 	}
@@ -109,13 +140,16 @@ func (p *Peer) answer() bool {
 	if !p.connected || s.answering || n == 0 {
 		return false
 	}
-	number := s.executed & (refused - 1)
-	if s.refused {
+	kind, number := uint32(kindAnswer), s.executed&(refused-1)
+	switch {
+	case !s.missing.IsZero():
+		kind, number = kindNotice, p.raised+absurd
+	case s.refused:
 		number |= refused
 	}
 	d.post = provider.Post{Token: d.free[n-1], To: p.address}
 	p.inline(&d.post, wordSize, d.board.unread())
-	d.post.Data, d.post.HasData = data(kindAnswer, d.options.Rank, number), true
+	d.post.Data, d.post.HasData = data(kind, d.options.Rank, number), true
 	err := d.endpoint.Write(&d.post)
 	if errors.Is(err, provider.ErrAgain) {
 		return false
@@ -127,5 +161,6 @@ func (p *Peer) answer() bool {
 	d.free = d.free[:n-1]
 	d.operations[d.post.Token] = operation{peer: p, name: "answer", answer: true}
 	s.answering, s.owing, s.wanted, s.told = true, false, false, s.executed
+	s.missing = time.Time{}
 	return true
 }

@@ -3,6 +3,7 @@ package fabric
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/weftgo/weft/fabric/internal/provider"
 )
@@ -66,6 +67,36 @@ func (p *Peer) TrySignal(id int) (bool, error) {
 	return taken(p.signal(id))
 }
 
+// TryWriteSignal is [Peer.TryWrite] and, if all is taken, [Peer.TrySignal]. It reports how many bytes were taken, and
+// whether the signal was. The two are one message where the provider is a byte stream and one write carries the bytes.
+func (p *Peer) TryWriteSignal(to Remote, at int, from *Region, offset, n, id int) (done int, signalled bool, err error) {
+	if err := p.checkSignal(id); err != nil {
+		return 0, false, err
+	}
+	if !p.raises() || n < 1 || n > p.d.caps.MaxWrite {
+		if done, err = p.TryWrite(to, at, from, offset, n); done < n || err != nil {
+			return done, false, err
+		}
+		signalled, err = p.TrySignal(id)
+		return done, signalled, err
+	}
+	if err := p.checkWrite(to, at, from, offset, n); err != nil {
+		return 0, false, err
+	}
+	p.d.lock()
+	defer p.d.mu.Unlock()
+	if p.crowds() {
+		return 0, false, p.usable("write")
+	}
+	signalled, err = taken(p.raise("write", id, func(post *provider.Post) error {
+		return p.fill(post, to, at, from, offset, n)
+	}))
+	if signalled {
+		done = n
+	}
+	return done, signalled, err
+}
+
 // TryAdd is [Peer.Add] without waiting. It reports whether the add was taken.
 func (p *Peer) TryAdd(to Remote, at int, value uint64) (bool, error) {
 	if err := p.checkAdd(to, at); err != nil {
@@ -98,6 +129,26 @@ func (p *Peer) Flushed(m Mark) (bool, error) {
 		return false, err
 	}
 	return p.done.next >= m.posted && p.executed >= m.adds, nil
+}
+
+// Sleep returns when something may have arrived, or after so long. It comes after a Poll that found nothing. Where
+// the provider cannot say what arrives it returns soon.
+func (d *Domain) Sleep(most time.Duration) {
+	d.lock()
+	if d.failed() != nil {
+		d.mu.Unlock()
+		return
+	}
+	d.waiting.Add(1)
+	defer d.waiting.Add(-1)
+	armed := d.caps.Sleeps && d.endpoint.Arm()
+	d.mu.Unlock()
+	switch {
+	case armed:
+		d.endpoint.Sleep(most)
+	case !d.caps.Sleeps:
+		time.Sleep(min(most, blindNap))
+	}
 }
 
 // Poll moves the endpoint once: it makes room for what is posted, and shows what has arrived. It

@@ -175,6 +175,7 @@ func (e *endpoint) Write(post *provider.Post) error {
 	p := &packet{
 		network: n, link: l, from: e, to: to, token: post.Token, source: local.bytes[at:][:post.Bytes],
 		remote: post.Remote, key: post.Key, data: post.Data, hasData: post.HasData,
+		early: post.Early || !n.class.Delivered,
 	}
 	p.sum = maphash.Bytes(hashSeed, p.source)
 	if n.class.Prompt {

@@ -190,7 +190,7 @@ func (n *Network) move(l *link) {
 		i = n.random.IntN(min(len(l.queue), 16))
 	}
 	p := l.queue[i]
-	if !n.class.Delivered && !p.completed && n.random.IntN(4) == 0 {
+	if p.early && !p.completed && n.random.IntN(4) == 0 {
 		if _, err := p.reach(); err == nil { // keys are checked before anything completes
 			p.snapshot()
 			p.complete(nil)

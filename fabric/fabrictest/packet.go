@@ -21,6 +21,7 @@ type packet struct {
 	key       uint64
 	data      uint32
 	hasData   bool
+	early     bool // it may complete before it has landed
 	completed bool
 	left      []piece // that have not landed, in the order in which they will
 }

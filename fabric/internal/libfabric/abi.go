@@ -129,6 +129,30 @@ type avAttr struct {
 	_     [4]uint64
 }
 
+// message is fi_msg_rma, of one part here and one there.
+type message struct {
+	local       *iovec
+	descriptor  *uintptr
+	locals      uint64
+	to          uint64
+	remote      *remoteIovec
+	remotes     uint64
+	context     uintptr
+	data        uint64
+	localPart   iovec // what the pointers point at
+	remotePart  remoteIovec
+	descriptors [1]uintptr
+}
+
+type iovec struct {
+	base   unsafe.Pointer
+	length uint64
+}
+
+type remoteIovec struct { // fi_rma_iov
+	address, length, key uint64
+}
+
 type cqEntry struct { // fi_cq_data_entry
 	context uintptr
 	flags   uint64
@@ -203,6 +227,7 @@ const (
 	opInsert    = 8  // fi_ops_av.insert
 	opRemove    = 32 // fi_ops_av.remove
 	opWrite     = 32 // fi_ops_rma.write
+	opWriteMsg  = 48 // fi_ops_rma.writemsg
 	opWriteData = 64 // fi_ops_rma.writedata
 	opRead      = 8  // fi_ops_cq.read
 	opReadErr   = 24 // fi_ops_cq.readerr
@@ -223,6 +248,7 @@ const (
 	bindTransmit      = 0x800  // FI_TRANSMIT
 
 	flagRemoteData = 0x20000    // FI_REMOTE_CQ_DATA
+	flagCompletion = 0x1000000  // FI_COMPLETION
 	flagDelivery   = 0x10000000 // FI_DELIVERY_COMPLETE
 
 	flagDMABuf = 0x10000000000 // FI_MR_DMABUF

@@ -56,6 +56,7 @@ func TestLayouts(t *testing.T) {
 		iov  vector
 		buf  dmaBuf
 		mra  memoryAttr
+		msg  message
 	)
 	all := facts(t)
 	sizes := map[string]uint64{
@@ -137,7 +138,12 @@ func TestLayouts(t *testing.T) {
 		"fi_ops_domain.av_open": opAVOpen, "fi_ops_domain.cq_open": opCQOpen, "fi_ops_domain.endpoint": opEndpoint,
 		"fi_ops_mr.reg": opRegister, "fi_ops_mr.regattr": opRegAttr, "fi_ops_cm.getname": opGetname, "fi_ops_av.insert": opInsert,
 		"fi_ops_av.remove": opRemove, "fi_ops_rma.write": opWrite, "fi_ops_rma.writedata": opWriteData,
-		"fi_ops_cq.read": opRead, "fi_ops_cq.readerr": opReadErr, "fi_ops_cq.strerror": opStrerror,
+		"fi_ops_rma.writemsg": opWriteMsg, "fi_msg_rma.msg_iov": unsafe.Offsetof(msg.local),
+		"fi_msg_rma.desc": unsafe.Offsetof(msg.descriptor), "fi_msg_rma.iov_count": unsafe.Offsetof(msg.locals),
+		"fi_msg_rma.addr": unsafe.Offsetof(msg.to), "fi_msg_rma.rma_iov": unsafe.Offsetof(msg.remote),
+		"fi_msg_rma.rma_iov_count": unsafe.Offsetof(msg.remotes), "fi_msg_rma.context": unsafe.Offsetof(msg.context),
+		"fi_msg_rma.data": unsafe.Offsetof(msg.data),
+		"fi_ops_cq.read":  opRead, "fi_ops_cq.readerr": opReadErr, "fi_ops_cq.strerror": opStrerror,
 	}
 	got := map[string]uint64{}
 	for name, offset := range offsets {

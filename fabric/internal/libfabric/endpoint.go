@@ -47,8 +47,8 @@ type Endpoint struct {
 	ready   int32 // the descriptor that wakes sleepers, or -1
 	trywait dl.Func
 
-	write, writeData, read dl.Func
-	waited                 [1]*queueObject // what fi_trywait takes
+	write, writeData, writeMessage, read dl.Func
+	waited                               [1]*queueObject // what fi_trywait takes
 
 	contexts []byte // pinned, as is what calls write to or read from
 	pinner   runtime.Pinner
@@ -69,6 +69,7 @@ type scratch struct {
 	attr    memoryAttr
 	vector  vector
 	dmaBuf  dmaBuf
+	message message
 }
 
 // OpenEndpoint opens an endpoint of a provider.
@@ -119,6 +120,12 @@ func (e *Endpoint) open(c Config) error {
 	if e.write == 0 || e.writeData == 0 || e.read == 0 {
 		return fmt.Errorf("%s has no fi_write, fi_writedata or fi_cq_read: take another provider", c.Provider)
 	}
+	if e.attributes.Delivered {
+		e.writeMessage = e.ep.rma.at(opWriteMsg)
+	}
+	m := &e.out.message
+	m.local, m.descriptor, m.remote = &m.localPart, &m.descriptors[0], &m.remotePart
+	m.locals, m.remotes = 1, 1
 	e.contexts = make([]byte, provider.Tokens*contextLen)
 	e.pinner.Pin(unsafe.SliceData(e.contexts))
 	return nil
@@ -297,10 +304,22 @@ func (e *Endpoint) Write(p *provider.Post) error {
 	context := dl.Word(unsafe.SliceData(e.contexts)) + uintptr(p.Token)*contextLen
 	descriptor := p.Local.(*memory).object.descriptor
 	var r int
-	if p.HasData {
+	switch {
+	case p.Early && e.writeMessage != 0: // the only call whose flags are not the endpoint's
+		m := &e.out.message
+		m.localPart = iovec{p.From, uint64(p.Bytes)}
+		m.remotePart = remoteIovec{p.Remote, uint64(p.Bytes), p.Key}
+		m.descriptors[0], m.to, m.context, m.data = descriptor, uint64(p.To), context, uint64(p.Data)
+		flags := uintptr(flagCompletion)
+		if p.HasData {
+			flags |= flagRemoteData
+		}
+		r = int(e.writeMessage.Call(dl.Word(e.ep), dl.Word(m), flags))
+		m.localPart.base = nil
+	case p.HasData:
 		r = int(e.writeData.Call(dl.Word(e.ep), uintptr(p.From), uintptr(p.Bytes), descriptor, uintptr(p.Data),
 			uintptr(p.To), uintptr(p.Remote), uintptr(p.Key), context))
-	} else {
+	default:
 		r = int(e.write.Call(dl.Word(e.ep), uintptr(p.From), uintptr(p.Bytes), descriptor,
 			uintptr(p.To), uintptr(p.Remote), uintptr(p.Key), context))
 	}

@@ -104,6 +104,9 @@ type Post struct {
 	Data   uint32 // reaches the peer's Poll after the bytes have landed, if HasData
 	// HasData says that the peer gets a Completion, too.
 	HasData bool
+	// Early says that the write may complete as soon as From may change, whatever the attributes promise. The
+	// peer then need not answer, which takes either side a system call where the network is a socket.
+	Early bool
 }
 
 // Tokens is how many tokens an endpoint tells apart.
