@@ -187,16 +187,26 @@ func (w *Waiter) waitLong(ctx context.Context, c *Counter, want uint64, op strin
 // Until returns when done reports true. It is [Waiter.Wait] for conditions without a wake-up:
 // instead of sleeping it looks again after ever longer naps.
 func (w *Waiter) Until(ctx context.Context, op string, peer int, done func() bool) error {
-	return w.until(ctx, op, peer, nil, done)
+	return w.until(ctx, op, peer, nil, time.Sleep, done)
+}
+
+// UntilWoken is Until for a condition that something else than time may wake a sleeper for: sleep returns then, or
+// after so long.
+func (w *Waiter) UntilWoken(ctx context.Context, op string, peer int, sleep func(most time.Duration),
+	done func() bool,
+) error {
+	return w.until(ctx, op, peer, nil, sleep, done)
 }
 
 // UntilOwn is Until for something that this rank itself is to do meanwhile. At the deadline it is to blame, and what
 // says, in the errors of all ranks, what it waits for.
 func (w *Waiter) UntilOwn(ctx context.Context, op string, what func() string, done func() bool) error {
-	return w.until(ctx, op, w.Rank, what, done)
+	return w.until(ctx, op, w.Rank, what, time.Sleep, done)
 }
 
-func (w *Waiter) until(ctx context.Context, op string, peer int, own func() string, done func() bool) error {
+func (w *Waiter) until(ctx context.Context, op string, peer int, own func() string, sleep func(time.Duration),
+	done func() bool,
+) error {
 	for range min(w.Policy.Spin, briefSpins) {
 		if done() {
 			return nil
@@ -246,7 +256,7 @@ func (w *Waiter) until(ctx context.Context, op string, peer int, own func() stri
 			w.yield()
 			continue
 		}
-		time.Sleep(nap(i - w.Policy.Yield))
+		sleep(nap(i - w.Policy.Yield))
 	}
 }
 

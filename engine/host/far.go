@@ -26,6 +26,8 @@ type far struct {
 
 	filled int   // bytes of the next round's payload that are in the ring
 	limits []cut // by host: the part of them that it needs
+
+	sleep func(most time.Duration) // until the network brings something
 }
 
 // cut is a part of a payload.
@@ -50,8 +52,11 @@ func newFar(ctx context.Context, comm *weft.Comm, c Config, ring, bytes int) (*f
 		f.sent[i] = make([]uint64, hosts)
 	}
 	var err error
-	f.mirrors, err = mirror.New(ctx, comm, "new "+c.Kind, bytes, roundLines+c.Lines)
-	return f, err
+	if f.mirrors, err = mirror.New(ctx, comm, "new "+c.Kind, bytes, roundLines+c.Lines); err != nil {
+		return nil, err
+	}
+	f.sleep = f.mirrors.Sleep
+	return f, nil
 }
 
 func (f *far) isFar(rank int) bool { return f.comm.Host(rank) != f.comm.Host(f.comm.Rank()) }
@@ -153,7 +158,7 @@ func (f *far) await(ctx context.Context, r *Rounds, op string, round uint64) err
 				return f.mirrors.Waits() < 0
 			}
 		}
-		if err := f.until(ctx, r, op, peer, done); err != nil {
+		if err := f.until(ctx, r, op, peer, f.sleepFor(peer), done); err != nil {
 			return err
 		}
 	}
@@ -161,12 +166,14 @@ func (f *far) await(ctx context.Context, r *Rounds, op string, round uint64) err
 }
 
 // until waits as the Waiter does, and moves the mirrors.
-func (f *far) until(ctx context.Context, r *Rounds, op string, peer int, done func() bool) error {
+func (f *far) until(ctx context.Context, r *Rounds, op string, peer int, sleep func(time.Duration),
+	done func() bool,
+) error {
 	look := func() bool {
 		f.mirrors.Pump()
 		return done()
 	}
-	err := r.waiter.Until(ctx, op, peer, func() bool {
+	err := r.waiter.UntilWoken(ctx, op, peer, sleep, func() bool {
 		if look() {
 			return true
 		}
@@ -187,6 +194,15 @@ func (f *far) until(ctx context.Context, r *Rounds, op string, peer int, done fu
 		return r.Comm.Operations().Unreachable(op, rank, lost)
 	}
 	return nil
+}
+
+// sleepFor is how a wait for a peer sleeps: until the network brings something, if that is what it waits for. What
+// another rank of this host keeps, or shows, nothing tells.
+func (f *far) sleepFor(peer int) func(time.Duration) {
+	if here := f.comm.Host(f.comm.Rank()); f.isFar(peer) && f.keeper(here, peer) == f.comm.Rank() {
+		return f.sleep
+	}
+	return time.Sleep
 }
 
 // Limit makes a host get only bytes [from, to) of the payload that the next round has in the ring. Others get all
@@ -230,7 +246,7 @@ func (r *Rounds) Pump() {
 
 // AwaitFar waits until something is true, for a peer, and moves what goes to and comes from other hosts.
 func (r *Rounds) AwaitFar(ctx context.Context, op string, peer int, done func() bool) error {
-	return r.far.until(ctx, r, op, peer, done)
+	return r.far.until(ctx, r, op, peer, r.far.sleep, done)
 }
 
 // AwaitTold waits until all that other hosts are to be told is on its way.
@@ -239,7 +255,7 @@ func (r *Rounds) AwaitTold(ctx context.Context, op string) error {
 		return nil
 	}
 	for p := r.far.mirrors.Waits(); p >= 0; p = r.far.mirrors.Waits() {
-		if err := r.far.until(ctx, r, op, p, func() bool { return r.far.mirrors.Waits() != p }); err != nil {
+		if err := r.far.until(ctx, r, op, p, r.far.sleep, func() bool { return r.far.mirrors.Waits() != p }); err != nil {
 			return err
 		}
 	}

@@ -5,7 +5,7 @@
 //
 //	rank p: pad --- bytes -----------------------------> p's mirror, in q's part of the window
 //	              \- line: which counter, which value --> q's inbox for p
-//	              \- signal ----------------------------> q looks: it takes the line, and publishes the counter
+//	              \- its signal -------------------------> q looks: it takes the line, and publishes the counter
 //
 // A sender names a [channel.Counter] of its pad, the value that it has published there, the bytes behind the
 // counter, and a range of its pad that the value announces. [Mirrors.Send] takes that down and does not wait;
@@ -39,6 +39,8 @@
 //
 // # Cost
 //
-// Two writes and a signal, and one write more for bytes that do not fit a line. The floor is one way through the
-// network.
+// One message where the fabric sends a line and its signal together, as it does through sockets; else two. One more
+// for bytes that do not fit a line. The floor is one way through the network.
+//
+// docs/benchmarks/fabric.md has both, and what other libraries take.
 package mirror

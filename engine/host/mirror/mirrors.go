@@ -139,6 +139,15 @@ func (m *Mirrors) Waits() int {
 	return -1
 }
 
+// Sleep returns when Pump may find something new, or after so long.
+func (m *Mirrors) Sleep(most time.Duration) {
+	if m.Waits() >= 0 { // the fabric may have room again
+		time.Sleep(most)
+		return
+	}
+	m.domain.Sleep(most)
+}
+
 // Pump moves on what is to be sent, and takes what has come.
 func (m *Mirrors) Pump() {
 	if _, err := m.domain.Poll(); err != nil && m.lost == nil && len(m.live) > 0 {

@@ -107,8 +107,12 @@ func (s *stream) fail(err error) {
 	}
 }
 
-// complete takes note of what has completed.
+// complete takes note of what has completed, and of a peer that cannot be written to any more.
 func (s *stream) complete() {
+	if len(s.underway) == 0 {
+		s.fail(s.peer.Err())
+		return
+	}
 	n := 0
 	for _, u := range s.underway {
 		ok, err := s.peer.Flushed(u.mark)
@@ -176,7 +180,7 @@ func (s *stream) write() bool {
 		copy(l.data[:], i.data[:i.Bytes])
 	}
 	at, n := int(number%s.lines)*lineBytes, lineHead+int(l.bytes&^telling)
-	took, err := s.peer.TryWrite(s.remote, s.inbox+at, s.m.Window.Region(), s.outbox+at, n)
+	took, raised, err := s.peer.TryWriteSignal(s.remote, s.inbox+at, s.m.Window.Region(), s.outbox+at, n, s.signal)
 	s.fail(err)
 	if took == 0 {
 		return false
@@ -186,6 +190,9 @@ func (s *stream) write() bool {
 		return false
 	}
 	s.written, s.told, s.stage = number, l.taken, raising
+	if raised {
+		s.raised()
+	}
 	return true
 }
 
@@ -195,6 +202,12 @@ func (s *stream) raise() bool {
 	if s.fail(err); !ok {
 		return false
 	}
+	s.raised()
+	return true
+}
+
+// raised goes on to what comes behind a line and its signal.
+func (s *stream) raised() {
 	if s.tells {
 		s.stage, s.tells = s.resume, false
 	} else {
@@ -203,7 +216,6 @@ func (s *stream) raise() bool {
 		s.stage, s.begun = ranging, 0
 	}
 	s.underway = append(s.underway, underway{s.posted, s.written, s.peer.Mark()})
-	return true
 }
 
 // take publishes here what the peer has said.
