@@ -8,10 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -210,11 +207,11 @@ func TestHostsAmongStrangers(t *testing.T) {
 	crew, all := startOnHosts(t, []string{"a", "b", "c"}, 0)
 	var visited int
 	for _, r := range all {
-		for _, port := range listening(t, crew.PID(r)) {
+		for _, door := range crew.Listening(r) {
 			for _, word := range []string{
 				"", "GET / HTTP/1.1\r\n\r\n", "WEFT\x01\x05\x00\x00\x00\x00\x00\x00", strings.Repeat("x", 4096),
 			} {
-				conn, err := net.Dial("tcp", fmt.Sprint("127.0.0.1:", port))
+				conn, err := net.Dial("tcp", door.String())
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -233,39 +230,4 @@ func TestHostsAmongStrangers(t *testing.T) {
 	crew.Must(all, "agree", memberArgs{Times: 200})
 	crew.Must(all, "mask", memberArgs{})
 	crew.Must(all, "close", memberArgs{})
-}
-
-// listening are the TCP ports on which a process listens.
-func listening(t *testing.T, pid int) (ports []int) {
-	t.Helper()
-	inodes := map[string]bool{}
-	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, fd := range fds {
-		target, _ := os.Readlink(fd)
-		if inode, ok := strings.CutPrefix(target, "socket:["); ok {
-			inodes[strings.TrimSuffix(inode, "]")] = true
-		}
-	}
-	for _, table := range []string{"tcp", "tcp6"} {
-		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", pid, table))
-		if err != nil {
-			continue
-		}
-		for line := range strings.Lines(string(text)) {
-			const listen = "0A"
-			f := strings.Fields(line)
-			if len(f) < 10 || f[3] != listen || !inodes[f[9]] {
-				continue
-			}
-			port, err := strconv.ParseUint(f[1][strings.LastIndexByte(f[1], ':')+1:], 16, 16)
-			if err != nil {
-				t.Fatal(err)
-			}
-			ports = append(ports, int(port))
-		}
-	}
-	return ports
 }

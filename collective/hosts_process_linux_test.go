@@ -2,22 +2,20 @@ package collective
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
-	"github.com/weftgo/weft/fabric"
-	"github.com/weftgo/weft/fabric/fabrictest"
 	"github.com/weftgo/weft/internal/ranktest/processes"
 )
 
 // TestHostRankDies kills a process in the midst of operations between hosts, on libfabric: the others return an error
 // that names it, mask it, and go on with right results.
 func TestHostRankDies(t *testing.T) {
-	if err := fabrictest.Libfabric(t.Context(), t, fabric.Options{Size: 1}).Close(); err != nil {
-		t.Error(err)
-	}
+	needLibfabric(t)
 	for i, tc := range []struct {
 		hosts  string
 		victim int
@@ -62,4 +60,44 @@ func TestHostRankDies(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestStrangersAtPorts has strangers connect to every port of the ranks, the fabric's too, and say nothing, or what no
+// rank would, in the midst of operations. They disturb nothing.
+func TestStrangersAtPorts(t *testing.T) {
+	needLibfabric(t)
+	const hosts = "aab"
+	crew := processes.StartWith(t, "member", len(hosts), func(rank int) []string {
+		return []string{"WEFT_HOSTID=" + hosts[rank:][:1]}
+	})
+	all := ranksUpTo(len(hosts))
+	crew.Must(all, "meet", memberArgs{ID: crew.ID(), Deadline: time.Minute})
+	before := len(crew.Listening(farRank))
+	crew.Must(all, "group", memberArgs{Algorithm: "all-reduce/hierarchical", Bytes: 64 << 10})
+	if after := len(crew.Listening(farRank)); after <= before {
+		t.Fatalf("rank %d listens on %d ports, and on %d without a fabric", farRank, after, before)
+	}
+	for _, r := range all {
+		crew.Tell(r, "repeat", memberArgs{Times: 100})
+	}
+	for _, r := range all {
+		for _, door := range crew.Listening(r) {
+			for _, word := range []string{
+				"", "GET / HTTP/1.1\r\n\r\n", strings.Repeat("\x00", 512), strings.Repeat("\x01", 64), strings.Repeat("\xff", 4096),
+			} {
+				conn, err := net.Dial("tcp", door.String())
+				if err != nil {
+					t.Fatalf("rank %d turns strangers away: %v", r, err)
+				}
+				defer conn.Close()
+				_, _ = conn.Write([]byte(word)) // it may be turned away meanwhile
+			}
+		}
+	}
+	for r, a := range crew.Answers(all) {
+		if a.Err != "" {
+			t.Errorf("rank %d: %s", r, a.Err)
+		}
+	}
+	crew.Must(all, "repeat", memberArgs{Times: 100})
 }

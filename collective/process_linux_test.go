@@ -56,6 +56,13 @@ func (m *member) Do(r *processes.Rank, c processes.Command) (any, error) {
 	defer cancel()
 	switch c.Do {
 	case "join":
+		if err := m.meet(r, a); err != nil {
+			return nil, err
+		}
+		return nil, m.join(ctx, r, a)
+	case "meet":
+		return nil, m.meet(r, a)
+	case "group": // once all have met
 		return nil, m.join(ctx, r, a)
 	case "count": // the steps of an operation
 		err := m.verified(ctx)
@@ -93,11 +100,13 @@ func (m *member) Do(r *processes.Rank, c processes.Command) (any, error) {
 	return nil, fmt.Errorf("unknown command %q", c.Do)
 }
 
-func (m *member) join(ctx context.Context, r *processes.Rank, a memberArgs) error {
-	var err error
-	if m.comm, err = r.Join(a.ID, weft.WithDeadline(a.Deadline)); err != nil {
-		return err
-	}
+func (m *member) meet(r *processes.Rank, a memberArgs) (err error) {
+	m.comm, err = r.Join(a.ID, weft.WithDeadline(a.Deadline))
+	return err
+}
+
+// join makes the group.
+func (m *member) join(ctx context.Context, r *processes.Rank, a memberArgs) (err error) {
 	// An eighth of this is one round's: what is not eager takes many.
 	options := Options{Scratch: 64 << 10}
 	if a.Algorithm != "" {

@@ -4,12 +4,18 @@ package processes
 
 import (
 	"bytes"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -55,6 +61,14 @@ func Start(t testing.TB, part string, size int) *Crew {
 // StartWith is Start with variables of each process's environment.
 func StartWith(t testing.TB, part string, size int, env func(rank int) []string) *Crew {
 	t.Helper()
+	return StartIn(t, part, size, env, func(_ int, start func() error) error { return start() })
+}
+
+// StartIn is StartWith in places, network namespaces say, in which within runs what starts a process.
+func StartIn(t testing.TB, part string, size int, env func(rank int) []string,
+	within func(rank int, start func() error) error,
+) *Crew {
+	t.Helper()
 	c := &Crew{t: t, hand: make([]*hand, size)}
 	t.Cleanup(c.end)
 	for r := range c.hand {
@@ -69,7 +83,7 @@ func StartWith(t testing.TB, part string, size int, env func(rank int) []string)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := h.cmd.Start(); err != nil {
+		if err := within(r, h.cmd.Start); err != nil {
 			t.Fatal(err)
 		}
 		h.in, c.hand[r] = in, h
@@ -238,3 +252,64 @@ func (c *Crew) signal(rank int, s syscall.Signal) {
 
 // PID is a rank's process.
 func (c *Crew) PID(rank int) int { return c.hand[rank].cmd.Process.Pid }
+
+// Listening are the TCP addresses on which a rank listens, as this host reaches them.
+func (c *Crew) Listening(rank int) (doors []netip.AddrPort) {
+	c.t.Helper()
+	pid := c.PID(rank)
+	inodes := map[string]bool{}
+	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for _, fd := range fds {
+		target, _ := os.Readlink(fd)
+		if inode, ok := strings.CutPrefix(target, "socket:["); ok {
+			inodes[strings.TrimSuffix(inode, "]")] = true
+		}
+	}
+	for _, table := range []string{"tcp", "tcp6"} {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", pid, table))
+		if err != nil {
+			continue
+		}
+		for line := range strings.Lines(string(text)) {
+			const listen = "0A"
+			f := strings.Fields(line)
+			if len(f) < 10 || f[3] != listen || !inodes[f[9]] {
+				continue
+			}
+			door, err := doorOf(f[1])
+			if err != nil {
+				c.t.Fatalf("%s: %v", line, err)
+			}
+			doors = append(doors, door)
+		}
+	}
+	return doors
+}
+
+// doorOf reads an address as the kernel writes it, words of four bytes each the other way round. That of all
+// interfaces is reached by the loopback one.
+func doorOf(text string) (netip.AddrPort, error) {
+	host, service, _ := strings.Cut(text, ":")
+	port, err := strconv.ParseUint(service, 16, 16)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	b, err := hex.DecodeString(host)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	for word := range slices.Chunk(b, 4) {
+		slices.Reverse(word)
+	}
+	a, ok := netip.AddrFromSlice(b)
+	if !ok {
+		return netip.AddrPort{}, fmt.Errorf("an address of %d bytes", len(b))
+	}
+	if a = a.Unmap(); a.IsUnspecified() {
+		a = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	}
+	return netip.AddrPortFrom(a, uint16(port)), nil
+}

@@ -20,6 +20,9 @@ import (
 // partVariable makes the test binary play a part instead of running tests.
 const partVariable = "WEFT_TEST_PART"
 
+// InterfaceVariable names the interface by which a crew's processes meet; without it they meet on this host.
+const InterfaceVariable = "WEFT_TEST_INTERFACE"
+
 // Command is what a test tells a rank to do.
 type Command struct {
 	Do   string
@@ -81,7 +84,11 @@ func (r *Rank) do(part Part, c Command) (any, error) {
 	if c.Do != "id" {
 		return part.Do(r, c)
 	}
-	id, err := bootstrap.NewID(bootstrap.OnLoopback())
+	where := bootstrap.OnLoopback()
+	if name := os.Getenv(InterfaceVariable); name != "" {
+		where = bootstrap.OnInterface(name)
+	}
+	id, err := bootstrap.NewID(where)
 	if err != nil {
 		return nil, err
 	}

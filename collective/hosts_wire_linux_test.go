@@ -1,0 +1,150 @@
+package collective
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weftgo/weft/fabric"
+	"github.com/weftgo/weft/fabric/fabrictest"
+	"github.com/weftgo/weft/internal/ranktest/processes"
+	"github.com/weftgo/weft/internal/ranktest/wire"
+)
+
+// needLibfabric skips a test, or fails it, where there is none.
+func needLibfabric(t *testing.T) {
+	t.Helper()
+	if err := fabrictest.Libfabric(t.Context(), t, fabric.Options{Size: 1}).Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// wired is ranks on two hosts with a wire between them: rank 2 alone on one.
+type wired struct {
+	*wire.Wire
+	*processes.Crew
+	all, near []int
+	older     int // connections that are not the fabric's
+}
+
+const farRank = 2
+
+func startWired(t *testing.T, bytes int) *wired {
+	t.Helper()
+	needLibfabric(t)
+	w := &wired{Wire: wire.New(t), all: ranksUpTo(farRank + 1), near: ranksUpTo(farRank)}
+	host := func(rank int) int { return rank / farRank }
+	w.Crew = processes.StartIn(t, "member", len(w.all), func(rank int) []string {
+		return []string{
+			"WEFT_HEARTBEAT=3s", "WEFT_HOSTID=" + []string{"a", "b"}[host(rank)], "WEFT_INTERFACE=" + wire.Interface,
+			processes.InterfaceVariable + "=" + wire.Interface,
+		}
+	}, func(rank int, start func() error) error { return w.In(host(rank), start) })
+	id := w.ID()
+	w.Must(w.all, "meet", memberArgs{ID: id, Deadline: time.Minute})
+	w.older = w.Connections()
+	w.Must(w.all, "group", memberArgs{Algorithm: "all-reduce/hierarchical", Bytes: bytes})
+	w.Must(w.all, "repeat", memberArgs{Times: 3})
+	if w.Connections() == w.older {
+		t.Fatal("the fabric has made no connection over the wire")
+	}
+	return w
+}
+
+// goOn has the ranks of the near host go on without the far one, once all have been told why. That one does not go on
+// alone.
+func (w *wired) goOn(t *testing.T, begun time.Time, says string) {
+	t.Helper()
+	for r, a := range w.Answers(w.near) {
+		if a.Peer != farRank || a.Cause != "died" || !strings.Contains(a.Err, says) {
+			t.Errorf("rank %d: %.300s", r, a.Err)
+		}
+	}
+	t.Log("told after", time.Since(begun))
+	if a := w.Answer(farRank); a.Err == "" || a.Peer == farRank {
+		t.Errorf("the rank that is cut off: %.300s", a.Err)
+	}
+	w.Must(w.near, "mask", memberArgs{Masked: []int{farRank}})
+	w.Must(w.near, "repeat", memberArgs{Times: 3})
+}
+
+// TestWireSlow loses a packet in twenty and delays all; then nothing passes for a second. Operations go on.
+func TestWireSlow(t *testing.T) {
+	w := startWired(t, 64<<10)
+	w.SetBoth(wire.Way{Delay: time.Millisecond, Loss: 0.05})
+	w.Must(w.all, "repeat", memberArgs{Times: 5})
+	w.SetBoth(wire.Way{})
+	for _, r := range w.all {
+		w.Tell(r, "repeat", memberArgs{Times: 100})
+	}
+	w.SetBoth(wire.Way{Cut: true})
+	time.Sleep(time.Second)
+	w.SetBoth(wire.Way{})
+	for r, a := range w.Answers(w.all) {
+		if a.Err != "" {
+			t.Errorf("rank %d after a second without a packet: %s", r, a.Err)
+		}
+	}
+}
+
+// TestWireCut lets nothing pass in the midst of operations, in either direction and in one alone, which leaves
+// connections half open. Silence is told within the heartbeat, and when the wire is whole again nothing changes.
+func TestWireCut(t *testing.T) {
+	for name, cut := range map[string][]int{"both ways": {0, 1}, "half open": {1}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := startWired(t, 1<<20)
+			for _, r := range w.all {
+				w.Tell(r, "repeat", memberArgs{Times: 1_000_000})
+			}
+			time.Sleep(50 * time.Millisecond)
+			begun := time.Now()
+			for _, from := range cut {
+				w.Set(from, wire.Way{Cut: true})
+			}
+			w.goOn(t, begun, "WEFT_HEARTBEAT")
+			w.SetBoth(wire.Way{})
+			w.Must(w.near, "repeat", memberArgs{Times: 20})
+			if a := w.Ask(farRank, "mask", memberArgs{Masked: w.near}); a.Cause != "masked" && a.Cause != "died" {
+				t.Errorf("the rank that was cut off goes on alone: %.300s (%s)", a.Err, a.Cause)
+			}
+			w.Must(w.near, "repeat", memberArgs{Times: 20})
+		})
+	}
+}
+
+// TestWireReset resets connections in the midst of operations: all of them, and those of the fabric alone, which
+// libfabric makes anew without a word.
+func TestWireReset(t *testing.T) {
+	for _, all := range []bool{true, false} {
+		name := "the fabric's"
+		if all {
+			name = "all"
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := startWired(t, 8)
+			for _, r := range w.all {
+				w.Tell(r, "repeat", memberArgs{Times: 1_000_000})
+			}
+			time.Sleep(50 * time.Millisecond)
+			begun, from := time.Now(), w.older
+			if all {
+				from = 0
+			}
+			w.Reset(from)
+			answers := w.Answers(w.all)
+			t.Logf("told after %v", time.Since(begun))
+			if w.Repair() == 0 {
+				t.Error("nothing was reset")
+			}
+			for r, a := range answers { // whoever sees it first names the rank at the other end
+				if a.Cause != "died" || a.Peer < 0 {
+					t.Errorf("rank %d: %.300s", r, a.Err)
+				}
+			}
+			w.Must(w.near, "mask", memberArgs{Masked: []int{farRank}})
+			w.Must(w.near, "repeat", memberArgs{Times: 20})
+		})
+	}
+}
