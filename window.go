@@ -371,6 +371,7 @@ func (w *Window) release() error {
 	w.once.Do(func() {
 		var errs []error
 		if w.region != nil { // before its memory is used anew
+			w.comm.reach.rest(w.comm.control.Waiter.Timeout, w.comm.Masked)
 			errs = append(errs, w.region.Close())
 		}
 		for _, r := range w.regions {

@@ -57,10 +57,7 @@ func NewHandle(ctx context.Context, comm *weft.Comm, s Spec) (*Handle, error) {
 
 // between refuses what an engine does not do between hosts.
 func between(op string, e spec.Engine, comm *weft.Comm, s Spec) error {
-	if e != spec.GPUEngine {
-		return comm.Operations().OneHost(op)
-	}
-	if comm.Operations().Spans() {
+	if e == spec.GPUEngine && comm.Operations().Spans() {
 		if err := s.CheckBetween(comm.Size()); err != nil {
 			return fmt.Errorf("%s: %w", op, err)
 		}

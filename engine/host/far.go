@@ -27,7 +27,10 @@ type far struct {
 	filled int   // bytes of the next round's payload that are in the ring
 	limits []cut // by host: the part of them that it needs
 
-	sleep func(most time.Duration) // until the network brings something
+	sleep   func(most time.Duration) // until the network brings something
+	showing [headers]uint64          // rounds with which own bytes are shown
+	shown   [headers][][]mirror.Part // by host: these bytes
+	shipped []uint64                 // by rank: the last item of the kind
 }
 
 // cut is a part of a payload.
@@ -49,8 +52,9 @@ func newFar(ctx context.Context, comm *weft.Comm, c Config, ring, bytes int) (*f
 		hosts: make([][]int, hosts), keepers: make([]int, hosts), limits: make([]cut, hosts),
 	}
 	for i := range f.sent {
-		f.sent[i] = make([]uint64, hosts)
+		f.sent[i], f.shown[i] = make([]uint64, hosts), make([][]mirror.Part, hosts)
 	}
+	f.shipped = make([]uint64, comm.Size())
 	var err error
 	if f.mirrors, err = mirror.New(ctx, comm, "new "+c.Kind, bytes, roundLines+c.Lines); err != nil {
 		return nil, err
@@ -63,6 +67,9 @@ func (f *far) isFar(rank int) bool { return f.comm.Host(rank) != f.comm.Host(f.c
 
 // own is what a rank of another host has shown this one of its own bytes.
 func (f *far) own(rank int) []byte { return f.mirrors.Of(rank)[f.ownAt:f.pad] }
+
+// here is the number of this rank's host.
+func (f *far) here() int { return f.comm.Host(f.comm.Rank()) }
 
 // keeper is the rank of a host that keeps another's mirror.
 func (f *far) keeper(host, rank int) int {
@@ -95,6 +102,7 @@ func (f *far) begin(r *Rounds, op string) error {
 	for i := range f.sent {
 		clear(f.sent[i])
 	}
+	clear(f.shipped)
 	f.filled = 0
 	return f.mirrors.Settle(op)
 }
@@ -122,6 +130,9 @@ func (f *far) publish(r *Rounds, round uint64) {
 			}
 			at := ringAt + int(*r.mine.at(round).offset())
 			item.From, item.To = at+c.from, at+c.to
+		}
+		if f.showing[slot] == round {
+			item.Parts = f.shown[slot][h]
 		}
 		f.sent[slot][h] = f.mirrors.Send(keeper, item)
 		f.limits[h] = cut{}
@@ -224,6 +235,75 @@ func (r *Rounds) Hosts() [][]int {
 // Far says whether a rank is on another host, to which these rounds reach.
 func (r *Rounds) Far(rank int) bool { return r.far != nil && r.far.isFar(rank) }
 
+// Show makes a range of this rank's own bytes go to a host with the next round.
+func (r *Rounds) Show(host, from, to int) {
+	if r.far == nil || r.far.keepers[host] < 0 {
+		return
+	}
+	f, slot := r.far, r.Next()%headers
+	if f.showing[slot] != r.Next() {
+		f.showing[slot] = r.Next()
+		for h := range f.shown[slot] { // the round before has been sent: see await
+			f.shown[slot][h] = f.shown[slot][h][:0]
+		}
+	}
+	f.shown[slot][host] = append(f.shown[slot][host], mirror.Part{Offset: f.ownAt + from, Bytes: to - from})
+}
+
+// Shown is what a rank has shown this one's host of its own bytes; of a rank of this host it is all of them.
+func (r *Rounds) Shown(rank int) []byte { return r.pads[rank].own }
+
+// AwaitShown waits until what this rank showed with a round has left its memory: it may change.
+func (r *Rounds) AwaitShown(ctx context.Context, op string, round uint64) error {
+	f := r.far
+	if f == nil || !r.numbers.Covers(round) || r.numbers.Last() >= round+headers {
+		return nil
+	}
+	for h, keeper := range f.keepers {
+		if keeper < 0 {
+			continue
+		}
+		number := f.sent[round%headers][h]
+		if err := f.until(ctx, r, op, keeper, f.sleep, func() bool { return f.mirrors.Sent(keeper, number) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Keeper is the rank of a host to which this rank sends what all ranks of that host read; -1 where none is live.
+func (r *Rounds) Keeper(host int) int { return r.far.keepers[host] }
+
+// KeeperHere is the rank of this host that gets what a rank of another sends for all of it.
+func (r *Rounds) KeeperHere(rank int) int { return r.far.keeper(r.far.here(), rank) }
+
+// Ship tells a rank of another host a value of the counter at an offset of this rank's own bytes, with parts that it
+// announces. Unlike what is told, rounds do not wait until it is on its way: [Rounds.AwaitTold] does. The parts may
+// change when [Rounds.AwaitLeft] has returned, or AwaitShipped.
+func (r *Rounds) Ship(rank, counter int, value uint64, parts []mirror.Part) {
+	r.far.shipped[rank] = r.far.mirrors.Send(rank, mirror.Item{
+		Counter: r.far.ownAt + counter, Value: value, Parts: parts, Bulk: true,
+	})
+}
+
+// AwaitShipped waits until all that was shipped has left this rank's memory.
+func (r *Rounds) AwaitShipped(ctx context.Context, op string) error {
+	f := r.far
+	if f == nil {
+		return nil
+	}
+	for _, rank := range r.Live {
+		number := f.shipped[rank]
+		if number == 0 || f.mirrors.Sent(rank, number) {
+			continue
+		}
+		if err := f.until(ctx, r, op, rank, f.sleep, func() bool { return f.mirrors.Sent(rank, number) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Tell shows a rank of another host the counter that begins at an offset of this rank's own bytes, which has been
 // published with a value, so many bytes behind it, and a range of the own bytes. It returns the number by which
 // [Rounds.Told] says whether the range may change.
@@ -254,8 +334,8 @@ func (r *Rounds) AwaitTold(ctx context.Context, op string) error {
 	if r.far == nil {
 		return nil
 	}
-	for p := r.far.mirrors.Waits(); p >= 0; p = r.far.mirrors.Waits() {
-		if err := r.far.until(ctx, r, op, p, r.far.sleep, func() bool { return r.far.mirrors.Waits() != p }); err != nil {
+	for p := r.far.mirrors.Busy(); p >= 0; p = r.far.mirrors.Busy() {
+		if err := r.far.until(ctx, r, op, p, r.far.sleep, func() bool { return r.far.mirrors.Busy() != p }); err != nil {
 			return err
 		}
 	}

@@ -19,14 +19,23 @@ func In(w *weft.Window, offset uint64, stride uint32) OperandRef {
 	return OperandRef{Window: w.ID(), Offset: offset, Stride: stride}
 }
 
-// Find refers to n bytes of this rank's memory, if they lie in a window that every live rank has.
+// Find refers to n bytes of this rank's memory, if they lie in a window that every live rank has mapped.
 func (r *Rounds) Find(p unsafe.Pointer, n int, stride uint32) (ref OperandRef, ok bool) {
+	return r.find(p, n, stride, false)
+}
+
+// FindHere is Find for operands that only ranks of this host read: to others they are shipped.
+func (r *Rounds) FindHere(p unsafe.Pointer, n int, stride uint32) (ref OperandRef, ok bool) {
+	return r.find(p, n, stride, true)
+}
+
+func (r *Rounds) find(p unsafe.Pointer, n int, stride uint32, here bool) (ref OperandRef, ok bool) {
 	w, offset, ok := r.Comm.Operations().Find(p, n)
 	if !ok {
 		return OperandRef{}, false
 	}
 	for _, rank := range r.Live {
-		if rank != r.Comm.Rank() && w.Peer(rank) == nil {
+		if rank != r.Comm.Rank() && !(here && r.Far(rank)) && w.Peer(rank) == nil {
 			return OperandRef{}, false // the rank was masked when the window was made
 		}
 	}

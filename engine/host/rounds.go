@@ -243,15 +243,26 @@ func (r *Rounds) await(ctx context.Context, op string, round uint64, waits []int
 // last round.
 func (r *Rounds) Leave() { r.mine.left.Publish(r.numbers.Last()) }
 
-// AwaitLeft waits until every live rank has left the operation that opened in the round. A caller may
-// then change the operands of it that peers read where they lie.
+// AwaitLeft waits until every live rank of this host has left the operation that opened in the round, and until what
+// was shipped to others has left this rank's memory. A caller may then change the operands that peers read where
+// they lie.
 func (r *Rounds) AwaitLeft(ctx context.Context, op string, round uint64) error {
 	for _, p := range r.Live {
+		c := r.pads[p].left
+		if r.far != nil {
+			if r.far.isFar(p) || c.Load() >= round {
+				continue
+			}
+			if err := r.far.until(ctx, r, op, p, time.Sleep, func() bool { return c.Load() >= round }); err != nil {
+				return err
+			}
+			continue
+		}
 		if err := r.waiter.Wait(ctx, r.pads[p].left, round, op, p); err != nil {
 			return r.Comm.Operations().Fail(err)
 		}
 	}
-	return nil
+	return r.AwaitShipped(ctx, op)
 }
 
 // AwaitCalls waits until every live rank has opened the operation in the round, and compares their

@@ -8,9 +8,12 @@ func (g *Geometry) RecordSize() int { return (4+2*g.TopK+3)&^3 + 4*g.TopK }
 // Records is the most (token, destination rank) pairs that one rank can have.
 func (g *Geometry) Records() int { return g.Tokens * min(g.TopK, g.Ranks) }
 
+// MetadataHead is the size of what stands before the records.
+func (g *Geometry) MetadataHead() int { return 4*g.Experts + 8*g.Ranks }
+
 // MetadataSize is the size of a rank's routing metadata.
 func (g *Geometry) MetadataSize() int64 {
-	n := 4*int64(g.Experts) + 8*int64(g.Ranks) + int64(g.Records())*int64(g.RecordSize())
+	n := int64(g.MetadataHead()) + int64(g.Records())*int64(g.RecordSize())
 	return (n + channel.Stride - 1) &^ (channel.Stride - 1)
 }
 

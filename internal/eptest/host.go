@@ -19,6 +19,15 @@ func NewHost(options ...weft.Option) *Host {
 	return &Host{ranktest.Goroutines("goroutines", func(int) []weft.Option { return options })}
 }
 
+// NewHosts makes an engine whose ranks are goroutines on hosts of the given names, a letter for each rank.
+func NewHosts(names string, options ...weft.Option) *Host {
+	g := ranktest.Goroutines("hosts "+names, func(rank int) []weft.Option {
+		return append([]weft.Option{weft.WithHostID(names[rank:][:1])}, options...)
+	})
+	g.OfSizes(len(names))
+	return &Host{g}
+}
+
 // NewHostRank makes the engine of a process that is one rank of several. The communicator stays the
 // caller's.
 func NewHostRank(c *weft.Comm) *Host { return &Host{ranktest.Process("processes", c)} }

@@ -29,7 +29,18 @@ type Item struct {
 	Counter  int // where the counter lies in the pad
 	Bytes    int // that lie behind the counter's own, and go with the value
 	Value    uint64
-	From, To int // a range of the pad that the value announces
+	From, To int    // a range of the pad that the value announces
+	Parts    []Part // more of what it announces
+	Bulk     bool   // [Mirrors.Waits] does not count it
+}
+
+// A Part is bytes that go from a region of this rank's to one of the peer's, or, without From, from a place of the
+// pad to the same place of its mirror.
+type Part struct {
+	From       *fabric.Region
+	To         fabric.Remote
+	Offset, At int // in From, and in To
+	Bytes      int
 }
 
 // New makes mirrors of pads of so many bytes, which begin at the beginning of each rank's part of the window. A
@@ -111,13 +122,14 @@ func (m *Mirrors) Settle(op string) error {
 	return nil
 }
 
-// Send takes down what a rank of another host is to be told, after what it was told before. The range must stay as
-// it is until Sent says so; the bytes behind the counter are copied. It returns the item's number.
+// Send takes down what a rank of another host is to be told, after what it was told before. The range and the parts
+// must stay as they are until Sent says so; the bytes behind the counter are copied. It returns the item's number.
 func (m *Mirrors) Send(rank int, i Item) uint64 {
 	s := m.streams[rank]
 	q := queued{Item: i}
 	copy(q.data[:i.Bytes], m.own[i.Counter+channel.CounterBytes:])
 	s.queue = append(s.queue, q)
+	s.count(i, 1)
 	s.asked++
 	s.push()
 	return s.asked
@@ -129,8 +141,18 @@ func (m *Mirrors) Sent(rank int, number uint64) bool {
 	return s.completed >= number || s.err != nil
 }
 
-// Waits is a rank to which something has yet to be posted, or -1.
+// Waits is a rank to which something has yet to be posted that is not bulk, or -1.
 func (m *Mirrors) Waits() int {
+	for _, s := range m.live {
+		if s.err == nil && (s.urgent > 0 || s.tells) {
+			return s.rank
+		}
+	}
+	return -1
+}
+
+// Busy is a rank to which anything has yet to be posted, or -1.
+func (m *Mirrors) Busy() int {
 	for _, s := range m.live {
 		if !s.idle() {
 			return s.rank

@@ -24,7 +24,10 @@ type stream struct {
 	inbox, outbox int // in the peer's part; in this rank's
 
 	queue     []queued
-	begun     int // bytes of the first item's range that were posted
+	head      int // the first item that is not posted
+	urgent    int // items of the queue that are not bulk
+	part      int // of the first item: what is posted now, 0 for its range
+	begun     int // bytes of that which were posted
 	stage     stage
 	tells     bool       // the line that is underway is of no item, and comes before that of the first one
 	resume    stage      // of the first item, behind it
@@ -63,8 +66,14 @@ const (
 	raising              // its signal
 )
 
+func (s *stream) count(i Item, n int) {
+	if !i.Bulk {
+		s.urgent += n
+	}
+}
+
 func (s *stream) idle() bool {
-	return s.err != nil || len(s.queue) == 0 && s.stage == ranging
+	return s.err != nil || s.waiting() == 0 && s.stage == ranging
 }
 
 // fence asks the peer's domain to tell when all that was written before has landed, and reports whether it was
@@ -89,12 +98,17 @@ func (s *stream) drop() {
 	case s.stage == raising && !s.tells: // a line is followed by its signal
 		keep = 1
 	case s.stage == raising:
-		s.resume, s.begun = ranging, 0
+		s.resume, s.part, s.begun = ranging, 0, 0
 	default:
-		s.stage, s.begun, s.tells = ranging, 0, false
+		s.stage, s.part, s.begun, s.tells = ranging, 0, 0, false
 	}
-	s.queue = append(s.queue[:0], s.queue[:min(keep, len(s.queue))]...)
-	s.asked = s.posted + uint64(len(s.queue))
+	kept := s.head + min(keep, s.waiting())
+	for i := range s.queue[kept:] {
+		s.count(s.queue[kept+i].Item, -1)
+	}
+	clear(s.queue[kept:])
+	s.queue = s.queue[:kept]
+	s.asked = s.posted + uint64(s.waiting())
 }
 
 func (s *stream) fail(err error) {
@@ -147,13 +161,17 @@ func (s *stream) step() bool {
 		return s.raise()
 	default:
 	}
-	if len(s.queue) == 0 {
+	if s.waiting() == 0 {
 		return false
 	}
-	i := &s.queue[0]
-	if left := i.To - i.From - s.begun; left > 0 {
-		from := i.From + s.begun
-		n, err := s.peer.TryWrite(s.remote, s.mirror+from, s.m.Window.Region(), from, left)
+	i := &s.queue[s.head]
+	for ; s.part <= len(i.Parts); s.part, s.begun = s.part+1, 0 {
+		p := s.partOf(i)
+		left := p.Bytes - s.begun
+		if left <= 0 {
+			continue
+		}
+		n, err := s.peer.TryWrite(p.To, p.At+s.begun, p.From, p.Offset+s.begun, left)
 		s.begun += n
 		if s.fail(err); n < left {
 			return false
@@ -161,6 +179,18 @@ func (s *stream) step() bool {
 	}
 	s.stage = writing
 	return true
+}
+
+// partOf is what is posted now of an item.
+func (s *stream) partOf(i *queued) Part {
+	p := Part{Offset: i.From, Bytes: i.To - i.From}
+	if s.part > 0 {
+		p = i.Parts[s.part-1]
+	}
+	if p.From == nil {
+		p.From, p.To, p.At = s.m.Window.Region(), s.remote, s.mirror+p.Offset
+	}
+	return p
 }
 
 // write posts the line.
@@ -175,7 +205,7 @@ func (s *stream) write() bool {
 	l := lineOf(s.out, number)
 	l.number, l.taken, l.at, l.bytes = number, s.taken, 0, telling
 	if !s.tells {
-		i := &s.queue[0]
+		i := &s.queue[s.head]
 		l.at, l.bytes, l.value = uint32(i.Counter), uint32(i.Bytes), i.Value
 		copy(l.data[:], i.data[:i.Bytes])
 	}
@@ -212,10 +242,22 @@ func (s *stream) raised() {
 		s.stage, s.tells = s.resume, false
 	} else {
 		s.posted++
-		s.queue = append(s.queue[:0], s.queue[1:]...)
-		s.stage, s.begun = ranging, 0
+		s.count(s.queue[s.head].Item, -1)
+		s.next()
+		s.stage, s.part, s.begun = ranging, 0, 0
 	}
 	s.underway = append(s.underway, underway{s.posted, s.written, s.peer.Mark()})
+}
+
+// waiting is how many items are not posted.
+func (s *stream) waiting() int { return len(s.queue) - s.head }
+
+// next goes on behind the first item.
+func (s *stream) next() {
+	s.queue[s.head] = queued{}
+	if s.head++; s.head == len(s.queue) {
+		s.queue, s.head = s.queue[:0], 0
+	}
 }
 
 // take publishes here what the peer has said.

@@ -54,6 +54,11 @@ func (h *host) CombineBackward(ctx context.Context, s *weft.Stream, a spec.Sprea
 	wantWeights := !a.GradWeights.IsZero()
 	h.rounds.PutOperands(data, enginehost.OperandRef{})
 	h.rounds.Open(uint64(newCall(callCombineBackward, a.Batch, wantWeights)))
+	if err := h.far.ship(ctx, rowsMove{
+		op: op, round: round, r: h.routingOf(a.Batch), data: data, rowBytes: h.Spec.OutputSize(),
+	}); err != nil {
+		return err
+	}
 	if err := h.awaitCalls(ctx, round, op, nil); err != nil {
 		return err
 	}
@@ -68,12 +73,12 @@ func (h *host) CombineBackward(ctx context.Context, s *weft.Stream, a spec.Sprea
 	r := h.routingOf(a.Batch)
 	m := &h.scratch.mover
 	*m = mover{
-		h: h, r: r, rowBytes: h.Spec.OutputSize(), dst: a.GradRows.Data, each: h.gradRow(a.Rows, a.GradRows, dots),
+		h: h, r: r, round: round, rowBytes: h.Spec.OutputSize(), dst: a.GradRows.Data, each: h.gradRow(a.Rows, a.GradRows, dots),
 	}
-	if err := m.pull(op); err != nil {
+	if err := m.pull(ctx, op); err != nil {
 		return err
 	}
-	if err := h.leave(op); err != nil {
+	if err := h.leave(ctx, op); err != nil {
 		return err
 	}
 	if borrowed {
@@ -111,13 +116,16 @@ func (h *host) gradRow(y, gradRows weft.Tensor, dots []float32) func(l recvRow, 
 func (h *host) bringDots(ctx context.Context, r *hostRouting, gradWeights weft.Tensor, op string) error {
 	h.rounds.PutOperands(enginehost.In(h.scalars.Window, 0, 4), enginehost.OperandRef{})
 	round := h.rounds.Open(uint64(newCall(callDotsHome, r.batch, true)))
+	if err := h.far.shipDots(ctx, op, round, r); err != nil {
+		return err
+	}
 	if err := h.awaitCalls(ctx, round, op, nil); err != nil {
 		return err
 	}
-	if err := h.fetchScalars(r, gradWeights, op, 0); err != nil {
+	if err := h.fetchScalars(ctx, r, round, gradWeights, op, 0); err != nil {
 		return err
 	}
-	return h.leave(op)
+	return h.leave(ctx, op)
 }
 
 // offerPlain makes rows of the Output type readable for the other ranks.
@@ -125,7 +133,7 @@ func (h *host) offerPlain(ctx context.Context, round uint64, x weft.Tensor, op s
 	bool, error,
 ) {
 	stride := uint32(h.Spec.OutputSize())
-	if rows, ok := h.rounds.Find(x.Data, x.Bytes(), stride); ok {
+	if rows, ok := h.rounds.FindHere(x.Data, x.Bytes(), stride); ok {
 		return rows, true, nil
 	}
 	if x.Elems() == 0 {
@@ -139,13 +147,23 @@ func (h *host) offerPlain(ctx context.Context, round uint64, x weft.Tensor, op s
 }
 
 // fetchScalars brings one number per selection home, from the first or second operand of the ranks.
-func (h *host) fetchScalars(r *hostRouting, out weft.Tensor, op string, which int) error {
+func (h *host) fetchScalars(ctx context.Context, r *hostRouting, round uint64, out weft.Tensor, op string,
+	which int,
+) error {
 	k := h.Spec.TopK
 	dst := weft.SliceOf[float32](out)
 	numbers := h.scratch.numbers
 	clear(numbers)
 	defer clear(numbers) // it refers to windows
 	for _, d := range h.rounds.Live {
+		if h.rounds.Far(d) {
+			mem, err := h.far.numbersFrom(ctx, op, round, r, d)
+			if err != nil {
+				return err
+			}
+			numbers[d] = mem
+			continue
+		}
 		p := h.operand(d, which)
 		if p.Window == 0 {
 			return h.rounds.Broken(&weft.PeerError{
@@ -166,7 +184,10 @@ func (h *host) fetchScalars(r *hostRouting, out weft.Tensor, op string, which in
 			continue
 		}
 		d := int(r.experts[i]) / h.Geometry.Local
-		if !h.Spec.Layout.ByExpert() {
+		switch {
+		case h.rounds.Far(d):
+			row = int(r.nth[i])
+		case !h.Spec.Layout.ByExpert():
 			row = row*k + i%k
 		}
 		if numbers[d] == nil {

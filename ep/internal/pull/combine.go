@@ -67,6 +67,7 @@ type gather struct {
 	round    uint64 // that opens it
 	call     call
 	weighted bool
+	first    int // of the tokens that a job does
 	spec.SumArgs
 
 	borrowed bool
@@ -76,7 +77,8 @@ type gather struct {
 // operand is the memory of a rank whose rows are brought home.
 type operand struct {
 	base unsafe.Pointer
-	rows int // -1: the rank is masked
+	rows int  // -1: the rank is masked
+	far  bool // rows stand in the order of this rank's selections or tokens
 }
 
 // send makes this rank's rows readable and says so; or says that it refuses, and returns the error
@@ -96,7 +98,7 @@ func (c *gather) send(ctx context.Context, own error) error {
 	}
 	h.rounds.PutOperands(rows, numbers)
 	h.sent.op, h.sent.round = c.op, h.rounds.Open(uint64(c.call))
-	return nil
+	return c.ship(ctx)
 }
 
 // offer makes the rows, or this rank's partial sums of them, readable for their home ranks.
@@ -107,10 +109,10 @@ func (c *gather) offer(ctx context.Context) (enginehost.OperandRef, error) {
 		if err := h.partial.Claim(ctx, c.op, c.round); err != nil {
 			return enginehost.OperandRef{}, err
 		}
-		h.each(len(c.r.recvTokens), len(c.r.recvRows)*n, (*sumHere)(c))
+		c.eachNear(len(c.r.recvRows)*n, (*sumHere)(c))
 		return enginehost.In(h.partial.Window, 0, uint32(n)), nil
 	}
-	if rows, ok := h.rounds.Find(c.Rows.Data, c.Rows.Bytes(), uint32(n)); ok {
+	if rows, ok := h.rounds.FindHere(c.Rows.Data, c.Rows.Bytes(), uint32(n)); ok {
 		c.borrowed = true
 		return rows, nil
 	}
@@ -120,8 +122,24 @@ func (c *gather) offer(ctx context.Context) (enginehost.OperandRef, error) {
 	if err := h.stage.Claim(ctx, c.op, c.round); err != nil {
 		return enginehost.OperandRef{}, err
 	}
-	h.each(len(c.r.recvTokens), c.r.kept*n, (*stageRows)(c))
+	c.eachNear(c.r.kept*n, (*stageRows)(c))
 	return enginehost.In(h.stage.Window, 0, uint32(n)), nil
+}
+
+// eachNear does j for the received tokens of this host's ranks.
+func (c *gather) eachNear(bytes int, j job) {
+	h, r := c.h, c.r
+	if h.far == nil {
+		h.each(len(r.recvTokens), bytes, j)
+		return
+	}
+	for _, src := range h.rounds.Live {
+		if from, to := int(r.firstToken[src]), int(r.firstToken[src+1]); !h.rounds.Far(src) && from < to {
+			c.first = from
+			h.each(to-from, bytes/len(r.recvTokens)*(to-from), j)
+		}
+	}
+	c.first = 0
 }
 
 // stageRows copies received rows to the stage.
@@ -131,7 +149,7 @@ func (c *stageRows) rows(from, to int) {
 	n := c.h.Spec.OutputSize()
 	base := unsafe.Pointer(unsafe.SliceData(c.h.stage.Window.Bytes()))
 	stream := c.r.kept*n >= streamBytes
-	for i := from; i < to; i++ {
+	for i := c.first + from; i < c.first+to; i++ {
 		for _, l := range c.r.rowsOf(int32(i)) {
 			if l.row >= 0 {
 				simd.Copy(unsafe.Add(base, int(l.row)*n), unsafe.Add(c.Rows.Data, int(l.row)*n), n, stream)
@@ -153,7 +171,7 @@ func (c *sumHere) rows(from, to int) {
 	out := unsafe.Pointer(unsafe.SliceData(h.partial.Window.Bytes()))
 	var rows [spec.MaxTopK]unsafe.Pointer
 	var weights [spec.MaxTopK]float32
-	for i := from; i < to; i++ {
+	for i := c.first + from; i < c.first+to; i++ {
 		k := 0
 		for _, l := range c.r.rowsOf(int32(i)) {
 			if l.row >= 0 {
@@ -194,15 +212,15 @@ func (c *gather) receive(ctx context.Context) error {
 	if !c.Weights.IsZero() { // all ranks take part
 		c.r.setWeights(c.Weights)
 	}
-	if err := c.home(); err != nil {
+	if err := c.home(ctx); err != nil {
 		return err
 	}
 	if !c.OutScalars.IsZero() {
-		if err := h.fetchScalars(c.r, c.OutScalars, c.op, 1); err != nil {
+		if err := h.fetchScalars(ctx, c.r, c.round, c.OutScalars, c.op, 1); err != nil {
 			return err
 		}
 	}
-	if err := h.leave(c.op); err != nil {
+	if err := h.leave(ctx, c.op); err != nil {
 		return err
 	}
 	if c.borrowed {
@@ -212,20 +230,31 @@ func (c *gather) receive(ctx context.Context) error {
 }
 
 // home sums the rows of this rank's tokens.
-func (c *gather) home() error {
+func (c *gather) home(ctx context.Context) error {
 	h := c.h
 	n := h.Spec.OutputSize()
 	for d := range h.scratch.operands {
 		h.scratch.operands[d] = operand{rows: -1}
 	}
 	for _, d := range h.rounds.Live {
+		if h.rounds.Far(d) {
+			mem := h.far.sumsFrom(d)
+			h.scratch.operands[d] = operand{pointer(mem), len(mem) / n, true}
+			continue
+		}
 		mem, err := h.rounds.Resolve(d, h.operand(d, 0), c.op)
 		if err != nil {
 			return err
 		}
-		h.scratch.operands[d] = operand{unsafe.Pointer(unsafe.SliceData(mem)), len(mem) / n}
+		h.scratch.operands[d] = operand{pointer(mem), len(mem) / n, false}
 	}
-	h.each(c.r.batch.Tokens, c.r.traffic.Selections*n, (*sumHome)(c))
+	if h.far != nil {
+		if err := c.homeByBlocks(ctx); err != nil {
+			return err
+		}
+	} else {
+		h.each(c.r.batch.Tokens, c.r.traffic.Selections*n, (*sumHome)(c))
+	}
 	if d := c.bad.Load(); d != 0 {
 		return h.rounds.Broken(outside(int(d)-1, c.op))
 	}
@@ -241,7 +270,7 @@ func (c *sumHome) rows(from, to int) {
 	exact := s.Layout.ByExpert() && s.Reduction == spec.Exact
 	var rows [spec.MaxTopK]unsafe.Pointer
 	var bias [2]unsafe.Pointer
-	for tok := from; tok < to; tok++ {
+	for tok := c.first + from; tok < c.first+to; tok++ {
 		for i := range c.Biases {
 			bias[i] = unsafe.Add(c.Bias[i].Data, tok*n)
 		}
@@ -251,7 +280,11 @@ func (c *sumHome) rows(from, to int) {
 			for i := tok * s.TopK; i < (tok+1)*s.TopK; i++ {
 				rows[k] = nil
 				if row := r.rows[i]; row >= 0 {
-					rows[k] = c.row(int(r.experts[i])/c.h.Geometry.Local, int(row), n)
+					d := int(r.experts[i]) / c.h.Geometry.Local
+					if c.h.scratch.operands[d].far {
+						row = r.nth[i]
+					}
+					rows[k] = c.row(d, int(row), n)
 				}
 				k++
 			}
@@ -265,7 +298,10 @@ func (c *sumHome) rows(from, to int) {
 					continue
 				}
 				row := v.row
-				if s.Layout.ByExpert() {
+				switch {
+				case c.h.scratch.operands[v.rank].far:
+					row = v.nth
+				case s.Layout.ByExpert():
 					row = v.index
 				}
 				rows[k] = c.row(int(v.rank), int(row), n)

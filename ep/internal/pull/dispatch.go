@@ -76,7 +76,7 @@ func (h *host) sendRows(ctx context.Context, op string, s *weft.Stream, r *spec.
 		offset, own = h.block()
 	}
 	if own == nil && a.BringsWeights() {
-		own = h.offerWeights(round, h.routingOf(r), a.Weights)
+		own = h.offerWeights(ctx, round, h.routingOf(r), a.Weights)
 		if own != nil {
 			h.pool.put(offset)
 		}
@@ -91,6 +91,13 @@ func (h *host) sendRows(ctx context.Context, op string, s *weft.Stream, r *spec.
 	}
 	h.rounds.PutOperands(data, scales)
 	h.sent.op, h.sent.round = op, h.rounds.Open(uint64(newCall(callDispatch, r, a.BringsWeights())))
+	if err := h.far.ship(ctx, rowsMove{
+		op: op, round: round, r: h.routingOf(r), data: data, scales: scales,
+		rowBytes: h.Spec.RowSize(), scaleBytes: h.Spec.ScaleSize(),
+	}); err != nil {
+		h.pool.put(offset)
+		return hostDispatch{}, err
+	}
 	return hostDispatch{
 		h: h, r: h.routingOf(r), op: op, offset: offset, round: round, borrowed: borrowed,
 		withWeights: a.BringsWeights(),
@@ -99,9 +106,17 @@ func (h *host) sendRows(ctx context.Context, op string, s *weft.Stream, r *spec.
 
 // offerWeights writes other weights of the batch's selections where ranks find them, as a Prepare
 // does.
-func (h *host) offerWeights(round uint64, r *hostRouting, weights weft.Tensor) error {
+func (h *host) offerWeights(ctx context.Context, round uint64, r *hostRouting, weights weft.Tensor) error {
+	const op = spec.OpDispatch
+	if err := h.claimMetadata(ctx, op, round); err != nil {
+		return err
+	}
 	out := h.metadata(h.Comm.Rank(), round)
-	return h.writeMetadata(spec.OpDispatch, &out, weft.TensorOf(r.experts, r.batch.Tokens, h.Spec.TopK), weights)
+	if err := h.writeMetadata(op, &out, weft.TensorOf(r.experts, r.batch.Tokens, h.Spec.TopK), weights); err != nil {
+		return err
+	}
+	h.far.showMetadata(&out, round)
+	return nil
 }
 
 // takeWeights gives the rows that come the weights that come with them, and this rank's selections
@@ -195,11 +210,11 @@ func (h *host) offerRows(ctx context.Context, round uint64, tokens int, x *spec.
 	s := &h.Spec
 	rowBytes, scaleBytes := s.RowSize(), s.ScaleSize()
 	if s.Quantize == weft.InvalidDType {
-		data, ok := h.rounds.Find(x.Data.Data, tokens*rowBytes, uint32(rowBytes))
+		data, ok := h.rounds.FindHere(x.Data.Data, tokens*rowBytes, uint32(rowBytes))
 		if ok && scaleBytes == 0 {
 			return data, enginehost.OperandRef{}, true, nil
 		}
-		if scales, both := h.rounds.Find(x.Scales.Data, tokens*scaleBytes, uint32(scaleBytes)); ok && both {
+		if scales, both := h.rounds.FindHere(x.Scales.Data, tokens*scaleBytes, uint32(scaleBytes)); ok && both {
 			return data, scales, true, nil
 		}
 	}
@@ -267,20 +282,20 @@ func (h *host) receiveRows(ctx context.Context, d *hostDispatch) (a spec.Arrived
 	base := unsafe.Pointer(unsafe.SliceData(h.pool.window.Bytes()[d.offset:]))
 	m := &h.scratch.mover
 	*m = mover{
-		h: h, r: r, rowBytes: s.RowSize(), scaleBytes: s.ScaleSize(),
+		h: h, r: r, round: d.round, rowBytes: s.RowSize(), scaleBytes: s.ScaleSize(),
 		dst: base, dstScales: unsafe.Add(base, shape.ScalesAt), scaleRows: shape.Rows,
 	}
 	if s.Layout == spec.ExpertMajor {
 		m.scaleRows = h.Geometry.Capacity
 	}
-	if err := m.pull(d.op); err != nil {
+	if err := m.pull(ctx, d.op); err != nil {
 		return a, err
 	}
 	bad := -1
 	if d.withWeights {
 		bad = h.takeWeights(r, d.round)
 	}
-	if err := h.leave(d.op); err != nil {
+	if err := h.leave(ctx, d.op); err != nil {
 		return a, err
 	}
 	if bad >= 0 {
@@ -299,6 +314,7 @@ func (h *host) receiveRows(ctx context.Context, d *hostDispatch) (a spec.Arrived
 type mover struct {
 	h                    *host
 	r                    *hostRouting
+	round                uint64
 	rowBytes, scaleBytes int
 	dst, dstScales       unsafe.Pointer
 	scaleRows            int // rows that share a block of column-major scales
@@ -312,13 +328,18 @@ type mover struct {
 	stream              bool
 }
 
-func (m *mover) pull(op string) error {
+func (m *mover) pull(ctx context.Context, op string) error {
 	h, r := m.h, m.r
 	m.stream = r.kept*m.rowBytes >= streamBytes
 	me, n := h.Comm.Rank(), h.Comm.Size()
 	// Each rank begins with itself and goes round, so that no rank is read by all at once.
+	near := 0
 	for i := range n {
 		src := (me + i) % n
+		if h.rounds.Far(src) {
+			continue
+		}
+		near++
 		from, to := r.firstToken[src], r.firstToken[src+1]
 		if from == to {
 			continue
@@ -332,6 +353,11 @@ func (m *mover) pull(op string) error {
 		}
 		m.first = from
 		h.each(int(to-from), int(to-from)*m.rowBytes, m)
+	}
+	if near < n {
+		if err := m.pullHosts(ctx, op); err != nil {
+			return err
+		}
 	}
 	m.zeroPads()
 	return nil
@@ -455,6 +481,8 @@ func (m *mover) zeroRow(row int) {
 		m.putScales(row, nil)
 	}
 }
+
+func pointer(b []byte) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(b)) }
 
 // element is the type under which the vector routines know d.
 func element(d weft.DType) simd.Type {

@@ -1,6 +1,7 @@
 package pull
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,6 +26,7 @@ type host struct {
 	stage   *enginehost.Stage // operands that lie in no window
 	partial *enginehost.Stage // this rank's partial sums for the others
 	scalars *enginehost.Stage // a number per selection, for gradients of weights
+	far     *far              // nil where all ranks are of one host
 
 	sent struct { // the operation that was last sent to be received later
 		op    string // "" once it was received
@@ -110,15 +112,17 @@ func (h *host) allocate(ctx context.Context) error {
 	size := g.WindowSizes(s)
 	var err error
 	h.rounds, err = enginehost.New(ctx, h.Comm, enginehost.Config{
-		Kind: "handle", Own: int(size.Metadata), Differs: differs,
+		Kind: "handle", Own: farBytes(h.Comm) + int(size.Metadata), Differs: differs, Lines: farLines(h.Comm),
 	})
 	if err != nil {
 		return err
 	}
 	h.windows = append(h.windows, h.rounds.Window)
 	h.routing = make([][]byte, h.Comm.Size())
-	for r := range h.routing {
-		h.routing[r] = h.rounds.OwnBytes(r)
+	if !h.Comm.Operations().Spans() { // else keepers change with masks: see far.follow
+		for r := range h.routing {
+			h.routing[r] = h.rounds.OwnBytes(r)
+		}
 	}
 	w, err := alloc(int(size.Block) * s.Live)
 	if err != nil {
@@ -142,7 +146,7 @@ func (h *host) allocate(ctx context.Context) error {
 		}
 		h.scalars = h.rounds.NewStage(w)
 	}
-	return nil
+	return h.newFar(ctx, alloc)
 }
 
 func (h *host) Resources() (r spec.Resources) {
@@ -187,6 +191,7 @@ func (h *host) enter(op string) (round uint64, err error) {
 	if err := h.rounds.Begin(op); err != nil {
 		return 0, err
 	}
+	h.far.follow()
 	if h.pending() {
 		return 0, weft.Invalidf("%s: the handle's %s has been sent and not received; receive it first", op, h.sent.op)
 	}
@@ -233,15 +238,21 @@ func (h *host) awaitCalls(ctx context.Context, round uint64, op string, own erro
 	err := h.rounds.AwaitCalls(ctx, op, round, own, h.waits(op))
 	if err != nil {
 		h.rounds.Leave()
+		if h.Comm.Err() == nil { // what is on its way to other hosts may be the caller's
+			err = cmp.Or(h.rounds.AwaitShipped(ctx, op), err)
+		}
 	}
 	return err
 }
 
-// leave says that this rank has finished reading the operands of its peers. It fails if this rank
-// was told of a failure meanwhile: the others may have gone on without it, and what it has read may
+// leave says that this rank has finished reading the operands of its peers, and sees to it that what it sends to other
+// hosts is on its way. It fails if this rank was told of a failure meanwhile: the others may have gone on without it, and what it has read may
 // be what they wrote later.
-func (h *host) leave(op string) error {
+func (h *host) leave(ctx context.Context, op string) error {
 	h.rounds.Leave()
+	if err := h.rounds.AwaitTold(ctx, op); err != nil {
+		return err
+	}
 	return h.Comm.Operations().Begin(op)
 }
 

@@ -298,10 +298,10 @@ func FuzzOperands(f *testing.F) {
 			SumArgs: spec.SumArgs{Out: weft.TensorOf(home, 3, 128)},
 		}
 		for _, move := range []func() error{
-			func() error { return h.scratch.mover.pull("test") },
-			h.scratch.gather.home,
-			func() error { return h.fetchScalars(routing, weights, "test", 0) },
-			func() error { return h.fetchScalars(routing, weights, "test", 1) },
+			func() error { return h.scratch.mover.pull(t.Context(), "test") },
+			func() error { return h.scratch.gather.home(t.Context()) },
+			func() error { return h.fetchScalars(t.Context(), routing, 1, weights, "test", 0) },
+			func() error { return h.fetchScalars(t.Context(), routing, 1, weights, "test", 1) },
 		} {
 			err := move()
 			if err == nil {

@@ -33,10 +33,14 @@ func (h *host) route(ctx context.Context, op string, kind int, s *weft.Stream, t
 	if err != nil {
 		return nil, err
 	}
+	if err := h.claimMetadata(ctx, op, round); err != nil {
+		return nil, err
+	}
 	out := h.metadata(h.Comm.Rank(), round)
 	if own := cmp.Or(onHost(op, s), h.writeMetadata(op, &out, topk, weights)); own != nil {
 		return nil, h.refuse(ctx, op, own)
 	}
+	h.far.showMetadata(&out, round)
 	h.rounds.Open(uint64(newCall(kind, nil, false)))
 	if err := h.awaitCalls(ctx, round, op, nil); err != nil {
 		return nil, err
@@ -46,11 +50,11 @@ func (h *host) route(ctx context.Context, op string, kind int, s *weft.Stream, t
 	g := &h.Geometry
 	if h.Spec.Overflow == spec.OverflowRefuse && h.Spec.Capacity > 0 {
 		if o := g.Overflow(h.scratch.total, h.scratch.tokenTotal, h.Comm.Mask(), &h.scratch.zones); o != nil {
-			return nil, cmp.Or(h.leave(op), error(o))
+			return nil, cmp.Or(h.leave(ctx, op), error(o))
 		}
 	}
 	r, src := h.newBatch(&out, topk, weights)
-	if err := h.leave(op); err != nil {
+	if err := h.leave(ctx, op); err != nil {
 		r.batch.Release()
 		return nil, err
 	}
@@ -68,6 +72,11 @@ func (h *host) route(ctx context.Context, op string, kind int, s *weft.Stream, t
 // metadata is a rank's routing metadata of the operation that opens in a round.
 func (h *host) metadata(rank int, round uint64) metadata {
 	return metadataAt(&h.Geometry, h.routing[rank], round)
+}
+
+// claimMetadata waits until this rank's metadata of a round may be written: other hosts have got what was there.
+func (h *host) claimMetadata(ctx context.Context, op string, round uint64) error {
+	return h.rounds.AwaitShown(ctx, op, round-2)
 }
 
 // operand is where a rank's first or second operand of the operation in progress lies.
@@ -123,9 +132,10 @@ func (h *host) writeMetadata(op string, out *metadata, topk, weights weft.Tensor
 	}
 	next := int32(0)
 	cursor := h.scratch.cursor[:g.Ranks]
-	for r, n := range out.tokens {
+	for i := range g.Ranks {
+		r := h.inOrder(i)
 		out.first[r], cursor[r] = next, next
-		next += n
+		next += out.tokens[r]
 	}
 	var w []float32
 	if !weights.IsZero() {
@@ -161,6 +171,14 @@ func (h *host) writeMetadata(op string, out *metadata, topk, weights weft.Tensor
 	return nil
 }
 
+// inOrder is the i-th rank in the order of records: those of a host follow each other.
+func (h *host) inOrder(i int) int {
+	if h.far == nil {
+		return i
+	}
+	return h.far.order[i]
+}
+
 // newBatch computes the routing from the metadata of all ranks. It also returns a rank whose metadata
 // makes no sense, or -1.
 func (h *host) newBatch(own *metadata, topk, weights weft.Tensor) (*hostRouting, int) {
@@ -170,12 +188,20 @@ func (h *host) newBatch(own *metadata, topk, weights weft.Tensor) (*hostRouting,
 	r.batch.Tokens, r.batch.Masked = tokens, h.Comm.Operations().MaskPointer()
 	r.batch.Weights = spec.WeightsIf(!weights.IsZero())
 	n := tokens * g.TopK
-	r.ints = sized(r.ints, 2*n+tokens+1+4*g.Local+2*g.Ranks+1+g.Ranks*g.Local)
+	far := 0
+	if h.far != nil {
+		far = n + g.Ranks
+	}
+	r.ints = sized(r.ints, 2*n+tokens+1+4*g.Local+2*g.Ranks+1+g.Ranks*g.Local+far)
 	buf := r.ints
 	r.zones = spec.CarveZones(&buf, g.Local)
 	r.experts, r.rows, r.firstDestination = spec.Carve(&buf, n), spec.Carve(&buf, n), spec.Carve(&buf, tokens+1)
 	r.firstToken, r.tokens, r.counts = spec.Carve(&buf, g.Ranks+1), spec.Carve(&buf, g.Ranks), spec.Carve(&buf,
 		g.Ranks*g.Local)
+	if h.far != nil {
+		r.nth, r.selected = spec.Carve(&buf, n), spec.Carve(&buf, g.Ranks)
+		clear(r.selected)
+	}
 	g.ExpertZones(&r.zones, h.Comm.Rank(), h.scratch.total)
 	h.placeTokens(r, own, topk, weights)
 	return r, h.readTokens(r)
@@ -261,6 +287,10 @@ func (h *host) placeSelections(r *hostRouting, sel *spec.Selections, t int) {
 			continue
 		}
 		ranks.add(d)
+		if r.nth != nil {
+			r.nth[i] = r.selected[d]
+			r.selected[d]++
+		}
 		if !g.Layout.ByExpert() {
 			continue
 		}
@@ -283,7 +313,9 @@ func (h *host) placeDestinations(r *hostRouting, t int) {
 	g := &h.Geometry
 	me, first, sent := h.Comm.Rank(), h.scratch.tokenBefore, h.scratch.sent
 	for d := range h.scratch.ranks.all() {
-		v := destination{rank: int32(d), index: first[d] + sent[d], row: -1, live: h.scratch.kept.has(d)}
+		v := destination{
+			rank: int32(d), index: first[d] + sent[d], nth: sent[d], row: -1, live: h.scratch.kept.has(d),
+		}
 		switch g.Layout {
 		case spec.RankMajor:
 			v.row, v.live = int32(me*g.Tokens+t), true

@@ -15,6 +15,9 @@ type hostRouting struct {
 	weights []float32 // [tokens, topk]; nil without weights
 	experts []int32   // [tokens, topk]; -1 where there is none
 	rows    []int32   // [tokens, topk]: the row at the expert's rank; -1 where nothing was sent
+	// Of several hosts: the number of each selection among those of this rank's that go to the same rank, and
+	// by rank how many these are.
+	nth, selected []int32
 	// The ranks that have token t, in the order in which their sums are added:
 	// destinations[firstDestination[t]:firstDestination[t+1]].
 	firstDestination []int32
@@ -38,6 +41,7 @@ type hostRouting struct {
 // destination is a rank that has one of this rank's tokens.
 type destination struct {
 	rank  int32
+	nth   int32 // of the token among those that this rank sends there
 	index int32 // of the token among those that the rank receives: where it leaves its partial sum
 	row   int32 // the token's row, for layouts with one row per rank; -1 if it was dropped
 	live  bool  // at least one row of it was kept
@@ -245,3 +249,12 @@ func (r *hostRouting) rowsOf(i int32) []recvRow {
 func (r *hostRouting) selectionsOf(i int32) []recvRow { return r.allOf(i)[1:] }
 
 func (r *hostRouting) rowOf(i int32) int { return int(r.recvRows[r.recvTokens[i].first].row) }
+
+// selectionsFrom is how many selections of a rank's come here.
+func (r *hostRouting) selectionsFrom(src int) (n int) {
+	local := r.h.Geometry.Local
+	for _, k := range r.counts[src*local : (src+1)*local] {
+		n += int(k)
+	}
+	return n
+}
