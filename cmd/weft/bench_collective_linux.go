@@ -199,14 +199,8 @@ func (c *collectiveFlags) check(cmd *cobra.Command) error {
 			return err
 		}
 	}
-	if size := launched(); size > 0 {
-		switch given := cmd.Flags().Changed("ranks"); {
-		case c.device == onGPU:
-			return errors.New("--device gpu makes its ranks itself: run it without a launcher")
-		case given && (len(c.ranks) != 1 || c.ranks[0] != size):
-			return fmt.Errorf("--ranks %v: the launcher has started %d", &c.ranks, size)
-		}
-		c.ranks = counts{size}
+	if err := launchedRanks(cmd, c.device, &c.ranks); err != nil {
+		return err
 	}
 	if c.device == onHost {
 		return nil
@@ -259,6 +253,22 @@ func (c *collectiveFlags) jobs() []job {
 		jobs = append(jobs, job{n, bench.Task{Collective: &c.sweep}})
 	}
 	return jobs
+}
+
+// launchedRanks makes the ranks those that a launcher has started, if there are any.
+func launchedRanks(cmd *cobra.Command, device string, ranks *counts) error {
+	size := launched()
+	if size == 0 {
+		return nil
+	}
+	switch given := cmd.Flags().Changed("ranks"); {
+	case device == onGPU:
+		return errors.New("--device gpu makes its ranks itself: run it without a launcher")
+	case given && (len(*ranks) != 1 || (*ranks)[0] != size):
+		return fmt.Errorf("--ranks %v: the launcher has started %d", ranks, size)
+	}
+	*ranks = counts{size}
+	return nil
 }
 
 // launched is how many ranks a launcher has started, of which this process is one, or 0.

@@ -25,8 +25,14 @@ func newBenchEP() *cobra.Command {
 		if err := refuseOther(cmd, gpus.device, hostOnly, gpuOnly); err != nil {
 			return usageError{err}
 		}
+		if err := launchedRanks(cmd, gpus.device, &flags.ranks); err != nil {
+			return usageError{err}
+		}
 		if gpus.device == onGPU {
 			return gpus.run(cmd, flags, *out)
+		}
+		if launched() > 0 {
+			return sweepAsMember(cmd.Context(), *out, flags.jobs())
 		}
 		return sweep(*out, flags.jobs())
 	}
