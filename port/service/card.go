@@ -36,6 +36,61 @@ func decodePart(b []byte) (p part, err error) {
 	return p, nil
 }
 
+// Expose makes a memory of this rank without the others: those to which its [Memory.Card] is brought import it. What
+// holds of the memory of Register holds of it.
+func (s *Service) Expose(memory []byte) (*Memory, error) {
+	const op = "expose port memory"
+	if err := s.gate.Enter(op); err != nil {
+		return nil, err
+	}
+	defer s.gate.Leave()
+	m, err := s.own(s.comm.Rank(), memory)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", op, err)
+	}
+	return m, nil
+}
+
+// Card is what another rank imports to put into this rank's part. It is valid until the memory is closed.
+// An imported memory has none.
+func (m *Memory) Card() []byte {
+	rank := m.service.comm.Rank()
+	own := m.parts[rank]
+	if !own.known {
+		return nil
+	}
+	b := binary.LittleEndian.AppendUint32(nil, memoryMagic)
+	b = binary.LittleEndian.AppendUint32(b, uint32(rank))
+	return append(b, own.encode()...)
+}
+
+const (
+	memoryMagic = 0x57504d31 // "WPM1"
+	cardHeader  = 8
+)
+
+// Import makes a memory of another rank, as a destination of channels to it, by the card that the rank has made of it.
+func (s *Service) Import(card []byte) (*Memory, error) {
+	const op = "import port memory"
+	if err := s.gate.Enter(op); err != nil {
+		return nil, err
+	}
+	defer s.gate.Leave()
+	if len(card) < cardHeader || binary.LittleEndian.Uint32(card) != memoryMagic {
+		return nil, weft.Invalidf("%s: %d bytes that are no card of a memory of this version of Weft", op, len(card))
+	}
+	rank := binary.LittleEndian.Uint32(card[4:])
+	if rank >= uint32(s.comm.Size()) || int(rank) == s.comm.Rank() {
+		return nil, weft.Invalidf("%s: a card of rank %d, want one of another rank of %d", op, rank, s.comm.Size())
+	}
+	m := &Memory{service: s, of: int(rank), parts: make([]part, s.comm.Size())}
+	var err error
+	if m.parts[rank], err = decodePart(bytes.Clone(card[cardHeader:])); err != nil {
+		return nil, &weft.PeerError{Rank: int(rank), Op: op, Err: err}
+	}
+	return m, nil
+}
+
 // hello is what a rank says to another one with which it connects.
 type hello struct {
 	number  uint32 // of the channel

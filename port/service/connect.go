@@ -58,7 +58,8 @@ func (s *Service) Connect(ctx context.Context, peer int, o ChannelOptions, dst, 
 	m := s.meetings[peer]
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	own := hello{number: uint32(m.made + 1), kind: o.Kind, spread: o.Spread}
+	number := m.next()
+	own := hello{number: uint32(number), kind: o.Kind, spread: o.Spread}
 	refused := s.refuse(ctx, op, peer, m, o, dst, src)
 	if refused != nil {
 		own.refused = refused.Error()
@@ -77,27 +78,75 @@ func (s *Service) Connect(ctx context.Context, peer int, o ChannelOptions, dst, 
 	if err != nil {
 		return nil, err
 	}
-	l := &link{service: s, peer: peer, kind: kind, receiving: make(chan struct{}, 1)}
-	if kind == MemoryChannel {
-		l.semaphore = s.semaphore(peer, m.made+1)
-	} else {
-		p, err := s.reach(ctx, op, peer, m)
-		if err != nil {
+	if kind == PortChannel {
+		if _, err := s.reach(ctx, op, peer, m); err != nil {
 			return nil, s.told(ctx, op, peer, err)
 		}
+	}
+	return s.link(peer, m, number, kind, o.Spread, dst, src)
+}
+
+// Open makes the channel of a number, from 1 to [Service.Channels], to a peer with which this rank has connected once.
+// The two agree on it by means of their own: each opens the same number with the same options, of a Kind other than
+// Auto, and waits for nothing. Connect takes the lowest number that is free.
+func (s *Service) Open(peer, number int, o ChannelOptions, dst, src *Memory) (*Channel, error) {
+	const op = "open port channel"
+	if err := s.gate.Enter(op); err != nil {
+		return nil, err
+	}
+	defer s.gate.Leave()
+	if peer < 0 || peer >= s.comm.Size() || peer == s.comm.Rank() {
+		return nil, weft.Invalidf("%s: rank %d: want another rank of %d", op, peer, s.comm.Size())
+	}
+	if err := s.sound(op, peer); err != nil {
+		return nil, err
+	}
+	m := s.meetings[peer]
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case o.Kind == Auto || o.Kind >= kinds:
+		return nil, weft.Invalidf("%s: kind %v, want one that the ranks have agreed on", op, o.Kind)
+	case o.Spread && o.Kind == MemoryChannel:
+		return nil, weft.Invalidf("%s: Spread, which a memory channel has no rails for", op)
+	case number < 1 || number > s.options.Channels || m.taken[number]:
+		return nil, weft.Invalidf("%s: number %d to rank %d, want one from 1 to %d that has no channel", op, number, peer,
+			s.options.Channels)
+	case o.Kind == PortChannel && s.absent != nil:
+		return nil, s.absent
+	case o.Kind == PortChannel && m.port.Load() == nil:
+		return nil, weft.Invalidf("%s: no port channel to rank %d was connected before: that makes the connection", op, peer)
+	}
+	if err := s.check(op, peer, dst, src); err != nil {
+		return nil, err
+	}
+	return s.link(peer, m, number, o.Kind, o.Spread, dst, src)
+}
+
+// link makes the channel of a number that is free.
+func (s *Service) link(peer int, m *meeting, number int, kind Kind, spread bool, dst, src *Memory) (*Channel, error) {
+	l := &link{service: s, peer: peer, kind: kind, receiving: make(chan struct{}, 1)}
+	if kind == MemoryChannel {
+		l.semaphore = s.semaphore(peer, number)
+	} else {
+		p := m.port.Load()
 		to, from, err := l.places(p, dst, src)
 		if err == nil {
-			l.base, err = p.Channel(port.ChannelOptions{Signal: m.made + 1, Spread: o.Spread}, to, from)
+			l.base, err = p.Channel(port.ChannelOptions{Signal: number, Spread: spread}, to, from)
 		}
 		if err != nil {
 			return nil, translate(err)
 		}
 	}
-	m.made++
+	c, err := l.between(dst, src)
+	if err != nil && kind == MemoryChannel { // a port channel's number was used, whatever follows
+		return nil, err
+	}
+	m.taken[number] = true
 	s.mu.Lock()
 	s.links = append(s.links, l)
 	s.mu.Unlock()
-	return l.between(dst, src)
+	return c, err
 }
 
 // refuse is what is wrong with this rank's arguments.
@@ -112,9 +161,9 @@ func (s *Service) refuse(ctx context.Context, op string, peer int, m *meeting, o
 		return weft.Invalidf("%s: kind %d", op, o.Kind)
 	case o.Spread && o.Kind == MemoryChannel:
 		return weft.Invalidf("%s: Spread, which a memory channel has no rails for", op)
-	case m.made == s.options.Channels:
+	case m.next() > s.options.Channels:
 		return weft.Unsupportedf("%s: there are %d channels to rank %d: make the service with more Channels, or use "+
-			"one of them with other memories", op, m.made, peer)
+			"one of them with other memories", op, s.options.Channels, peer)
 	}
 	return s.check(op, peer, dst, src)
 }
@@ -126,6 +175,10 @@ func (s *Service) check(op string, peer int, dst, src *Memory) error {
 		return weft.Invalidf("%s: no memory", op)
 	case dst.service != s || src.service != s:
 		return weft.Invalidf("%s: the memory is another service's", op)
+	case dst.of != everyRank && dst.of != peer:
+		return weft.Invalidf("%s: the destination is rank %d's alone: import the card of one of rank %d", op, dst.of, peer)
+	case src.of != everyRank && src.of != s.comm.Rank():
+		return weft.Invalidf("%s: the source is rank %d's: expose one of this rank", op, src.of)
 	case !dst.parts[peer].known:
 		return &weft.PeerError{Rank: peer, Op: op, Err: fmt.Errorf("%w when the memory was registered", weft.ErrMasked)}
 	}

@@ -7,6 +7,9 @@
 //	c.PutWithSignal(ctx, to, from, n)                   // the peer's c.Wait(ctx) returns, and sees the bytes
 //	c.Flush(ctx)                                        // the source may change
 //
+// Ranks that have means of their own to tell each other things need no collective call for a memory or a channel:
+// [Service.Expose], [Memory.Card] and [Service.Import] are for memories, [Service.Open] for channels.
+//
 // # Data flow
 //
 // [New] opens a domain of package fabric for each rail, and a proxy over them. The cards of proxies and memories go

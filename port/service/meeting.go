@@ -21,7 +21,17 @@ type meeting struct {
 	base    int    // of the board in the memories of the channel
 	rounds  int    // that are over
 	sent    []byte // the hello of the round that is not over
-	made    int    // channels
+	taken   []bool // by number: channels that were made
+}
+
+// next is the lowest number without a channel. Number 0 is of hellos.
+func (m *meeting) next() int {
+	for n, taken := range m.taken {
+		if !taken {
+			return n
+		}
+	}
+	return len(m.taken)
 }
 
 func (s *Service) countersSize() int {

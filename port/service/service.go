@@ -50,7 +50,7 @@ func New(ctx context.Context, comm *weft.Comm, o Options) (*Service, error) {
 	s := &Service{comm: comm, ops: ops, options: o, meetings: make([]*meeting, comm.Size())}
 	s.waiter = ops.WaiterOf("port service")
 	for r := range s.meetings {
-		s.meetings[r] = new(meeting)
+		s.meetings[r] = &meeting{taken: append([]bool{true}, make([]bool, o.Channels)...)}
 	}
 	if err := s.build(ctx, op); err != nil {
 		return nil, errors.Join(err, s.release())
@@ -150,17 +150,21 @@ func (s *Service) Rails() int { return len(s.domains) }
 // Channels is the most channels between two ranks.
 func (s *Service) Channels() int { return s.options.Channels }
 
-// Memory is a memory of each rank that channels put from and into.
+// Memory is a memory of each rank that channels put from and into, or that of one rank alone.
 type Memory struct {
 	service *Service
-	bytes   []byte
+	of      int          // the rank whose part alone is known here, or everyRank
+	bytes   []byte       // of this rank
 	local   *port.Memory // nil where there is no fabric, or no memory
 	parts   []part       // by rank
 }
 
+// everyRank is of of a memory that is registered by all.
+const everyRank = -1
+
 // part is what is known of a rank's memory.
 type part struct {
-	known  bool // false for a rank that was masked
+	known  bool // false for a rank that was masked, and where the memory is of another rank
 	bytes  int
 	window uint64 // that it lies in
 	offset int
@@ -180,28 +184,14 @@ func (s *Service) Register(ctx context.Context, memory []byte) (*Memory, error) 
 }
 
 func (s *Service) register(ctx context.Context, op string, memory []byte) (*Memory, error) {
-	m := &Memory{service: s, bytes: memory, parts: make([]part, s.comm.Size())}
-	own := part{known: true, bytes: len(memory)}
-	err := refusal.Of(ctx)
+	m, err := &Memory{service: s, of: everyRank}, refusal.Of(ctx)
 	if err == nil {
-		err = s.onHost(memory)
+		m, err = s.own(everyRank, memory)
 	}
-	if err == nil && len(memory) > 0 {
-		if s.comm.Device() == nil {
-			if w, offset, ok := s.ops.Find(addressOf(memory), len(memory)); ok {
-				own.window, own.offset, own.mapped = w.ID(), offset, true
-			}
-		}
-		if s.absent == nil {
-			if m.local, err = s.proxy.Register(memory, uint32(s.ops.Generation())); err == nil {
-				own.card = m.local.Card()
-			}
-		}
-	}
-	err = s.ops.VerifySame(ctx, op, "memory", translate(err))
+	err = s.ops.VerifySame(ctx, op, "memory", err)
 	var notes [][]byte
 	if err == nil {
-		notes, err = s.ops.GatherNotes(ctx, op, own.encode())
+		notes, err = s.ops.GatherNotes(ctx, op, m.parts[s.comm.Rank()].encode())
 	}
 	for r, n := range notes {
 		if n == nil || err != nil {
@@ -214,6 +204,31 @@ func (s *Service) register(ctx context.Context, op string, memory []byte) (*Memo
 	if err != nil {
 		return nil, errors.Join(err, m.close())
 	}
+	return m, nil
+}
+
+// own is a memory of which this rank's part alone is known yet.
+func (s *Service) own(of int, memory []byte) (*Memory, error) {
+	m := &Memory{service: s, of: of, bytes: memory, parts: make([]part, s.comm.Size())}
+	own := part{known: true, bytes: len(memory)}
+	if err := s.onHost(memory); err != nil {
+		return m, err
+	}
+	if len(memory) > 0 {
+		if s.comm.Device() == nil {
+			if w, offset, ok := s.ops.Find(addressOf(memory), len(memory)); ok {
+				own.window, own.offset, own.mapped = w.ID(), offset, true
+			}
+		}
+		if s.absent == nil {
+			local, err := s.proxy.Register(memory, uint32(s.ops.Generation()))
+			if err != nil {
+				return m, translate(err)
+			}
+			m.local, own.card = local, local.Card()
+		}
+	}
+	m.parts[s.comm.Rank()] = own
 	return m, nil
 }
 

@@ -247,6 +247,94 @@ func TestPlainMemory(t *testing.T) {
 	})
 }
 
+// TestOpen: ranks that have connected bring each other cards and numbers, and make memories and channels of them, in
+// any order.
+func TestOpen(t *testing.T) {
+	onNetworks(t, func(t *testing.T, options func(int) service.Options) {
+		onRanks(t, 2, options, func(ctx context.Context, c *weft.Comm, s *service.Service) error {
+			rank, peer := c.Rank(), 1-c.Rank()
+			board := make([]byte, 2*slot)
+			m, err := s.Register(ctx, board)
+			if err != nil {
+				return err
+			}
+			fabricOnly := service.ChannelOptions{Kind: service.PortChannel}
+			if _, err := s.Open(peer, 2, fabricOnly, m, m); !errors.Is(err, weft.ErrInvalid) {
+				return fmt.Errorf("before they have connected: %v", err)
+			}
+			first, err := s.Connect(ctx, peer, fabricOnly, m, m)
+			if err != nil {
+				return err
+			}
+			memory := make([]byte, 8+4*slot)
+			mine, err := s.Expose(memory)
+			if err != nil {
+				return err
+			}
+			card := mine.Card()
+			board[slot] = byte(len(card))
+			copy(board[slot+1:], card)
+			if err := errors.Join(first.PutWithSignal(ctx, 0, slot, slot), first.Wait(ctx), first.Flush(ctx)); err != nil {
+				return err
+			}
+			theirs, err := s.Import(board[1:][:board[0]])
+			if err != nil {
+				return err
+			}
+			if theirs.Bytes(peer) != len(memory) || theirs.Bytes(rank) != 0 || theirs.Card() != nil {
+				return fmt.Errorf("%d and %d bytes, card %x", theirs.Bytes(peer), theirs.Bytes(rank), theirs.Card())
+			}
+			opened := map[int]*service.Channel{}
+			for i := range 2 {
+				number := 3 + (i+rank)%2
+				if opened[number], err = s.Open(peer, number, fabricOnly, theirs, mine); err != nil {
+					return err
+				}
+			}
+			for number := 3; number <= 4; number++ {
+				clear(memory)
+				if err := errors.Join(first.Signal(ctx), first.Wait(ctx)); err != nil {
+					return err
+				}
+				if err := exchange(ctx, opened[number], rank, memory, 10, true); err != nil {
+					return fmt.Errorf("channel %d: %w", number, err)
+				}
+			}
+			next, err := s.Connect(ctx, peer, fabricOnly, m, m) // number 2
+			if err != nil {
+				return err
+			}
+			for i, try := range []struct {
+				number   int
+				o        service.ChannelOptions
+				dst, src *service.Memory
+			}{
+				{-1, fabricOnly, theirs, mine},
+				{0, fabricOnly, theirs, mine},
+				{1, fabricOnly, theirs, mine},
+				{2, fabricOnly, theirs, mine},
+				{3, fabricOnly, theirs, mine},
+				{s.Channels() + 1, fabricOnly, theirs, mine},
+				{5, service.ChannelOptions{}, theirs, mine},
+				{5, service.ChannelOptions{Kind: 7}, theirs, mine},
+				{5, fabricOnly, mine, mine},
+				{5, fabricOnly, theirs, theirs},
+				{5, fabricOnly, theirs, nil},
+			} {
+				if _, err := s.Open(peer, try.number, try.o, try.dst, try.src); !errors.Is(err, weft.ErrInvalid) {
+					return fmt.Errorf("wrong arguments %d: %v", i, err)
+				}
+			}
+			for _, card := range [][]byte{nil, card, card[:7], append([]byte{1}, card...), board[1:10]} {
+				if _, err := s.Import(card); !errors.Is(err, weft.ErrInvalid) && !errors.Is(err, weft.ErrMismatch) {
+					return fmt.Errorf("card %x: %v", card, err)
+				}
+			}
+			return errors.Join(next.Signal(ctx), next.Wait(ctx), theirs.Close(), mine.Close())
+		})
+	})
+}
+
 // TestRefusals: what one rank gets wrong is an error on both, and the next connection works.
 func TestRefusals(t *testing.T) {
 	onRanks(t, 2, twin(t, fabrictest.TCP(), 1), func(ctx context.Context, c *weft.Comm, s *service.Service) error {
