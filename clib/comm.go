@@ -387,6 +387,20 @@ func goweft_comm_wait(id C.uint64_t, stream unsafe.Pointer, ms C.int64_t) C.int 
 	})
 }
 
+//export goweft_comm_hosts
+func goweft_comm_hosts(id C.uint64_t, out *C.int32_t, n C.int) C.int {
+	return beside(id, func(c *comm) error {
+		if size := c.weft.Size(); out == nil || int(n) != size {
+			return invalidf("%d hosts to be written to %p, and there are %d ranks", n, out, size)
+		}
+		hosts := unsafe.Slice(out, n)
+		for r := range hosts {
+			hosts[r] = C.int32_t(c.weft.Host(r))
+		}
+		return nil
+	})
+}
+
 //export goweft_comm_mask
 func goweft_comm_mask(id C.uint64_t, out *C.uint64_t, n C.int) C.int {
 	return beside(id, func(c *comm) error {

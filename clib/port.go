@@ -150,13 +150,9 @@ func goweft_port_memory_create(id C.uint64_t, memory unsafe.Pointer, bytes C.siz
 		if err := result(unsafe.Pointer(out), "weft_port_memory"); err != nil {
 			return err
 		}
-		var mine []byte
-		switch {
-		case bytes > math.MaxInt || memory == nil && bytes > 0:
-			why := invalidf("a memory of %d bytes at %p", bytes, memory)
-			ctx = refusal.With(ctx, cmp.Or(refusal.Of(ctx), why))
-		case memory != nil:
-			mine = unsafe.Slice((*byte)(memory), int(bytes))
+		mine, err := bytesOf(memory, bytes)
+		if err != nil {
+			ctx = refusal.With(ctx, cmp.Or(refusal.Of(ctx), err))
 		}
 		m, err := x.service.Register(ctx, mine)
 		if err != nil {
@@ -164,6 +160,69 @@ func goweft_port_memory_create(id C.uint64_t, memory unsafe.Pointer, bytes C.siz
 		}
 		return own(portMemories, &portMemory{x, m}, &x.ops, unsafe.Pointer(out), m)
 	})
+}
+
+// alone is run for calls on a port that are local.
+func alone(id C.uint64_t, made unsafe.Pointer, f func(*portService) (*service.Memory, error)) C.int {
+	return run(ports, id, func(x *portService) error {
+		if err := result(made, "weft_port_memory"); err != nil {
+			return err
+		}
+		m, err := f(x)
+		if err != nil {
+			return err
+		}
+		return own(portMemories, &portMemory{x, m}, &x.ops, made, m)
+	})
+}
+
+//export goweft_port_memory_expose
+func goweft_port_memory_expose(id C.uint64_t, memory unsafe.Pointer, bytes C.size_t, out *C.weft_port_memory) C.int {
+	return alone(id, unsafe.Pointer(out), func(x *portService) (*service.Memory, error) {
+		mine, err := bytesOf(memory, bytes)
+		if err != nil {
+			return nil, err
+		}
+		return x.service.Expose(mine)
+	})
+}
+
+//export goweft_port_memory_card
+func goweft_port_memory_card(id C.uint64_t, card unsafe.Pointer, bytes *C.size_t) C.int {
+	return run(portMemories, id, func(m *portMemory) error {
+		if bytes == nil {
+			return invalidf("bytes is NULL; pass the room for the card")
+		}
+		made, room := m.memory.Card(), *bytes
+		*bytes = C.size_t(len(made))
+		switch {
+		case made == nil:
+			return invalidf("the memory is another rank's, whose card this rank has imported")
+		case card == nil || room < C.size_t(len(made)):
+			return invalidf("a card of %d bytes, and there is room for %d at %p", len(made), room, card)
+		}
+		copy(unsafe.Slice((*byte)(card), len(made)), made)
+		return nil
+	})
+}
+
+//export goweft_port_memory_import
+func goweft_port_memory_import(id C.uint64_t, card unsafe.Pointer, bytes C.size_t, out *C.weft_port_memory) C.int {
+	return alone(id, unsafe.Pointer(out), func(x *portService) (*service.Memory, error) {
+		theirs, err := bytesOf(card, bytes)
+		if err != nil {
+			return nil, err
+		}
+		return x.service.Import(theirs)
+	})
+}
+
+// bytesOf is memory of the caller's.
+func bytesOf(memory unsafe.Pointer, bytes C.size_t) ([]byte, error) {
+	if bytes > math.MaxInt || memory == nil && bytes > 0 {
+		return nil, invalidf("a memory of %d bytes at %p", bytes, memory)
+	}
+	return unsafe.Slice((*byte)(memory), int(bytes)), nil
 }
 
 //export goweft_port_memory_size
@@ -198,6 +257,20 @@ func memoriesOf(dst, src C.uint64_t) (to, from *service.Memory, err error) {
 	return d.memory, s.memory, nil
 }
 
+func channelOptions(options *C.weft_port_channel_options) (o service.ChannelOptions, err error) {
+	if options == nil {
+		return o, nil
+	}
+	v, err := input(options, "weft_port_channel_options")
+	if err != nil {
+		return o, err
+	}
+	if v.kind < 0 || v.kind > math.MaxUint8 {
+		v.kind = math.MaxUint8 // which is none either
+	}
+	return service.ChannelOptions{Kind: service.Kind(v.kind), Spread: v.spread != 0}, nil
+}
+
 //export goweft_port_connect
 func goweft_port_connect(id C.uint64_t, peer C.int, options *C.weft_port_channel_options, dst, src C.uint64_t,
 	out *C.weft_port_channel, ms C.int64_t,
@@ -206,22 +279,40 @@ func goweft_port_connect(id C.uint64_t, peer C.int, options *C.weft_port_channel
 		if err := result(unsafe.Pointer(out), "weft_port_channel"); err != nil {
 			return err
 		}
-		var o service.ChannelOptions
-		if options != nil {
-			v, err := input(options, "weft_port_channel_options")
-			if err != nil {
-				return err
-			}
-			if v.kind < 0 || v.kind > math.MaxUint8 {
-				v.kind = math.MaxUint8 // which is none either
-			}
-			o = service.ChannelOptions{Kind: service.Kind(v.kind), Spread: v.spread != 0}
+		o, err := channelOptions(options)
+		if err != nil {
+			return err
 		}
 		to, from, err := memoriesOf(dst, src)
 		if err != nil {
 			return err
 		}
 		c, err := x.service.Connect(ctx, int(peer), o, to, from)
+		if err != nil {
+			return err
+		}
+		made := &portChannel{port: x, channel: c}
+		return add(portChannels, made, &made.alone, unsafe.Pointer(out))
+	})
+}
+
+//export goweft_port_open
+func goweft_port_open(id C.uint64_t, peer, number C.int, options *C.weft_port_channel_options, dst, src C.uint64_t,
+	out *C.weft_port_channel,
+) C.int {
+	return run(ports, id, func(x *portService) error {
+		if err := result(unsafe.Pointer(out), "weft_port_channel"); err != nil {
+			return err
+		}
+		o, err := channelOptions(options)
+		if err != nil {
+			return err
+		}
+		to, from, err := memoriesOf(dst, src)
+		if err != nil {
+			return err
+		}
+		c, err := x.service.Open(int(peer), int(number), o, to, from)
 		if err != nil {
 			return err
 		}

@@ -56,6 +56,10 @@ weft_status weft_comm_mask(weft_comm comm, uint64_t *words, int n) {
 	return CALL(goweft_comm_mask(ID(comm), words, n));
 }
 
+weft_status weft_comm_hosts(weft_comm comm, int32_t *hosts, int n) {
+	return CALL(goweft_comm_hosts(ID(comm), hosts, n));
+}
+
 weft_status weft_comm_error(weft_comm comm) {
 	return CALL(goweft_comm_error(ID(comm)));
 }
@@ -319,6 +323,20 @@ weft_status weft_port_memory_create(weft_port port, void *memory, size_t bytes,
 	return CALL(goweft_port_memory_create(ID(port), memory, bytes, made, libweft_timeout));
 }
 
+weft_status weft_port_memory_expose(weft_port port, void *memory, size_t bytes,
+		weft_port_memory *made) {
+	return CALL(goweft_port_memory_expose(ID(port), memory, bytes, made));
+}
+
+weft_status weft_port_memory_card(weft_port_memory memory, void *card, size_t *bytes) {
+	return CALL(goweft_port_memory_card(ID(memory), card, bytes));
+}
+
+weft_status weft_port_memory_import(weft_port port, const void *card, size_t bytes,
+		weft_port_memory *made) {
+	return CALL(goweft_port_memory_import(ID(port), (void *)card, bytes, made));
+}
+
 weft_status weft_port_memory_size(weft_port_memory memory, int rank, uint64_t *bytes) {
 	return CALL(goweft_port_memory_size(ID(memory), rank, bytes));
 }
@@ -332,6 +350,13 @@ weft_status weft_port_connect(weft_port port, int peer,
 		weft_port_channel *channel) {
 	return CALL(goweft_port_connect(ID(port), peer, (weft_port_channel_options *)options,
 		ID(dst), ID(src), channel, libweft_timeout));
+}
+
+weft_status weft_port_open(weft_port port, int peer, int number,
+		const weft_port_channel_options *options, weft_port_memory dst, weft_port_memory src,
+		weft_port_channel *channel) {
+	return CALL(goweft_port_open(ID(port), peer, number, (weft_port_channel_options *)options,
+		ID(dst), ID(src), channel));
 }
 
 weft_status weft_port_channel_with(weft_port_channel channel, weft_port_memory dst,

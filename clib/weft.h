@@ -305,6 +305,10 @@ weft_status weft_comm_get(weft_comm comm, weft_comm_info *info);
  * enough. */
 weft_status weft_comm_mask(weft_comm comm, uint64_t *words, int n);
 
+/* Writes the host of each of the n ranks. Ranks of one host share memory; hosts are numbered from 0 in the order of their
+ * lowest ranks, alike on all ranks. */
+weft_status weft_comm_hosts(weft_comm comm, int32_t *hosts, int n);
+
 /* Returns the failure that every operation returns until weft_comm_set_mask, or WEFT_OK. */
 weft_status weft_comm_error(weft_comm comm);
 
@@ -1170,6 +1174,17 @@ weft_status weft_port_destroy(weft_port port);
  */
 weft_status weft_port_memory_create(weft_port port, void *memory, size_t bytes, weft_port_memory *made);
 
+/* Makes a memory of this rank alone, of which the others learn by its card: a way to them is the caller's. What holds
+ * of weft_port_memory_create's memory holds of it. Local. */
+weft_status weft_port_memory_expose(weft_port port, void *memory, size_t bytes, weft_port_memory *made);
+
+/* Writes the card by which another rank imports this rank's part, of at most *bytes bytes, and its length to *bytes. It
+ * is valid until the memory is destroyed. If it does not fit, the call is refused with the length in *bytes. Local. */
+weft_status weft_port_memory_card(weft_port_memory memory, void *card, size_t *bytes);
+
+/* Makes a memory of another rank, a destination of channels to it, by the card that the rank has made. Local. */
+weft_status weft_port_memory_import(weft_port port, const void *card, size_t bytes, weft_port_memory *made);
+
 /* The length of a rank's part: 0 for a rank that was masked when the memory was made. Local. */
 weft_status weft_port_memory_size(weft_port_memory memory, int rank, uint64_t *bytes);
 
@@ -1196,6 +1211,12 @@ typedef struct weft_port_channel_options {
  * NULL. */
 weft_status weft_port_connect(weft_port port, int peer, const weft_port_channel_options *options, weft_port_memory dst,
 							  weft_port_memory src, weft_port_channel *channel);
+
+/* Makes the channel of a number, from 1 to weft_port_info.channels, to a peer to which this rank has connected a channel
+ * of the network before. Both ranks open the number that they have agreed on, with equal options whose kind is not
+ * WEFT_PORT_AUTO, and neither waits. weft_port_connect takes the lowest number that is free. Local. */
+weft_status weft_port_open(weft_port port, int peer, int number, const weft_port_channel_options *options,
+						   weft_port_memory dst, weft_port_memory src, weft_port_channel *channel);
 
 /* Makes another handle of the same channel, with the same signals and the same order, between other memories. Local. */
 weft_status weft_port_channel_with(weft_port_channel channel, weft_port_memory dst, weft_port_memory src,

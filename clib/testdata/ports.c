@@ -142,6 +142,74 @@ static void refusals(void) {
 	GONE(weft_port_memory_destroy(small));
 }
 
+/* Two ranks bring each other cards, and make memories and channels of them without a collective call. */
+static void opened(int kind) {
+	int peer = 1 - me.rank;
+	char mine[16] = "............", card[1024];
+	size_t length = 1, room = sizeof card;
+	weft_port_memory exposed, imported, wrong;
+	OK(weft_port_memory_expose(port, mine, sizeof mine, &exposed));
+	INVALID(weft_port_memory_card(exposed, card, &length), "a card of");
+	TRUE(length > 1 && length < sizeof card);
+	OK(weft_port_memory_card(exposed, card, &room));
+	TRUE(room == length);
+	memcpy(own + 8 + 2 * SLOT, &length, sizeof length);
+	memcpy(own + 8 + 2 * SLOT + sizeof length, card, length);
+	OK(weft_port_put_with_signal_and_flush(to[peer], 8, 8 + 2 * SLOT, sizeof length + length));
+	OK(weft_port_wait(to[peer]));
+	memcpy(&length, own + 8, sizeof length);
+	INVALID(weft_port_memory_import(port, own, 3, &wrong), "no card");
+	INVALID(weft_port_memory_import(port, NULL, 3, &wrong), "3 bytes");
+	INVALID(weft_port_memory_expose(port, NULL, 3, &wrong), "3 bytes");
+	INVALID(weft_port_memory_import(port, card, room, &wrong), "another rank");
+	OK(weft_port_memory_import(port, own + 8 + sizeof length, length, &imported));
+	INVALID(weft_port_memory_card(imported, card, &room), "another rank's");
+	uint64_t bytes;
+	OK(weft_port_memory_size(imported, peer, &bytes));
+	TRUE(bytes == sizeof mine && wrong == NULL);
+
+	weft_port_channel other, none;
+	weft_port_channel_options options = {.size = sizeof options, .kind = kind};
+	weft_port_memory src = kind == WEFT_PORT_MEMORY ? memory : exposed;
+	weft_port_memory dst = kind == WEFT_PORT_MEMORY ? memory : imported;
+	INVALID(weft_port_open(port, peer, 3, NULL, dst, src, &none), "agreed");
+	INVALID(weft_port_open(port, peer, 1, &options, dst, src, &none), "number 1");
+	INVALID(weft_port_open(port, peer, 5, &options, dst, src, &none), "number 5");
+	INVALID(weft_port_open(port, me.rank, 3, &options, dst, src, &none), "another rank");
+	INVALID(weft_port_open(port, peer, 3, &options, exposed, src, &none), "alone");
+	OK(weft_port_open(port, peer, 3, &options, dst, src, &other));
+	memcpy(mine, "ab", 2);
+	if (kind == WEFT_PORT_FABRIC) {
+		OK(weft_port_put_with_signal_and_flush(other, 4, 0, 2));
+		OK(weft_port_wait(other));
+		TRUE(memcmp(mine, "ab..ab..", 8) == 0);
+	} else {
+		OK(weft_port_signal(other));
+		OK(weft_port_wait(other));
+	}
+	INVALID(weft_port_open(port, peer, 3, &options, dst, src, &none), "number 3");
+	OK(weft_port_channel_destroy(other));
+	/* The peer's puts are over when it says so. */
+	OK(weft_port_signal(to[peer]));
+	OK(weft_port_wait(to[peer]));
+	OK(weft_port_memory_destroy(imported));
+	OK(weft_port_memory_destroy(exposed));
+}
+
+/* Hosts are numbered in the order of their lowest ranks. */
+static void hosts(void) {
+	int32_t of[MOST];
+	OK(weft_comm_hosts(comm, of, me.ranks));
+	INVALID(weft_comm_hosts(comm, of, me.ranks + 1), "ranks");
+	INVALID(weft_comm_hosts(comm, NULL, me.ranks), "ranks");
+	int here = 0;
+	for (int r = 0; r < me.ranks; r++) {
+		TRUE(of[r] <= r && (r == 0 || of[r] == of[r - 1] || of[r] == of[r - 1] + 1));
+		here += of[r] == of[me.rank];
+	}
+	TRUE(here == me.local_ranks);
+}
+
 enum { THREADS = 4, TIMES = 100 };
 
 /* Threads signal and wait on one channel at the same time. */
@@ -205,7 +273,9 @@ int main(int argc, char **argv) {
 	} else {
 		rounds();
 		refusals();
+		hosts();
 		if (me.ranks == 2) {
+			opened(kind);
 			run_threads(2 * THREADS, signals);
 		}
 	}
