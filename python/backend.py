@@ -106,6 +106,7 @@ def weft() -> Wheel:
         _project()["description"],
         f"py3-none-{platform_tag(library + native)}",
         _sources("weft")
+        | {f"weft/include/{p.name}": p.read_bytes() for p in sorted((HERE.parent / "device").glob("*.cuh"))}
         | {"weft/libweft.so": library, "weft/_native.abi3.so": native, f"weft-{_version()}.data/scripts/weft": command},
         licences={"NOTICES": _part("WEFT_NOTICES", built / "NOTICES")},
     )

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the C library, its NCCL EP face, their headers, files for pkg-config and CMake, and the
+# Installs the C library, its NCCL EP face, their headers, the device headers, files for pkg-config and CMake, and the
 # command line below PREFIX (/usr/local). DESTDIR stands before all paths, for packagers. It needs a C
 # compiler. What it installed can be moved as a whole.
 set -eu
@@ -33,6 +33,7 @@ put() {
 put 755 lib "$built/libweft.so" "$built/libnccl_ep.so"
 put 644 lib "$built/libnccl_ep.a"
 put 644 include clib/weft.h clib/nccl/weft_nccl_ep.h
+put 644 include/weft device/*.cuh
 put 755 bin "$build/install/weft"
 put 644 share/doc/weft LICENSE CHANGELOG.md "$build/install/NOTICES"
 package_files "$to" lib include "$to/lib/pkgconfig" "$to/lib/cmake/weft"

@@ -40,7 +40,7 @@ from .errors import (
 )
 from .limits import timeout
 from .memory import DeviceArray
-from .own import OwnAlgorithm, OwnContext, Request
+from .own import OwnAlgorithm, OwnContext, Request, get_include
 from .streams import OWN
 from .windows import Window
 from .work import Work
@@ -84,6 +84,7 @@ __all__ = [
     "Window",
     "Work",
     "ep",
+    "get_include",
     "join",
     "port",
     "timeout",

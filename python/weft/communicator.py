@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import warnings
 from collections.abc import Callable, Iterable
@@ -209,6 +210,14 @@ class Communicator(Resource):
         info = _abi.CommInfo()
         self._check(self._lib.comm_get(self._handle, info))
         return info
+
+    @functools.cached_property
+    def hosts(self) -> tuple[int, ...]:
+        """The host of each rank. Ranks of one host share memory; hosts are numbered from 0 in the order of their lowest
+        ranks."""
+        numbers = (ctypes.c_int32 * self.ranks)()
+        self._check(self._lib.comm_hosts(self._handle, numbers, self.ranks))
+        return tuple(numbers)
 
     @property
     def mask(self) -> frozenset[int]:

@@ -6,6 +6,7 @@ import ctypes
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import _abi
@@ -18,6 +19,13 @@ from .operands import Slot
 
 _PLACES = {None: 0, True: 1, False: 2}
 _WINDOWS = {"inputs": 1, "outputs": 2}
+
+
+def get_include() -> str:
+    """The folder of the device headers, which sources include: "weft.cuh", and "port.cuh" for channels. The library has
+    them built in, so that algorithms of a group need no folder."""
+    installed = Path(__file__).resolve().parent / "include"
+    return str(installed if installed.is_dir() else installed.parents[2] / "device")
 
 
 class Request(NamedTuple):

@@ -82,16 +82,40 @@ class Service(Made):
         It is contiguous memory of the host, also on GPUs, where it is pinned if kernels are to fill it. An array of a
         :class:`weft.Window` is mapped by the peers of the host. The memory keeps the array.
         """
+        return self._made("port_memory_create", array)
+
+    def expose(self, array: Any) -> Memory:
+        """Makes an array of this rank alone, of which the others learn by :meth:`Memory.card`. What holds of the array
+        of :meth:`register` holds of it."""
+        return self._made("port_memory_expose", array)
+
+    def _made(self, create: str, array: Any) -> Memory:
         self._open()
         slot = Slot("memory", -1, written=True)
         try:
             size = math.prod(slot.shape) * slot.dtype.itemsize if slot.fill(array) else 0
         except Exception as e:
-            self._refuse(e, "port_memory_create", None, 0)
+            if create == "port_memory_create":
+                self._refuse(e, create, None, 0)
+            raise
+        return self._memory(create, slot.at if size else None, size, (array, slot))
+
+    def _memory(self, create: str, at: int | None, size: int, held: Any) -> Memory:
         number = ctypes.c_uint64()
-        at = slot.at if size else None
-        self._check(self._lib.port_memory_create(self._handle, at, size, ctypes.addressof(number)))
-        return Memory(self, number.value, size, (array, slot))
+        self._check(getattr(self._lib, create)(self._handle, at, size, ctypes.addressof(number)))
+        return Memory(self, number.value, size, held)
+
+    def adopt(self, card: bytes) -> Memory:
+        """Makes a memory of another rank, a destination of channels to it, by the card that the rank has made of it."""
+        self._open()
+        text = ctypes.create_string_buffer(card, len(card))
+        number = ctypes.c_uint64()
+        self._check(
+            self._lib.port_memory_import(
+                self._handle, ctypes.addressof(text) if card else None, len(card), ctypes.addressof(number)
+            )
+        )
+        return Memory(self, number.value, 0, None)
 
     def connect(
         self,
@@ -108,14 +132,13 @@ class Service(Made):
         ``kind`` is "memory", "fabric", or "auto": memory where both map what is put into. ``spread`` divides large
         puts among all rails; such a channel has no adds.
         """
-        self._open()
         src = dst if src is None else src
+        self._open()
         options = _abi.PortChannelOptions()
         try:
-            options.kind = int(PortKind[kind] if isinstance(kind, str) else PortKind(kind))
-        except (KeyError, ValueError):
-            why = InvalidError(f"kind {kind!r}, want one of {', '.join(PortKind.__members__)}")
-            self._refuse(why, "port_connect", whole("peer", peer, bits=32), options, dst._handle, src._handle)
+            options.kind = _kind(kind)
+        except InvalidError as e:
+            self._refuse(e, "port_connect", whole("peer", peer, bits=32), options, dst._handle, src._handle)
         options.spread = int(spread)
         number = ctypes.c_uint64()
         self._check(
@@ -130,6 +153,43 @@ class Service(Made):
         )
         return Channel(self, number.value, dst, src)
 
+    def open(
+        self,
+        peer: int,
+        number: int,
+        dst: Memory,
+        src: Memory | None = None,
+        *,
+        kind: PortKind | str,
+        spread: bool = False,
+    ) -> Channel:
+        """Makes the channel of a number, from 1 to :attr:`channels`, to a peer to which a channel of kind "fabric" was
+        connected before. Both ranks open the number that they have agreed on, of the same kind, and neither waits.
+        :meth:`connect` takes the lowest number that is free."""
+        src = dst if src is None else src
+        self._open()
+        options = _abi.PortChannelOptions(kind=_kind(kind), spread=int(spread))
+        made = ctypes.c_uint64()
+        self._check(
+            self._lib.port_open(
+                self._handle,
+                whole("peer", peer, bits=32),
+                whole("number", number, bits=32),
+                options,
+                dst._handle,
+                src._handle,
+                ctypes.addressof(made),
+            )
+        )
+        return Channel(self, made.value, dst, src)
+
+
+def _kind(kind: PortKind | str) -> int:
+    try:
+        return int(PortKind[kind] if isinstance(kind, str) else PortKind(kind))
+    except (KeyError, ValueError):
+        raise InvalidError(f"kind {kind!r}, want one of {', '.join(PortKind.__members__)}") from None
+
 
 class Memory(Resource):
     """A memory of each rank, from and into which channels put: see :meth:`Service.register`."""
@@ -142,6 +202,19 @@ class Memory(Resource):
         self._held = held
         self.size = size
         """Bytes of this rank's part."""
+
+    def card(self) -> bytes:
+        """What another rank adopts to put into this rank's part, until this is closed."""
+        self._open()
+        length = ctypes.c_size_t(_CARD)
+        while True:
+            text = ctypes.create_string_buffer(length.value)
+            room = length.value
+            status = self._lib.port_memory_card(self._handle, ctypes.addressof(text), ctypes.addressof(length))
+            if not status:
+                return text.raw[: length.value]
+            if length.value <= room:
+                raise self._failure(status)
 
     def size_of(self, rank: int) -> int:
         """Bytes of a rank's part."""
@@ -233,6 +306,7 @@ class Channel(Resource):
 
 
 _MOST = (1 << 63) - 1
+_CARD = 512  # bytes, which do for a few rails
 
 
 def _places(*numbers: int) -> tuple[int, ...]:
