@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
-__all__ = ["CollectiveBufferMode", "CommResult", "DataType", "ErrorCode", "PacketType", "ReduceOp"]
+__all__ = [
+    "CollectiveBufferMode",
+    "CommResult",
+    "DataType",
+    "Device",
+    "DeviceType",
+    "EndpointConfig",
+    "ErrorCode",
+    "PacketType",
+    "ReduceOp",
+    "Transport",
+    "TransportFlags",
+]
 
 
 class DataType(IntEnum):
@@ -69,3 +83,108 @@ class ErrorCode(IntEnum):
     Timeout = 4
     Aborted = 5
     ExecutorError = 6
+
+
+class Transport(IntEnum):
+    """What carries a connection."""
+
+    Unknown = 0
+    CudaIpc = 1
+    IB0 = 2
+    IB1 = 3
+    IB2 = 4
+    IB3 = 5
+    IB4 = 6
+    IB5 = 7
+    IB6 = 8
+    IB7 = 9
+    Ethernet = 10
+    NumTransports = 11
+
+    def __or__(self, other: Any) -> TransportFlags:  # type: ignore[override]
+        return TransportFlags(self) | other
+
+
+class TransportFlags:
+    """A set of transports."""
+
+    __slots__ = ("_bits",)
+
+    def __init__(self, transport: Transport | TransportFlags | None = None) -> None:
+        self._bits = _bits(transport)
+
+    def has(self, transport: Transport) -> bool:
+        return bool(self._bits >> transport & 1)
+
+    def none(self) -> bool:
+        return not self._bits
+
+    def any(self) -> bool:
+        return bool(self._bits)
+
+    def all(self) -> bool:
+        return self._bits == _EVERY
+
+    def count(self) -> int:
+        return self._bits.bit_count()
+
+    def _of(self, bits: int) -> TransportFlags:
+        made = TransportFlags()
+        made._bits = bits
+        return made
+
+    def __or__(self, other: Transport | TransportFlags) -> TransportFlags:
+        return self._of(self._bits | _bits(other))
+
+    def __and__(self, other: Transport | TransportFlags) -> TransportFlags:
+        return self._of(self._bits & _bits(other))
+
+    def __xor__(self, other: Transport | TransportFlags) -> TransportFlags:
+        return self._of(self._bits ^ _bits(other))
+
+    def __invert__(self) -> TransportFlags:
+        return self._of(_EVERY & ~self._bits)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (Transport, TransportFlags)) and self._bits == _bits(other)
+
+    def __hash__(self) -> int:
+        return hash(self._bits)
+
+    def __repr__(self) -> str:
+        return f"TransportFlags({'|'.join(t.name for t in Transport if self.has(t))})"
+
+
+_EVERY = (1 << Transport.NumTransports) - 1
+
+
+def _bits(of: Transport | TransportFlags | None) -> int:
+    if of is None:
+        return 0
+    return of._bits if isinstance(of, TransportFlags) else 1 << Transport(of)
+
+
+class DeviceType(IntEnum):
+    """Kinds of devices."""
+
+    Unknown = 0
+    CPU = 1
+    GPU = 2
+
+
+@dataclass
+class Device:
+    """A device: the host's processor, or a GPU."""
+
+    type: DeviceType = DeviceType.Unknown
+    id: int = -1
+
+
+@dataclass
+class EndpointConfig:
+    """An end of a connection. Weft takes its transport, and chooses queues by itself."""
+
+    transport: Transport = Transport.Unknown
+    device: Device | DeviceType = DeviceType.GPU
+    max_write_queue_size: int = -1
+    ib: Any = None

@@ -228,6 +228,123 @@ def channels(kind, hosts):
             part.close()
 
 
+def mscclpp_channels(hosts, transport):
+    """Ranks connect, tell each other of memories, and put by MSCCL++'s names."""
+    import mscclpp
+
+    hosts = hosts.split(",")
+    rank, ranks = int(os.environ["WEFT_RANK"]), len(hosts)
+    os.environ["WEFT_HOSTID"] = hosts[rank]
+    group = mscclpp.CommGroup(interfaceIpPortTrio=os.environ["WEFT_ADDRESS"], rank=rank, size=ranks)
+    comm, others = group.communicator, [r for r in range(ranks) if r != rank]
+    assert isinstance(comm, weft.Communicator)
+    assert isinstance(comm, mscclpp.Communicator)
+    assert mscclpp.Communicator(group.bootstrap) is comm
+
+    # By hand. Ranks get what comes in any order, and messages of a tag in theirs.
+    kind = mscclpp.Transport[transport]
+    connections = group.make_connection(others[::-1], kind)
+    assert all(c.transport() == kind == c.remote_transport() for c in connections.values())
+    if rank == 0:
+        group.send(np.arange(100), others[-1], 7)
+        group.send(np.arange(30000), others[-1], 5)
+    if rank == ranks - 1:
+        large, small = np.zeros(30000, int), np.zeros(100, int)
+        group.recv(large, 0, 5)
+        group.recv(small, 0, 7)
+        assert (large == np.arange(30000)).all()
+        assert (small == np.arange(100)).all()
+    group.barrier()
+    mine = np.zeros((2, ranks, 500), np.int32)
+    memory = comm.register_memory(mine.ctypes.data, mine.nbytes, kind)
+    for r in others:
+        comm.send_memory(memory, r)
+        comm.send_memory(comm.register_memory(mine.ctypes.data, 4, kind), r, tag=3)
+    of_tag = {r: comm.recv_memory(r, 3) for r in others}
+    theirs = {r: comm.recv_memory(r) for r in others}
+    later = {r: comm.build_semaphore(connections[r], r) for r in others}
+    assert {f.get().size() for f in of_tag.values()} == {4}
+    group.barrier()
+    proxy = mscclpp.ProxyService()
+    own = proxy.add_memory(memory)
+    ids = {r: (proxy.add_semaphore(f.get()), proxy.add_memory(theirs[r].get())) for r, f in later.items()}
+    channels = {r: proxy.port_channel(semaphore, there, own) for r, (semaphore, there) in ids.items()}
+    proxy.start_proxy()
+    for i in range(10):
+        mine[1] = rank * 1000 + i
+        for r, channel in channels.items():
+            channel.put_with_signal(4 * 500 * rank, 4 * 500 * (ranks + r), 4 * 500)
+        for r, channel in channels.items():
+            channel.wait()
+            assert (mine[0, r] == r * 1000 + i).all()
+            channel.flush()
+        group.barrier()
+    # The host by itself.
+    connections[others[0]].write(theirs[others[0]].get(), 4 * 500 * rank, memory, 4 * 500 * ranks, 8)
+    connections[others[0]].flush()
+    count = np.array([5], np.int64)
+    connections[others[0]].update_and_sync(theirs[others[0]].get(), 8 * 250 * rank + 800, count.ctypes.data, 12)
+    assert count[0] == 12
+    host = mscclpp.Host2HostSemaphore(comm, connections[others[0]]) if ranks == 2 else None
+    if host:
+        host.signal()
+        host.wait()
+        assert not host.poll()
+    group.barrier()
+    # As CommGroup makes them.
+    data, scratch = np.full(64, rank, np.float32), np.zeros((ranks, 64), np.float32)
+    registered = group.register_local_memory(scratch, connections)
+    made = group.make_port_channels_with_scratch(proxy, data, registered, connections)
+    for channel in made.values():
+        channel.put_with_signal_and_flush(256 * rank, 0, 256)
+    for r, channel in made.items():
+        channel.wait()
+        assert (scratch[r] == r).all()
+    for r, channel in group.make_port_channels(proxy, data, connections).items():
+        channel.put_with_signal_and_flush(4 * rank, 0, 0)
+        channel.wait()
+        assert channel.peer == r
+    for channel in group.register_semaphore_with_proxy(proxy, connections).values():
+        channel.signal()
+        channel.wait()
+    assert sorted(group.register_memory_with_proxy(proxy, data, connections)) == list(range(ranks))
+
+    # Where ranks map each other's windows.
+    near = len(set(hosts)) == 1
+    if near:
+        window = weft.Window(comm, 4096)
+        array = window.array((1024,), "int32")
+        array[:512] = rank
+        for r, channel in group.make_memory_channels(array, connections).items():
+            channel.put_with_signal(2048 + 4 * rank, 0, 4)
+            channel.wait()
+            assert channel.kind.name == "memory"
+            assert array[512 + r] == r
+            with pytest.raises(mscclpp._mscclpp.Error, match=r"weft\.cuh"):
+                channel.device_handle()
+    else:
+        with pytest.raises(mscclpp._mscclpp.Error, match="port channel"):
+            mscclpp.MemoryChannel(later[others[0]].get(), theirs[others[0]].get(), memory)
+    with pytest.raises(weft.UnsupportedError, match="on the host"):
+        channels[others[0]].device_handle()
+    with pytest.raises(mscclpp._mscclpp.Error, match="itself"):
+        comm.connect(kind, rank)
+    if rank == 1:
+        comm.send_memory(memory, 0, 9)
+    if rank == 0:
+        with pytest.raises(mscclpp._mscclpp.Error, match="a connection was to come") as e:
+            comm.connect(kind, 1, 9).get()
+        assert e.value.args[0] == mscclpp.ErrorCode.InvalidUsage
+    if len(set(hosts)) == ranks:
+        futures = [comm.connect(mscclpp.Transport.CudaIpc, r, 11) for r in others]
+        for future in futures:
+            with pytest.raises(mscclpp._mscclpp.Error, match="within a host"):
+                future.get()
+    proxy.stop_proxy()
+    group.barrier()
+    group.close()
+
+
 def lost_channel(hosts):
     """The last rank is killed while the others wait for its signals; they mask it and go on."""
     os.environ["WEFT_HOSTID"] = hosts.split(",")[int(os.environ["WEFT_RANK"])]

@@ -236,11 +236,12 @@ def test_group_of_mpi():
     assert isinstance(group.communicator, weft.Communicator)
     group.barrier()
     group.bootstrap.barrier()
-    assert group.my_ib_device(7) == 7
+    assert group.my_ib_device(7) == mscclpp.Transport.IB7
     with pytest.raises(AssertionError):
         group.my_ib_device(8)
-    with pytest.raises(AttributeError, match=r"CommGroup\.make_connection .* use weft\.Group"):
-        group.make_connection([], 0)
+    with pytest.raises(AttributeError, match=r"CommGroup\.make_switch .* use weft\.Group"):
+        group.make_switch([], 0)
+    assert group.make_connection([], mscclpp.Transport.CudaIpc) == {}
     del group  # and with it the communicator
 
 

@@ -39,6 +39,13 @@ def test_fabric(processes, fabric, hosts):
     passed(processes(1 + hosts.count(","), "channels", "fabric", hosts))
 
 
+@pytest.mark.parametrize(
+    ("hosts", "transport"), [("a,a", "CudaIpc"), ("a,a,a", "IB0"), ("a,b", "IB0"), ("a,b,c", "Ethernet")]
+)
+def test_mscclpp(processes, fabric, hosts, transport):
+    passed(processes(1 + hosts.count(","), "mscclpp_channels", hosts, transport))
+
+
 @pytest.mark.parametrize("hosts", ["a,a,a", "a,b,c"])
 def test_death(processes, fabric, hosts):
     passed(processes(3, "lost_channel", hosts), killed=2)
