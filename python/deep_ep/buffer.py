@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from weft._buffer.config import Config
 from weft._buffer.errors import ContractError, require
 from weft._buffer.events import Before, EventHandle, EventOverlap
 from weft._buffer.exchanges import Exchanges, where
+from weft._buffer.internode import InternodeHandle
 from weft._buffer.low_latency import Kind, LowLatency, LowLatencyHandle, Sent
 from weft._buffer.normal import DispatchHandle, Moved, Normal, Went
 from weft._buffer.opaque import opaque
@@ -73,7 +74,7 @@ class Buffer:
         if not allow_nvlink_for_normal_mode:
             raise weft.UnsupportedError(
                 "allow_nvlink_for_normal_mode=False is the hybrid-ep branch's, for normal exchanges by network "
-                "cards alone, and exchanges here stay on one host: leave it True"
+                "cards alone, and ranks of a host share its memory here: leave it True"
             )
         if group is None and comm is None:
             raise ValueError("there is neither a group nor a comm to join the ranks of")
@@ -202,7 +203,7 @@ class Buffer:
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventOverlap]:
-        """Counts where this rank's tokens go: int32 [ranks], None (there is one node), int32 [experts],
+        """Counts where this rank's tokens go: int32 [ranks], int32 [hosts] or None where there is one, int32 [experts],
         bool [tokens, ranks]. Local."""
         _check_events(previous_event, async_finish, allocate_on_comm_stream)
         if previous_event is None and not async_finish:
@@ -283,7 +284,8 @@ class Buffer:
                 self.num_sms // 2 if config is None else config.channels,
             )
             if found is not None:
-                return *found, EventOverlap()
+                *results, made = found
+                return *results, self._between(made), EventOverlap()
         rows, scales = rows_and_scales(x)
         self._normal.check(rows)
         if expert_alignment < 1:
@@ -343,7 +345,12 @@ class Buffer:
         if num_worst_tokens and num_worst_tokens > got.shape[0]:  # which the number of ranks does not divide
             got, got_scales = _padded(got, num_worst_tokens), _padded_scales(got_scales, scales, num_worst_tokens)
             ids, weights = _padded(ids, num_worst_tokens, -1), _padded(weights, num_worst_tokens, 0)
-        return _pair(got, got_scales), ids, weights, counts, made, event
+        return _pair(got, got_scales), ids, weights, counts, self._between(made), event
+
+    def _between(self, made: DispatchHandle) -> DispatchHandle:
+        """The handle as DeepEP has it: another where ranks are on several hosts."""
+        hosts = self._exchanges.hosts
+        return made if hosts.count == 1 else InternodeHandle.of(made, hosts)
 
     @opaque
     def combine(
@@ -394,11 +401,35 @@ class Buffer:
         previous_event: EventOverlap | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
-    ) -> NoReturn:
-        """Refused: ranks of several hosts exchange nothing yet."""
-        raise weft.UnsupportedError(
-            "internode_dispatch: the ranks of a buffer are on one host; use dispatch, for any number of them"
+    ) -> tuple[
+        Tensor | tuple[Tensor, Tensor],
+        Tensor | None,
+        Tensor | None,
+        list[int] | None,
+        DispatchHandle | None,
+        EventOverlap,
+    ]:
+        """What :meth:`dispatch` does on ranks of several hosts, and its handle, which has ten members. Collective.
+
+        ``num_tokens_per_rdma_rank`` is the result of :meth:`get_dispatch_layout`, as are the other counts.
+        """
+        *results, made, event = self.dispatch(
+            x,
+            handle,
+            num_tokens_per_rank,
+            num_tokens_per_rdma_rank,
+            is_token_in_rank,
+            num_tokens_per_expert,
+            topk_idx,
+            topk_weights,
+            expert_alignment,
+            num_worst_tokens,
+            config,
+            previous_event,
+            async_finish,
+            allocate_on_comm_stream,
         )
+        return *results, None if made is None else InternodeHandle.of(made, self._exchanges.hosts), event
 
     def internode_combine(
         self,
@@ -410,10 +441,10 @@ class Buffer:
         previous_event: EventOverlap | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
-    ) -> NoReturn:
-        """Refused: ranks of several hosts exchange nothing yet."""
-        raise weft.UnsupportedError(
-            "internode_combine: the ranks of a buffer are on one host; use combine, for any number of them"
+    ) -> tuple[Tensor, Tensor | None, EventOverlap]:
+        """:meth:`combine`. Collective."""
+        return self.combine(
+            x, handle, topk_weights, bias, config, previous_event, async_finish, allocate_on_comm_stream
         )
 
     # Low-latency exchanges.
@@ -615,18 +646,25 @@ class Runtime:
 
     def __init__(self, buffer: Buffer) -> None:
         self._buffer = weakref.proxy(buffer)
+        self._hosts = buffer._exchanges.hosts
 
     def is_available(self) -> bool:
         return not self._buffer._comm.closed
 
+    def is_internode_available(self) -> bool:
+        """Whether ranks are on several hosts."""
+        return self.is_available() and self._hosts.count > 1
+
     def get_num_rdma_ranks(self) -> int:
-        return 1
+        """The number of hosts."""
+        return self._hosts.count
 
     def get_rdma_rank(self) -> int:
-        return 0
+        """This rank's host."""
+        return self._hosts.own
 
     def get_root_rdma_rank(self, _global: bool) -> int:
-        return 0
+        return self._hosts.root(_global)
 
     def get_local_device_id(self) -> int:
         return max(self._buffer._comm._device, 0)
@@ -645,7 +683,10 @@ def _check_events(previous: Before, async_finish: bool, on_comm_stream: bool) ->
 
 def _moved(handle: Any) -> Moved:
     """The state of a normal dispatch, found by its handle."""
-    return handle if isinstance(handle, DispatchHandle) else _recalled(handle, 0, Went, "dispatch")
+    if isinstance(handle, DispatchHandle):
+        return handle
+    between = isinstance(handle, (tuple, list)) and len(handle) == InternodeHandle._length
+    return _recalled(handle, 4 if between else 0, Went, "dispatch")
 
 
 def _sent(handle: Any) -> Sent:

@@ -24,7 +24,7 @@ from weft._buffer.ranks import close, join
 
 from .buffer import check_stats, rows_and_scales
 from .routes import Route, Sent, Shape
-from .utils.envs import get_logical_domain_size, get_nvlink_gbs, get_physical_domain_size
+from .utils.envs import get_logical_domain_size, get_nvlink_gbs
 from .utils.math import align
 
 _MOST_TOPK = 32
@@ -262,7 +262,6 @@ class ElasticBuffer:
             0,
             comm.rank,
         )
-        self.num_rdma_ranks, self.num_nvlink_ranks = 1, comm.ranks
         self.allow_hybrid_mode, self.allow_multiple_reduction, self.prefer_overlap_with_compute = (
             hybrid,
             multiple,
@@ -275,6 +274,7 @@ class ElasticBuffer:
         self.runtime: Any = weakref.proxy(self)
         self.nccl_comm_handle = None
         self._exchanges = Exchanges(comm, describes_again=True)
+        self.num_rdma_ranks, self.num_nvlink_ranks = self._exchanges.hosts.count, comm.local_ranks
         self._exchanges.of_handles.append(self._plans)
         self._stream = self._exchanges.stream
         self._end = weakref.finalize(self, close, comm)
@@ -313,11 +313,11 @@ class ElasticBuffer:
         return self._stream.stream()
 
     def get_physical_domain_size(self) -> tuple[int, int]:
-        """How many nodes there are, and ranks of each that reach each other's memory. All ranks are of one."""
-        return (1, self.num_ranks) if self.group is None else get_physical_domain_size(self.group)
+        """How many hosts there are, and ranks of this one, which reach each other's memory."""
+        return self.num_rdma_ranks, self.num_nvlink_ranks
 
     def get_logical_domain_size(self) -> tuple[int, int]:
-        """The same as exchanges see it."""
+        """One domain of all ranks: exchanges cross hosts by themselves."""
         return (
             (1, self.num_ranks) if self.group is None else get_logical_domain_size(self.group, self.allow_hybrid_mode)
         )

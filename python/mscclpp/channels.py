@@ -6,8 +6,6 @@ import ctypes
 import struct
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 import weft
 import weft.port
 
@@ -98,7 +96,7 @@ class RegisteredMemory:
                 self._memory = service.adopt(self._card)
             else:
                 held = (ctypes.c_ubyte * self._size).from_address(self._at) if self._size else None
-                self._memory = service.expose(None if held is None else np.ctypeslib.as_array(held))
+                self._memory = service.expose(held)
         return self._memory
 
 

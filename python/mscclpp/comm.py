@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 import weft
 from weft.operands import Slot
@@ -15,6 +13,9 @@ from .bootstrap import TcpBootstrap, engine
 from .channels import Connection, MemoryChannel, ProxyService, RegisteredMemory, Semaphore, misused
 from .communicator import Communicator
 from .types import EndpointConfig, ErrorCode, Transport, TransportFlags
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["CommGroup"]
 
@@ -65,7 +66,7 @@ class CommGroup:
 
     def send(self, tensor: np.ndarray[Any, Any], peer: int, tag: int) -> None:
         """Sends an array's bytes to a rank, by a tag."""
-        self.bootstrap.send(np.ascontiguousarray(tensor).tobytes(), peer, tag)
+        self.bootstrap.send(tensor.tobytes(), peer, tag)
 
     def recv(self, tensor: np.ndarray[Any, Any], peer: int, tag: int) -> None:
         """Receives bytes of a rank, by a tag, into an array."""
@@ -73,7 +74,7 @@ class CommGroup:
         self.bootstrap.recv(came, peer, tag)
         if len(came) > tensor.nbytes or not tensor.flags.c_contiguous:
             raise misused(f"recv: {len(came)} bytes came of rank {peer}, for a contiguous array of {tensor.nbytes}")
-        tensor.reshape(-1).view(np.uint8)[: len(came)] = np.frombuffer(came, np.uint8)
+        memoryview(tensor).cast("B")[: len(came)] = came
 
     def close(self) -> None:
         """Leaves. Weft's own."""

@@ -6,8 +6,6 @@ from __future__ import annotations
 import struct
 from collections import defaultdict, deque
 
-import numpy as np
-
 import weft
 import weft.port
 
@@ -26,6 +24,8 @@ class Mail:
     """
 
     def __init__(self, comm: weft.Communicator, service: weft.port.Service) -> None:
+        import numpy as np
+
         ranks, self.rank = comm.ranks, comm.rank
         self.near = comm.engine == "host" and comm.local_ranks == ranks
         """Whether all ranks map each other's windows."""
@@ -71,7 +71,7 @@ class Mail:
         if not self._free[peer]:
             returns.wait()
             self._free[peer] += 1
-        self._out[peer, at] = np.frombuffer(self._unsent[peer], np.uint8, _SLOT)
+        self._out[peer, at] = memoryview(self._unsent[peer])[:_SLOT]
         channel.put_with_signal(self._at(0, self.rank, at), self._at(1, peer, at), _SLOT)
         self._sent[peer] += 1
         self._free[peer] -= 1

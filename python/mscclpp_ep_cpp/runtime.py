@@ -16,6 +16,8 @@ from weft._buffer.config import Config
 from weft._buffer.errors import ContractError, require
 from weft._buffer.events import EventHandle
 from weft._buffer.exchanges import Exchanges, where
+from weft._buffer.hosts import Hosts
+from weft._buffer.internode import InternodeHandle
 from weft._buffer.low_latency import NOTHING, Given, Kind, LowLatency, LowLatencyHandle, Sent
 from weft._buffer.normal import Normal, Route
 from weft._buffer.opaque import opaque
@@ -53,13 +55,24 @@ class _Moved:
     send_head: Tensor
 
 
+@dataclasses.dataclass
+class _Crossed:
+    """The routing of a dispatch between hosts, found by its recv_rdma_rank_prefix_sum."""
+
+    route: Route
+    received: int
+    channels: int
+    heads: torch.Size
+
+
 class Buffer:
     """Expert-parallel exchanges of so many ranks.
 
     Sizes in bytes are accepted and say nothing: memory is taken when shapes are first seen, on all ranks
     alike. Where MSCCL++ asserts, this raises :class:`ContractError`, a RuntimeError with a message.
 
-    A combine uses the routing of the dispatch whose ``layout_range`` or ``rank_prefix_matrix`` it is given:
+    A combine uses the routing of the dispatch whose ``layout_range``, ``rank_prefix_matrix`` or
+    ``recv_rdma_rank_prefix_sum`` it is given:
     that tensor itself, or as autograd saves it, not a copy.
     """
 
@@ -75,13 +88,14 @@ class Buffer:
         self.num_nvl_bytes, self.num_rdma_bytes, self.low_latency_mode = num_nvl_bytes, num_rdma_bytes, low_latency_mode
         self._joined: weft.Communicator | None = None
         self._available = False
+        self._hosts = Hosts((0,) * num_ranks, 0)
         self._local: dict[bool, Tensor] = {}
 
     # How ranks meet.
 
     def create_unique_id(self) -> bytes:
         """Makes the id with which the other ranks connect, on rank 0."""
-        return str(weft.UniqueId.create("lo")).encode()
+        return str(weft.UniqueId.create()).encode()
 
     def connect(self, unique_id: bytes | bytearray | UniqueId) -> None:
         """Joins the ranks of an id. Collective."""
@@ -120,7 +134,7 @@ class Buffer:
         self._joined = comm
         exchanges = Exchanges(comm)
         self._stream, self._normal, self._low_latency = exchanges.stream, Normal(exchanges), LowLatency(exchanges)
-        self._layout = exchanges.layout
+        self._layout, self._hosts = exchanges.layout, exchanges.hosts
         # Closing waits for no other rank; if the collector closes a buffer, its peers do not need it any
         # more.
         weakref.finalize(self, close, comm)
@@ -131,17 +145,19 @@ class Buffer:
         return self._available and self._joined is not None and not self._joined.closed
 
     def is_internode_available(self) -> bool:
-        """Whether there are exchanges between nodes: all ranks are on one."""
-        return False
+        """Whether ranks are on several hosts."""
+        return self.is_available() and self._hosts.count > 1
 
     def get_num_rdma_ranks(self) -> int:
-        return 1
+        """The number of hosts, on each of which ranks share memory: 1 until they have met, and found out."""
+        return self._hosts.count
 
     def get_rdma_rank(self) -> int:
-        return 0
+        """This rank's host."""
+        return self._hosts.own
 
     def get_root_rdma_rank(self, _global: bool) -> int:
-        return 0
+        return self._hosts.root(_global)
 
     def get_local_device_id(self) -> int:
         return torch.cuda.current_device() if torch.cuda.is_available() else 0
@@ -180,7 +196,7 @@ class Buffer:
         async_finish: bool,
         allocate_on_comm_stream: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventHandle | None]:
-        """Counts where this rank's tokens go: int32 [ranks], None (there is one node), int32 [experts],
+        """Counts where this rank's tokens go: int32 [ranks], int32 [hosts] or None where there is one, int32 [experts],
         bool [tokens, ranks], event. Local."""
         self._open()
         _check_events(previous_event, async_finish, allocate_on_comm_stream)
@@ -260,15 +276,7 @@ class Buffer:
                 moved.send_head,
             )
             return rows, scales, None, None, [], *matrices, end.event
-        if num_tokens_per_rank is None or num_tokens_per_expert is None:
-            raise ContractError("a dispatch without cached matrices takes the results of get_dispatch_layout")
-        _check("is_token_in_rank", is_token_in_rank, torch.bool, 2)
-        want = x.shape[0], self.num_ranks
-        require(is_token_in_rank.shape == want, f"is_token_in_rank: shape {tuple(is_token_in_rank.shape)}, want {want}")
-        if topk_idx is not None and topk_weights is not None:
-            _check("topk_idx", topk_idx, torch.int64, 2)
-            _check("topk_weights", topk_weights, torch.float32, 2)
-        moving = (
+        moving = self._anew(
             x,
             x_scales,
             is_token_in_rank,
@@ -281,6 +289,39 @@ class Buffer:
         )
         result, end = self._stream.run(self._move, x, previous_event, async_finish, *moving)
         return *result, end.event
+
+    def _anew(
+        self,
+        x: Tensor,
+        x_scales: Tensor | None,
+        is_token_in_rank: Tensor,
+        num_tokens_per_rank: Tensor | None,
+        num_tokens_per_expert: Tensor | None,
+        topk_idx: Tensor | None,
+        topk_weights: Tensor | None,
+        expert_alignment: int,
+        channels: int,
+    ) -> tuple[Any, ...]:
+        """The arguments of a dispatch without cached matrices, checked."""
+        if num_tokens_per_rank is None or num_tokens_per_expert is None:
+            raise ContractError("a dispatch without cached matrices takes the results of get_dispatch_layout")
+        _check("is_token_in_rank", is_token_in_rank, torch.bool, 2)
+        want = x.shape[0], self.num_ranks
+        require(is_token_in_rank.shape == want, f"is_token_in_rank: shape {tuple(is_token_in_rank.shape)}, want {want}")
+        if topk_idx is not None and topk_weights is not None:
+            _check("topk_idx", topk_idx, torch.int64, 2)
+            _check("topk_weights", topk_weights, torch.float32, 2)
+        return (
+            x,
+            x_scales,
+            is_token_in_rank,
+            num_tokens_per_rank,
+            num_tokens_per_expert,
+            topk_idx,
+            topk_weights,
+            expert_alignment,
+            channels,
+        )
 
     def _move(self, *arguments: Any) -> tuple[Any, ...]:
         """A normal dispatch: all that it returns but the event."""
@@ -330,17 +371,154 @@ class Buffer:
         )
         return out, weights, end.event
 
-    def internode_dispatch(self, *arguments: Any, **options: Any) -> Any:  # noqa: ARG002
-        """Refused: ranks of several hosts exchange nothing yet."""
-        raise weft.UnsupportedError(
-            "internode_dispatch: the ranks of a buffer are on one host; use intranode_dispatch, for any number of them"
-        )
+    @opaque
+    def internode_dispatch(
+        self,
+        x: Tensor,
+        x_scales: Tensor | None,
+        topk_idx: Tensor | None,
+        topk_weights: Tensor | None,
+        num_tokens_per_rank: Tensor | None,
+        num_tokens_per_rdma_rank: Tensor | None,
+        is_token_in_rank: Tensor,
+        num_tokens_per_expert: Tensor | None,
+        cached_num_recv_tokens: int,
+        cached_num_rdma_recv_tokens: int,
+        cached_rdma_channel_prefix_matrix: Tensor | None,
+        cached_recv_rdma_rank_prefix_sum: Tensor | None,
+        cached_gbl_channel_prefix_matrix: Tensor | None,
+        cached_recv_gbl_rank_prefix_sum: Tensor | None,
+        expert_alignment: int,
+        config: Config,
+        previous_event: EventHandle | None,
+        async_finish: bool,
+        allocate_on_comm_stream: bool,
+    ) -> tuple[Any, ...]:
+        """Sends tokens to the ranks of their experts, on several hosts or on one. Collective.
 
-    def internode_combine(self, *arguments: Any, **options: Any) -> Any:  # noqa: ARG002
-        """Refused: ranks of several hosts exchange nothing yet."""
-        raise weft.UnsupportedError(
-            "internode_combine: the ranks of a buffer are on one host; use intranode_combine, for any number of them"
+        Arguments as those of :meth:`intranode_dispatch`. Returns recv_x, recv_x_scales, recv_topk_idx,
+        recv_topk_weights, num_recv_tokens_per_expert_list, rdma_channel_prefix_matrix, gbl_channel_prefix_matrix,
+        recv_rdma_channel_prefix_matrix, recv_rdma_rank_prefix_sum, recv_gbl_channel_prefix_matrix,
+        recv_gbl_rank_prefix_sum, recv_src_meta, send_rdma_head, send_nvl_head, event. With cached matrices tokens go
+        where they went, and what MSCCL++ does not return then is None.
+        """
+        self._open()
+        _check_events(previous_event, async_finish, allocate_on_comm_stream)
+        self._normal.check(x)
+        if x_scales is not None:
+            _check("x_scales", x_scales, torch.float32, 2)
+        require((topk_idx is None) == (topk_weights is None), "topk_idx and topk_weights go together")
+        channels = _channels(config)
+        require(expert_alignment >= 1, f"expert_alignment is {expert_alignment}, want 1 or more")
+        cached = cached_rdma_channel_prefix_matrix
+        if cached is not None:
+            require(topk_idx is None, "a dispatch by cached matrices takes no topk_idx: it goes where the tokens went")
+            crossed = _recall(
+                cached_recv_rdma_rank_prefix_sum, _Crossed, "cached_recv_rdma_rank_prefix_sum", "internode_dispatch"
+            )
+            given = channels, cached_num_recv_tokens, cached_num_rdma_recv_tokens
+            want = crossed.channels, crossed.received, crossed.received
+            require(
+                cached_gbl_channel_prefix_matrix is not None and cached_recv_gbl_rank_prefix_sum is not None,
+                "cached_gbl_channel_prefix_matrix and cached_recv_gbl_rank_prefix_sum go with the others",
+            )
+            require(
+                given == want,
+                f"{given[0]} channels and {given[1]} tokens, {given[2]} of them between hosts, are to come by cached "
+                f"matrices, which are of {want[0]}, {want[1]} and {want[2]}",
+            )
+            (rows, scales), end = self._stream.run(
+                self._normal.again, x, previous_event, async_finish, x, x_scales, crossed.route
+            )
+            prefixes = cached, cached_gbl_channel_prefix_matrix, None, cached_recv_rdma_rank_prefix_sum
+            sums = None, cached_recv_gbl_rank_prefix_sum, None, None, None
+            return rows, scales, None, None, [], *prefixes, *sums, end.event
+        hosts = self._hosts
+        if hosts.count > 1:
+            counted = num_tokens_per_rdma_rank
+            require(
+                counted is not None and counted.shape == (hosts.count,),
+                f"num_tokens_per_rdma_rank is not of the {hosts.count} hosts: pass get_dispatch_layout's",
+            )
+        moving = self._anew(
+            x,
+            x_scales,
+            is_token_in_rank,
+            num_tokens_per_rank,
+            num_tokens_per_expert,
+            topk_idx,
+            topk_weights,
+            expert_alignment,
+            channels,
         )
+        result, end = self._stream.run(self._cross, x, previous_event, async_finish, *moving)
+        return *result, end.event
+
+    def _cross(self, *arguments: Any) -> tuple[Any, ...]:
+        """A dispatch between hosts: all that it returns but the event."""
+        *received, handle = self._normal.dispatch(*arguments, 0)
+        if received[2] is not None:
+            received[2] = received[2].long()
+        contents = InternodeHandle.of(handle, self._hosts).contents()
+        leave(contents[4], _Crossed(handle.route, handle.received, arguments[-1], contents[8].shape))
+        return *received, *contents[1:]
+
+    @opaque
+    def internode_combine(
+        self,
+        x: Tensor,
+        topk_weights: Tensor | None,
+        src_meta: Tensor,
+        is_combined_token_in_rank: Tensor,
+        rdma_channel_prefix_matrix: Tensor,
+        rdma_rank_prefix_sum: Tensor,
+        gbl_channel_prefix_matrix: Tensor,
+        combined_rdma_head: Tensor,
+        combined_nvl_head: Tensor,
+        config: Config,
+        previous_event: EventHandle | None,
+        async_finish: bool,
+        allocate_on_comm_stream: bool,
+    ) -> tuple[Tensor, Tensor | None, EventHandle | None]:
+        """Sums the ranks' rows of each token, without weights: recv_x, recv_topk_weights, event. Collective.
+
+        ``rdma_channel_prefix_matrix``, ``rdma_rank_prefix_sum`` and ``gbl_channel_prefix_matrix`` are those that the
+        dispatch has returned of what was received.
+        """
+        self._open()
+        _check_events(previous_event, async_finish, allocate_on_comm_stream)
+        self._normal.check(x)
+        require(x.dtype != torch.float8_e4m3fn, "x: type torch.float8_e4m3fn, and rows are summed: pass torch.bfloat16")
+        crossed = _recall(rdma_rank_prefix_sum, _Crossed, "rdma_rank_prefix_sum", "internode_dispatch")
+        _check("src_meta", src_meta, torch.uint8, 2)
+        _check("is_combined_token_in_rank", is_combined_token_in_rank, torch.bool, 2)
+        for name, matrix in (
+            ("rdma_channel_prefix_matrix", rdma_channel_prefix_matrix),
+            ("gbl_channel_prefix_matrix", gbl_channel_prefix_matrix),
+            ("combined_rdma_head", combined_rdma_head),
+            ("combined_nvl_head", combined_nvl_head),
+        ):
+            _check(name, matrix, torch.int32, 2)
+        require(
+            x.shape[0] == src_meta.shape[0] == combined_nvl_head.shape[0] == crossed.received,
+            f"x: {x.shape[0]} rows, and src_meta {src_meta.shape[0]}, want the {crossed.received} that came",
+        )
+        hosts, ranks, channels = self._hosts.count, self.num_ranks, crossed.channels
+        require(
+            _channels(config) == channels
+            and rdma_channel_prefix_matrix.shape == (hosts, channels)
+            and gbl_channel_prefix_matrix.shape == (ranks, channels)
+            and combined_rdma_head.shape == crossed.heads
+            and is_combined_token_in_rank.shape == (crossed.heads[0], ranks),
+            "a matrix, combined_rdma_head, is_combined_token_in_rank or config is not of the dispatch whose "
+            "rdma_rank_prefix_sum is given",
+        )
+        if topk_weights is not None:
+            _check("topk_weights", topk_weights, torch.float32, 2)
+        (out, weights), end = self._stream.run(
+            self._normal.combine, x, previous_event, async_finish, x, topk_weights, (), crossed
+        )
+        return out, weights, end.event
 
     # Low-latency exchanges.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 import weakref
 
@@ -17,6 +18,7 @@ from weft import own
 
 sys.path.insert(0, str(HERE.parent / "examples"))
 import own_kernel
+import port_kernel
 import tune_kernel
 
 
@@ -66,6 +68,45 @@ def test_own_kernel(gpus):
             sums(c, g, 100)
 
     gpus(2, rank)
+
+
+def test_port_kernel(gpus):
+    """The example: its kernel puts to the other rank by libfabric, through memory of the host."""
+
+    def rank(c):
+        try:
+            service = weft.port.Service(c, sources=["127.0.0.1"])
+        except weft.UnsupportedError as e:
+            if os.environ.get("WEFT_REQUIRE_FABRIC") == "1":
+                raise
+            return str(e)
+        with service:
+            rows = np.zeros(4 * port_kernel.MOST, np.uint8)
+            channel = service.connect(1 - c.rank, service.register(rows))
+            assert channel.kind.name == "fabric"
+            handle = channel.device_handle().raw
+            assert len(handle) == 88
+
+            def on_gpu(raw):
+                assert raw == handle
+                return OnGPU(np.frombuffer(bytearray(raw), np.uint8), c._device)
+
+            made = port_kernel.own(channel, rows.ctypes.data, on_gpu)
+            with weft.Group(c, staging=1 << 20, algorithms=[made]) as g:
+                for n in (1, 1000, port_kernel.MOST // 4, 3):
+                    x = OnGPU(np.arange(n, dtype=np.float32) + 100 * c.rank, c._device)
+                    out = OnGPU(np.full((2, n), np.nan, np.float32), c._device)
+                    g.all_gather(x, out=out, algorithm=port_kernel.NAME)
+                    c.wait()
+                    for r in range(2):
+                        assert (out.array[r] == np.arange(n) + 100 * r).all()
+                # The host uses the same channel, when no kernel consumes its signals.
+                channel.signal()
+                channel.wait()
+        return None
+
+    if reason := gpus(2, rank)[0]:
+        pytest.skip(f"needs libfabric: {reason}")
 
 
 COUNTS = """

@@ -18,6 +18,7 @@ from weft.ep.routing import Columns, in_columns
 
 from .errors import ContractError
 from .events import CommStream, capturing
+from .hosts import Hosts
 from .mask import Mask
 
 # Smaller results are copied out of the library's memory: a view of it costs more.
@@ -51,6 +52,7 @@ class Exchanges:
         """``describes_again``: whether results of dispatches by a known routing are described, too."""
         self._describes_again = describes_again
         self.comm, self.ranks, self.rank = comm, comm.ranks, comm.rank
+        self.hosts = Hosts(comm.hosts, comm.rank)
         self.on_gpu = comm.engine == "gpu"
         self.stream = CommStream()
         self.in_streams = self.on_gpu and torch.cuda.is_available()
@@ -131,9 +133,11 @@ class Exchanges:
             else 0
         )
 
-    def layout(self, topk: torch.Tensor, experts: int) -> tuple[torch.Tensor, None, torch.Tensor, torch.Tensor]:
-        """Counts where tokens go, on the device of ``topk``. Returns tokens per rank, int32 [ranks]; None
-        (there is one node); selections per expert, int32 [experts]; and whether a token goes to a rank,
+    def layout(
+        self, topk: torch.Tensor, experts: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
+        """Counts where tokens go, on the device of ``topk``. Returns tokens per rank, int32 [ranks]; per host, int32
+        [hosts], None where there is one; selections per expert, int32 [experts]; and whether a token goes to a rank,
         bool [tokens, ranks]. Local."""
         if not self.mask.agreed:
             self.mask.agree()  # till then a communicator that has failed counts nothing
@@ -151,14 +155,16 @@ class Exchanges:
             within = made((topk.shape[0], self.ranks), dtype=torch.uint8, device=device)
             counter.count(topk, rank_tokens=ranks, expert_selections=selections, token_in_rank=within)
             self._lay_out(experts, counter._handle, counter)
-            return ranks, None, selections, within.view(torch.bool)
+            in_rank = within.view(torch.bool)
+            return ranks, self.hosts.tokens(in_rank), selections, in_rank
         counted = ep.count(topk, experts=experts, ranks=self.ranks)
         self._lay_out(experts, 0, self.comm)
-        return counted.rank_tokens, None, counted.expert_selections, counted.token_in_rank.view(torch.bool)
+        in_rank = counted.token_in_rank.view(torch.bool)
+        return counted.rank_tokens, self.hosts.tokens(in_rank), counted.expert_selections, in_rank
 
     def _lay_out(self, experts: int, counter: int, owner: Any) -> None:
         """Has the compiled part count from now on."""
-        if not compiled.in_use() or experts in self._layouts:
+        if not compiled.in_use() or experts in self._layouts or self.hosts.count > 1:
             return
         device = self.comm._device
         made = compiled.NATIVE.Layout(

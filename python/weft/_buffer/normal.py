@@ -473,7 +473,7 @@ class Normal:
 
     def _quick(self, x: Tensor, handle: Any) -> Route | None:
         """The route of a handle, if rows are of a kind that the compiled part takes along it."""
-        if type(handle) is not DispatchHandle or type(x) is not Tensor or not self._exchanges.mask.agreed:
+        if not isinstance(handle, DispatchHandle) or type(x) is not Tensor or not self._exchanges.mask.agreed:
             return None
         route, shape = handle.route, x.shape
         fits = len(shape) == _MATRIX and shape[1] == route.shape[0] and x.dtype in _PAYLOADS
@@ -515,10 +515,11 @@ def _like_sent(sent: Tensor | None, scales: Tensor | None) -> Tensor | None:
     return scales if sent.stride(-1) == 1 else scales.t().contiguous().t()
 
 
-def _matrices(
+def arrivals(
     gathered: Any, in_rank: Tensor, routing: ep.Routing, channels: int, received: int | None, stream: CommStream
-) -> tuple[Tensor, ...]:
-    """The parts of handles for all ranks' tokens and for each rank's."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What handles say of received rows: how many tokens each rank has and sends to each, int32 [ranks, 1 + ranks]; the
+    rows' source ranks, -1 for none, and tokens there; and the rows of each source and channel."""
     if isinstance(gathered, bytes):
         gathered = torch.frombuffer(bytearray(gathered), dtype=torch.int32).view(in_rank.shape[1], -1)
     everyone = torch.as_tensor(gathered, dtype=torch.int32, device=in_rank.device)
@@ -536,15 +537,28 @@ def _matrices(
         .index_add_(0, which, torch.ones_like(sources))[:-1]
         .view(ranks, channels)
     )
-    sent = _by_channel(in_rank, channels)
-    places = sent.cumsum(1).view(-1, ranks)[: in_rank.shape[0]] - 1
+    return everyone, sources, tokens, arrived
+
+
+def departures(within: Tensor, channels: int) -> tuple[Tensor, Tensor]:
+    """What handles say of sent tokens, of bool [tokens, places]: those for each place by channel, and all channels
+    before, int32 [places, channels]; and the number of each among those of its channel for a place, -1 for none."""
+    sent = _by_channel(within, channels)
+    numbers = sent.cumsum(1).view(-1, within.shape[1])[: within.shape[0]] - 1
+    return sent.sum(1).t().cumsum(1).int(), torch.where(within, numbers, -1).int()
+
+
+def _matrices(gathered: Any, in_rank: Tensor, *of: Any) -> tuple[Tensor, ...]:
+    """The parts of handles for all ranks' tokens and for each rank's."""
+    everyone, _, tokens, arrived = arrivals(gathered, in_rank, *of)
+    prefix, numbers = departures(in_rank, of[1])
     return (
         everyone[:, 1:].cumsum(0).int(),
-        sent.sum(1).t().cumsum(1).int(),
+        prefix,
         (arrived.cumsum(1) - arrived).int(),
         tokens,
         in_rank,
-        torch.where(in_rank, places, -1).int(),
+        numbers,
     )
 
 
