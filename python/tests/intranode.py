@@ -1,5 +1,5 @@
-"""DeepEP's test of normal exchanges, step by step, and numbers of selections that come home: on one
-rank of a buffer, with tensors of any device."""
+"""DeepEP's tests of normal exchanges within a node and between nodes, step by step, and numbers of selections that come
+home: on one rank of a buffer, with tensors of any device."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def selections(rank, ranks):
     return torch.rand((TOKENS, LOCAL * ranks), generator=seeded(rank, 1)).topk(TOPK, sorted=False)[1]
 
 
-def replay(b, device):
-    """What test_intranode does with a buffer, in its order."""
+def replay(b, device, hosts=None):
+    """What test_intranode does with a buffer, in its order; test_internode where ranks are on these hosts."""
     ranks, rank, experts = b.group_size, b.rank, LOCAL * b.group_size
     everyone = [selections(r, ranks).to(device) for r in range(ranks)]
     ids = everyone[rank]
@@ -41,11 +41,20 @@ def replay(b, device):
     come = sum(int(visits(of)[:, rank].sum()) for of in everyone)
     selected = [sum(int((of == rank * LOCAL + e).sum()) for of in everyone) for e in range(LOCAL)]
     per_rank, per_node, per_expert, is_in_rank, _ = b.get_dispatch_layout(ids, experts)
-    assert per_node is None
+    if hosts is None:
+        assert per_node is None
+    else:
+        on = torch.stack([in_rank[:, [h == host for h in hosts]].any(1) for host in sorted(set(hosts))], 1)
+        assert torch.equal(per_node, on.sum(0).int())
     assert torch.equal(per_rank, in_rank.sum(0).int())
     assert torch.equal(per_expert, torch.stack([(ids == e).sum() for e in range(experts)]).int())
     assert torch.equal(is_in_rank, in_rank)
-    layout = {"num_tokens_per_rank": per_rank, "is_token_in_rank": is_in_rank, "num_tokens_per_expert": per_expert}
+    layout = {
+        "num_tokens_per_rank": per_rank,
+        "num_tokens_per_rdma_rank": per_node,
+        "is_token_in_rank": is_in_rank,
+        "num_tokens_per_expert": per_expert,
+    }
     times = in_rank.sum(1, keepdim=True)
 
     def check_rows(rows, prefix):
@@ -53,7 +62,7 @@ def replay(b, device):
         assert torch.equal(rows.amin(1), rows.amax(1))
         begin = 0
         for source in range(ranks):
-            end = int(prefix[source, rank])
+            end = int(prefix[source])
             assert (rows[begin:end] == source).all()
             begin = end
         assert begin == rows.shape[0]
@@ -76,7 +85,7 @@ def replay(b, device):
                 got, got_ids, got_weights, counts, handle, event = b.dispatch(x, **layout, **of_selections, **options())
                 wait(event)
                 rows = per_token_cast_back(*got) if isinstance(got, tuple) else got
-                prefix = handle[0]
+                prefix = handle[0][:, rank] if hosts is None else handle[-4]
                 assert (rows.shape[0], counts) == (come, selected)
                 if x is not random:
                     check_rows(rows, prefix)

@@ -14,6 +14,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import original  # noqa: E402
+
 import mscclpp  # noqa: E402
 import mscclpp_ep_cpp  # noqa: E402
 from mscclpp.ext import ep  # noqa: E402
@@ -180,55 +182,7 @@ def test_low_latency(threads, ranks, fp8, how):
 def test_as_the_original_tests(threads, ranks, tokens, hidden, topk, per_rank):
     """Rows that say whose they are, identity experts, sums against x * sum of weights, with the
     original's absolute bound."""
-    experts = ranks * per_rank
-
-    def batch(r):
-        g = torch.Generator().manual_seed(0xB3C4 + r)
-        x = torch.full((tokens, hidden), float(r - 128), dtype=torch.bfloat16)
-        x[:, -128:] = torch.arange(tokens).bfloat16()[:, None]
-        ids = (torch.randn((tokens, experts), generator=g).abs() + 1).topk(topk).indices
-        weights = torch.randn((tokens, topk), generator=g).abs()
-        for _ in range(min(10, tokens)):
-            ids[torch.randint(tokens, (1,), generator=g), torch.randint(topk, (1,), generator=g)] = -1
-        return x, ids, weights
-
-    def rank(b):
-        x, ids, weights = batch(b.rank)
-        rows, scales, counts, sources, ranges, event, hook = b.low_latency_dispatch(
-            x, ids, tokens, experts, False, False, True
-        )
-        hook()
-        assert (scales, event) == (None, None)
-        everyone = torch.cat([batch(r)[1].flatten() for r in range(ranks)])
-        for e in range(per_rank):
-            n = int(counts[e])
-            assert n == (everyone == b.rank * per_rank + e).sum()
-            assert n == (ranges[e] & 0xFFFFFFFF).sum()
-            assert torch.equal(rows[e, :n, :-128].amin(1), rows[e, :n, :-128].amax(1))
-            assert torch.equal(rows[e, :n, -1], sources[e, :n].bfloat16())
-        out = torch.empty_like(x)
-        home, _, _ = b.low_latency_combine(
-            rows.clone(), ids, weights, sources, ranges, tokens, experts, False, False, False, out
-        )
-        want = (x.float() * weights.masked_fill(ids == -1, 0).sum(1, keepdim=True)).bfloat16()
-        assert (home.float() - want.float()).abs().max() < 1e-2
-        # As its benchmark does: dispatches into the same tensors, then combines of the last.
-        given = (
-            torch.empty_like(rows),
-            None,
-            torch.empty_like(sources),
-            torch.empty_like(ranges),
-            torch.empty_like(counts),
-        )
-        for _ in range(5):
-            last = b.low_latency_dispatch(x, ids, tokens, experts, False, False, False, *given)
-        for _ in range(5):
-            b.low_latency_combine(
-                last[0], ids, weights, last[3], last[4], tokens, experts, False, False, False, out.fill_(9)
-            )
-            assert torch.equal(out, home)
-
-    buffers(threads, ranks, rank)
+    buffers(threads, ranks, lambda b: original.low_latency(b, tokens, hidden, topk, per_rank))
 
 
 def test_nothing_to_send(threads):

@@ -300,6 +300,67 @@ def mscclpp_buffer():
     dist.destroy_process_group()
 
 
+def several_hosts(names):
+    """The original tests between hosts, and the other buffers there."""
+    import intranode
+    import original
+
+    import deep_ep
+    from mscclpp.ext import ep
+
+    names = names.split(",")
+    os.environ["WEFT_HOSTID"] = names[RANK]
+    hosts = tuple(sorted(set(names), key=names.index).index(name) for name in names)
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    buffer = deep_ep.Buffer(
+        dist.group.WORLD, 256, 256, low_latency_mode=True, num_qps_per_rank=4, explicitly_destroy=True
+    )
+    runtime = buffer.runtime
+    assert (runtime.get_num_rdma_ranks(), runtime.get_rdma_rank()) == (max(hosts) + 1, hosts[RANK])
+    assert runtime.is_internode_available()
+    intranode.replay(buffer, "cpu", hosts)
+    x, weights = torch.randn((9, 512)).bfloat16(), torch.rand((9, 2))
+    ids = (torch.arange(9)[:, None] + torch.arange(2)) % (2 * RANKS)
+    for fp8 in (False, True):
+        for later in (False, True):
+            options = {"use_fp8": fp8, "return_recv_hook": later}
+            rows, _, handle, _, hook = buffer.low_latency_dispatch(x, ids, 9, 2 * RANKS, **options)
+            if later:
+                hook()
+            plain = deep_ep.utils.math.per_token_cast_back(*(t.flatten(0, 1) for t in rows)) if fp8 else rows
+            plain = plain.view(2, 9 * RANKS, 512)
+            home, _, hook = buffer.low_latency_combine(plain, ids, weights, handle, return_recv_hook=later)
+            if later:
+                hook()
+            torch.testing.assert_close(
+                home.float(), x.float() * weights.sum(1, keepdim=True), rtol=0.1 if fp8 else 1e-2, atol=0.05
+            )
+    buffer.destroy()
+
+    buffer = ep.Buffer(dist.group.WORLD, num_rdma_bytes=256, low_latency_mode=True)
+    assert (buffer.is_internode_available(), buffer.get_num_rdma_ranks()) == (True, max(hosts) + 1)
+    original.low_latency(buffer, 64, 512, 4, 4)
+    original.internode(buffer, hosts)
+
+    elastic = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=9, hidden=512, explicitly_destroy=True)
+    assert elastic.get_physical_domain_size() == (max(hosts) + 1, hosts.count(hosts[RANK]))
+    for expand in (False, True):
+        rows, _, row_weights, handle, _ = elastic.dispatch(x, ids, weights, num_experts=2 * RANKS, do_expand=expand)
+        home, home_weights, _ = elastic.combine(rows, handle, row_weights)
+        times = 2 if expand else torch.tensor([len({e // 2 for e in row}) for row in ids.tolist()])[:, None]
+        torch.testing.assert_close(home.float(), x.float() * times, rtol=1e-2, atol=1e-2)
+        assert torch.equal(home_weights, weights)
+    elastic.destroy()
+    hybrid = deep_ep.HybridEPBuffer(dist.group.WORLD, 512, 9, 2, num_sms_dispatch_api=24)
+    rows, _, _, _, handle = hybrid.dispatch_with_permute(hidden=x, topk_idx=ids, num_of_experts=2 * RANKS)
+    home, _ = hybrid.combine_with_unpermute(hidden=rows, handle=handle)
+    torch.testing.assert_close(home.float(), 2 * x.float(), rtol=1e-2, atol=1e-2)
+    hybrid.destroy()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 def torchrun():
     dist.init_process_group("gloo")  # its store is up, and weft joins through it
     with weft.join(deadline=20) as c:
