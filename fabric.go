@@ -244,23 +244,28 @@ func (o Operations) FabricPeer(rank int) *fabric.Peer {
 
 // FabricSignal takes a signal of the fabric's for an object, the same on all ranks. It is collective.
 func (o Operations) FabricSignal(ctx context.Context, op string) (int, error) {
+	return o.FabricSignals(ctx, op, 1)
+}
+
+// FabricSignals takes n signals that follow each other, and returns the first.
+func (o Operations) FabricSignals(ctx context.Context, op string, n int) (first int, err error) {
 	r := &o.comm.reach
-	notes, err := o.comm.verifyWith(ctx, op, "signal", binary.LittleEndian.AppendUint32(nil, uint32(r.signal)), nil)
+	notes, err := o.comm.verifyWith(ctx, op, fmt.Sprintf("signals: %d", n),
+		binary.LittleEndian.AppendUint32(nil, uint32(r.signal)), nil)
 	if err != nil {
 		return 0, err
 	}
-	id := 0
 	for _, n := range notes { // a rank that was masked has missed some
 		if len(n) == 4 {
-			id = max(id, int(binary.LittleEndian.Uint32(n)))
+			first = max(first, int(binary.LittleEndian.Uint32(n)))
 		}
 	}
-	if id >= fabricSignals {
-		return 0, Unsupportedf("%s: a communicator of several hosts makes %d groups; make a new communicator", op,
-			fabricSignals)
+	if n > fabricSignals-first {
+		return 0, Unsupportedf("%s: it needs %d signals, and %d of the %d of a communicator of several hosts are taken, by "+
+			"groups and plans; make a new communicator", op, n, first, fabricSignals)
 	}
-	r.signal = id + 1
-	return id, nil
+	r.signal = first + n
+	return first, nil
 }
 
 // Unreachable is the error of an operation that cannot write to a rank of another host any more. The other ranks

@@ -329,6 +329,9 @@ func (r *Rounds) AwaitFar(ctx context.Context, op string, peer int, done func() 
 	return r.far.until(ctx, r, op, peer, r.far.sleep, done)
 }
 
+// Lose says that a rank of another host cannot be written to any more: see [Rounds.AwaitFar], which then fails.
+func (r *Rounds) Lose(rank int, cause error) { r.far.mirrors.Fail(rank, cause) }
+
 // AwaitTold waits until all that other hosts are to be told is on its way.
 func (r *Rounds) AwaitTold(ctx context.Context, op string) error {
 	if r.far == nil {

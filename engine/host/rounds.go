@@ -89,7 +89,8 @@ func New(ctx context.Context, comm *weft.Comm, c Config) (*Rounds, error) {
 // Begin is the first thing that an operation does. It returns the communicator's failure, if there
 // is one, and follows the communicator to its generation: after [weft.Comm.SetMask] no rank is inside
 // an older operation, and what such an operation left behind has lower numbers than all that ranks
-// publish from now on.
+// publish from now on. All that this rank had written to ranks of other hosts before has landed there, whoever
+// wrote it.
 func (r *Rounds) Begin(op string) error {
 	if err := r.Comm.Operations().Begin(op); err != nil {
 		return err

@@ -194,5 +194,9 @@ func (m *Mirrors) Lost() (rank int, err error) {
 	return m.lost.rank, m.lost.err
 }
 
+// Fail says that a rank of another host cannot be written to any more, for a cause that an owner met in writes of its
+// own.
+func (m *Mirrors) Fail(rank int, cause error) { m.streams[rank].fail(cause) }
+
 // Failing says whether some rank cannot be reached any more.
 func (m *Mirrors) Failing() bool { return m.lost != nil }
