@@ -2,6 +2,7 @@ package spec
 
 import (
 	"fmt"
+	"iter"
 	"slices"
 )
 
@@ -295,6 +296,27 @@ func (f *File) At(s Site) *Op {
 		return nil
 	}
 	return &op.Ops[s.Inner]
+}
+
+// All is every operation with its site: those of a pipeline come behind it.
+func (f *File) All() iter.Seq2[Site, *Op] {
+	return func(yield func(Site, *Op) bool) {
+		for r := range f.Ranks {
+			for b := range f.Ranks[r].Blocks {
+				ops := f.Ranks[r].Blocks[b].Ops
+				for i := range ops {
+					if !yield(Site{r, b, i, -1}, &ops[i]) {
+						return
+					}
+					for k := range ops[i].Ops {
+						if !yield(Site{r, b, i, k}, &ops[i].Ops[k]) {
+							return
+						}
+					}
+				}
+			}
+		}
+	}
 }
 
 // Error is a rule that a plan breaks.

@@ -27,6 +27,7 @@ type Plan struct {
 	Reductions []weft.Op // that its operations have
 	Inputs     bool      // some rank reaches the input of another
 	Outputs    bool      // or its output
+	Pushes     [2]bool   // some rank pushes its own input, or its output, through a port
 	Packets    bool      // it has operations on packets
 	Mixed      bool      // scratch holds packets, and plain data too
 
@@ -46,21 +47,12 @@ func Of(f *spec.File) (*Plan, error) {
 	}
 	p := &Plan{File: f, Key: sha256.Sum256(f.Text()), Name: "plan " + f.Name, elements: f.Alignment}
 	data := false
-	for r := range f.Ranks {
-		rank := &f.Ranks[r]
-		for b := range rank.Blocks {
-			block := &rank.Blocks[b]
-			for i := range block.Ops {
-				op := &block.Ops[i]
-				if op.Kind == spec.Pipeline {
-					p.elements = common(p.elements, op.Unit)
-				}
-				data = p.add(rank, block, op) || data
-				for k := range op.Ops {
-					data = p.add(rank, block, &op.Ops[k]) || data
-				}
-			}
+	for at, op := range f.All() {
+		if op.Kind == spec.Pipeline {
+			p.elements = common(p.elements, op.Unit)
 		}
+		rank := &f.Ranks[at.Rank]
+		data = p.add(rank, &rank.Blocks[at.Block], op) || data
 	}
 	p.Mixed = p.Packets && data
 	if p.Packets && f.Alignment%PacketBytes != 0 {
@@ -115,6 +107,9 @@ func (p *Plan) add(rank *spec.Rank, block *spec.Block, op *spec.Op) (data bool) 
 			data = data || buffer == spec.Scratch && !op.Slot(source, i)
 			p.Inputs = p.Inputs || peers && buffer == spec.Input
 			p.Outputs = p.Outputs || peers && buffer == spec.Output
+			if source && op.Via == spec.Port && buffer != spec.Scratch {
+				p.Pushes[buffer] = true
+			}
 		}
 	}
 	return data
