@@ -35,8 +35,10 @@ func checkOwn(comm *weft.Comm, op string, own []Algorithm, loopback int) error {
 	if len(own) == 0 {
 		return nil
 	}
-	if err := comm.Operations().OneHost(op + ": algorithm " + own[0].Name); err != nil {
-		return err
+	if comm.Device() != nil {
+		if err := comm.Operations().OneHost(op + ": algorithm " + own[0].Name); err != nil {
+			return err
+		}
 	}
 	for i := range own {
 		switch {

@@ -80,6 +80,9 @@ func (p program) Text() string { return fmt.Sprintf("plan %s, hash %v", p.plan.F
 // Open implements [spec.Program].
 func (p program) Open(ctx context.Context, comm *weft.Comm, rounds *enginehost.Rounds, room *enginegpu.Room,
 ) (spec.Runner, error) {
+	if err := p.plan.Across(comm.Host); err != nil {
+		return nil, err
+	}
 	r := &runner{plan: p.plan, rank: comm.Rank(), rounds: rounds}
 	if rounds == nil {
 		engine, err := gpu.New(ctx, comm, room)

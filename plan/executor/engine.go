@@ -11,10 +11,10 @@ import (
 
 // newEngine makes the engine of the ranks' kind of memory. It is collective.
 func newEngine(ctx context.Context, comm *weft.Comm) (launch.Engine, error) {
-	if err := comm.Operations().OneHost("new executor"); err != nil {
-		return nil, err
-	}
 	if comm.Device() != nil {
+		if err := comm.Operations().OneHost("new executor"); err != nil {
+			return nil, err
+		}
 		return gpu.New(ctx, comm, nil)
 	}
 	return host.New(ctx, comm)

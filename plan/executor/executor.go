@@ -88,7 +88,10 @@ func (x *Executor) fits(p *launch.Plan) error {
 		return err
 	}
 	p.Verdict = verdictOf(p)
-	return refused(p, x.options.Unverified)
+	if err := refused(p, x.options.Unverified); err != nil {
+		return err
+	}
+	return p.Across(x.comm.Host)
 }
 
 // refused says what the verifier finds in a plan that is an error: of one that runs unverified, only what no run
@@ -132,7 +135,8 @@ func (p *Plan) Verdict() *plan.Verdict { return p.plan.Verdict }
 //
 // On the host it returns when this rank's result is complete, and takes no stream. On GPUs it enqueues the plan in the
 // stream, and operands are borrowed until that has run. A plan that reads or writes operands of peers needs them in
-// windows; the host copies those that are not.
+// windows; the host copies those that are not. Windows that peers on other hosts write stay open until the launch has
+// ended on all ranks, and after a failure until all have gone on.
 func (p *Plan) Execute(ctx context.Context, s *weft.Stream, out, in weft.Tensor) error {
 	x := p.executor
 	if x.closed {

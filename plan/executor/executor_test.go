@@ -26,6 +26,9 @@ func TestMain(m *testing.M) {
 	if err := os.Setenv("WEFT_TUNING", "none"); err != nil { // not what was measured on this machine
 		panic(err)
 	}
+	if err := os.Setenv("WEFT_HEARTBEAT", "60s"); err != nil { // on a slow machine no host is lost for its silence
+		panic(err)
+	}
 	if playPart() { // as a rank that a test has started
 		return
 	}

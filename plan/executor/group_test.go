@@ -67,7 +67,7 @@ func TestAlgorithms(t *testing.T) {
 			}
 			for _, windows := range []bool{true, false} {
 				for _, chunk := range []int{16, 48, 4096} {
-					if err := compare(ctx, c, g, kind, f, chunk, w, windows); err != nil {
+					if err := compare(ctx, c, g, kind, f, chunk, w, windows, ""); err != nil {
 						return fmt.Errorf("%v, chunk %d, windows %t: %w", kind, chunk, windows, err)
 					}
 				}
@@ -82,7 +82,7 @@ func TestAlgorithms(t *testing.T) {
 
 // compare runs a call by a plan and by the library, and compares outputs.
 func compare(ctx context.Context, c *weft.Comm, g *collective.Group, kind collective.Collective, f *plan.File,
-	chunk int, w *weft.Window, windows bool,
+	chunk int, w *weft.Window, windows bool, native string,
 ) error {
 	call := collective.Call{Collective: kind}
 	if kind == collective.ReduceScatter {
@@ -90,7 +90,7 @@ func compare(ctx context.Context, c *weft.Comm, g *collective.Group, kind collec
 	}
 	in, out, size := f.Place(c.Rank(), chunk)
 	var results [2][]byte
-	for i, name := range []string{kind.String() + "/plan/" + strings.ReplaceAll(f.Name, " ", "-"), ""} {
+	for i, name := range []string{kind.String() + "/plan/" + strings.ReplaceAll(f.Name, " ", "-"), native} {
 		region := make([]byte, size)
 		if windows {
 			region = w.Bytes()[:size]

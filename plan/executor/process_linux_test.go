@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/fabric"
+	"github.com/weftgo/weft/fabric/fabrictest"
 	"github.com/weftgo/weft/internal/ranktest/processes"
 	"github.com/weftgo/weft/plan"
 	"github.com/weftgo/weft/plan/executor"
@@ -39,6 +41,7 @@ type memberArgs struct {
 	ID       string
 	Deadline time.Duration
 	Plan     string
+	Across   bool // hosts
 	Step     int
 	Times    int
 	Masked   []int
@@ -50,6 +53,14 @@ var interrupted = map[string]func() *plan.Plan{
 	"two-phase": func() *plan.Plan { return plantest.TwoPhasePackets(3) },
 	"forward":   func() *plan.Plan { return plantest.Forward(3, true) },
 	"sends":     func() *plan.Plan { return plantest.Sends(3, 0) },
+}
+
+// interruptedAcross are those of three ranks on two hosts.
+var interruptedAcross = map[string]func() *plan.Plan{
+	"gather":   func() *plan.Plan { return plantest.GatherAcross("aab") },
+	"exchange": func() *plan.Plan { return plantest.ExchangeAcross("aab") },
+	"forward":  func() *plan.Plan { return plantest.Forward(3, true) },
+	"sends":    func() *plan.Plan { return plantest.Sends(3, 0) },
 }
 
 func (m *member) Do(r *processes.Rank, c processes.Command) (any, error) {
@@ -106,7 +117,11 @@ func (m *member) join(ctx context.Context, r *processes.Rank, a memberArgs) (err
 	if m.executor, err = executor.New(ctx, m.comm, executor.Options{}); err != nil {
 		return err
 	}
-	if m.file, err = interrupted[a.Plan]().Build(); err != nil {
+	plans := interrupted
+	if a.Across {
+		plans = interruptedAcross
+	}
+	if m.file, err = plans[a.Plan]().Build(); err != nil {
 		return err
 	}
 	m.plan, err = m.executor.Load(ctx, m.file)
@@ -140,12 +155,17 @@ func (m *member) othersWait(ctx context.Context) error {
 }
 
 // startCrew starts ranks that run a plan, has one halt before an operation, and returns the others.
-func startCrew(t *testing.T, name string, deadline time.Duration, victim, step int) (crew *processes.Crew,
+func startCrew(t *testing.T, name string, across bool, deadline time.Duration, victim, step int) (crew *processes.Crew,
 	others []int,
 ) {
 	t.Helper()
-	crew = processes.Start(t, "member", 3)
-	crew.Must([]int{0, 1, 2}, "join", memberArgs{ID: crew.ID(), Deadline: deadline, Plan: name})
+	crew = processes.StartWith(t, "member", 3, func(rank int) []string {
+		if !across {
+			return nil
+		}
+		return []string{"WEFT_HOSTID=" + "aab"[rank:][:1]}
+	})
+	crew.Must([]int{0, 1, 2}, "join", memberArgs{ID: crew.ID(), Deadline: deadline, Plan: name, Across: across})
 	crew.Must([]int{0, 1, 2}, "count", memberArgs{})
 	for r := range 3 {
 		if r != victim {
@@ -162,56 +182,72 @@ func startCrew(t *testing.T, name string, deadline time.Duration, victim, step i
 // points are operations before which ranks are killed and stopped; the last one is behind all.
 var points = []int{0, 1, 3, 100}
 
-// TestKilledRank kills a rank in plans: the others return an error that names it, and what they ran.
-func TestKilledRank(t *testing.T) {
+// interruptions calls for each plan, on one host and on two, and each of the points, or one of these.
+func interruptions(t *testing.T, each func(t *testing.T, name string, across bool, step, victim int)) {
 	k := 0
-	for _, name := range slices.Sorted(maps.Keys(interrupted)) {
-		for i, step := range points {
-			if k++; os.Getenv("WEFT_TEST_ALL") == "" && i != k%len(points) {
-				continue
+	for _, across := range []bool{false, true} {
+		plans, words := interrupted, ""
+		if across {
+			if err := fabrictest.Libfabric(t.Context(), t, fabric.Options{Size: 1}).Close(); err != nil {
+				t.Error(err)
 			}
-			victim := k % 3
-			t.Run(fmt.Sprintf("%s step %d rank %d", name, step, victim), func(t *testing.T) {
-				crew, others := startCrew(t, name, 30*time.Second, victim, step)
-				crew.Kill(victim)
-				for r, f := range crew.Answers(others) {
-					if f.Peer != victim || f.Cause != "died" || !strings.Contains(f.Err, "plan ") {
-						t.Errorf("rank %d fails: %+v", r, f)
-					}
+			plans, words = interruptedAcross, " across hosts"
+		}
+		for _, name := range slices.Sorted(maps.Keys(plans)) {
+			k++
+			for i, step := range points {
+				if os.Getenv("WEFT_TEST_ALL") == "" && i != k%len(points) {
+					continue
 				}
-				// A plan has work for all ranks: the others refuse it, and can do all else.
-				crew.Must(others, "mask", memberArgs{Masked: []int{victim}})
-				for r, f := range crew.All(others, "repeat", memberArgs{Times: 1}) {
-					if !strings.Contains(f.Err, "is masked") || f.Took > 30*time.Second {
-						t.Errorf("rank %d runs a plan without rank %d: %+v", r, victim, f)
-					}
-				}
-			})
+				victim := (k + i/2) % 3
+				t.Run(fmt.Sprintf("%s%s step %d rank %d", name, words, step, victim), func(t *testing.T) {
+					each(t, name, across, step, victim)
+				})
+			}
 		}
 	}
+}
+
+// TestKilledRank kills a rank in plans: the others return an error that names it, and what they ran.
+func TestKilledRank(t *testing.T) {
+	interruptions(t, func(t *testing.T, name string, across bool, step, victim int) {
+		crew, others := startCrew(t, name, across, 30*time.Second, victim, step)
+		crew.Kill(victim)
+		for r, f := range crew.Answers(others) {
+			if f.Peer != victim || f.Cause != "died" || !strings.Contains(f.Err, "plan ") {
+				t.Errorf("rank %d fails: %+v", r, f)
+			}
+		}
+		// A plan has work for all ranks: the others refuse it, and can do all else.
+		crew.Must(others, "mask", memberArgs{Masked: []int{victim}})
+		for r, f := range crew.All(others, "repeat", memberArgs{Times: 1}) {
+			if !strings.Contains(f.Err, "is masked") || f.Took > 30*time.Second {
+				t.Errorf("rank %d runs a plan without rank %d: %+v", r, victim, f)
+			}
+		}
+	})
 }
 
 // TestStoppedRank stops a rank in plans: the others return an error that names it at their deadline.
 func TestStoppedRank(t *testing.T) {
 	const deadline = 2 * time.Second
-	k := 0
-	for _, name := range slices.Sorted(maps.Keys(interrupted)) {
-		k++
-		victim, step := k%3, points[k%len(points)]
-		t.Run(fmt.Sprintf("%s step %d rank %d", name, step, victim), func(t *testing.T) {
-			t.Parallel() // they wait
-			crew, others := startCrew(t, name, deadline, victim, step)
-			crew.Stop(victim)
-			for r, f := range crew.Answers(others) {
-				if f.Took < deadline*9/10 || f.Peer != victim || f.Cause != "timeout" {
-					t.Errorf("rank %d fails: %+v", r, f)
-				}
+	interruptions(t, func(t *testing.T, name string, across bool, step, victim int) {
+		t.Parallel() // they wait
+		crew, others := startCrew(t, name, across, deadline, victim, step)
+		crew.Stop(victim)
+		for r, f := range crew.Answers(others) {
+			if f.Took < deadline*9/10 || f.Peer != victim || f.Cause != "timeout" {
+				t.Errorf("rank %d fails: %+v", r, f)
 			}
-			crew.Must(others, "mask", memberArgs{Masked: []int{victim}})
-			crew.Continue(victim)
-			if f := crew.Ask(victim, "go on", nil); f.Peer < 0 {
-				t.Errorf("the stopped rank wakes up to %+v", f)
-			}
-		})
-	}
+		}
+		crew.Must(others, "mask", memberArgs{Masked: []int{victim}})
+		crew.Continue(victim)
+		f := crew.Ask(victim, "go on", nil)
+		if across && f.Err == "" { // all that it needed was there, and the news of the others has yet to come
+			f = crew.Ask(victim, "repeat", memberArgs{Times: 1_000})
+		}
+		if f.Peer < 0 {
+			t.Errorf("the stopped rank wakes up to %+v", f)
+		}
+	})
 }

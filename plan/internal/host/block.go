@@ -2,6 +2,7 @@ package host
 
 import (
 	"github.com/weftgo/weft/channel"
+	"github.com/weftgo/weft/fabric"
 	"github.com/weftgo/weft/plan/internal/program"
 	"github.com/weftgo/weft/plan/spec"
 )
@@ -14,6 +15,11 @@ type block struct {
 	at    int // of the step: the channels or semaphores, or the bytes, that are done
 	begun int // steps of which a test was told
 
+	pushed int // of the step: what of its pushes is done
+	part   int // bytes of the next one
+	mark   fabric.Mark
+	marked bool
+
 	stop  stop
 	which int    // the channel end, the semaphore or the barrier
 	turn  int    // of the barrier
@@ -25,6 +31,7 @@ type block struct {
 type step struct {
 	*program.Step
 	folds   []program.Range
+	pushes  []push // if some go to other hosts
 	barrier int
 	name    string // in errors; made when it is first needed
 }
@@ -38,9 +45,13 @@ const (
 	onSemaphore
 	onBarrier
 	onPacket
+	onFabric
 )
 
-func (b *block) begin() { b.pc, b.at, b.begun, b.stop = 0, 0, 0, running }
+func (b *block) begin() {
+	b.pc, b.at, b.begun, b.stop = 0, 0, 0, running
+	b.pushed, b.part, b.marked = 0, 0, false
+}
 
 // name is the operation at which the block stands.
 func (b *block) name() string {
@@ -58,6 +69,8 @@ func (b *block) peer() int {
 		return b.rank.ends[b.which].peer
 	case onPacket:
 		return b.rank.writers[b.chunk]
+	case onFabric:
+		return b.steps[b.pc].pushes[b.pushed].link.rank
 	}
 	return b.rank.self
 }
@@ -65,15 +78,18 @@ func (b *block) peer() int {
 // ready says whether a block that stopped can go on.
 func (b *block) ready() bool {
 	switch r := b.rank; b.stop {
+	case running:
+		return b.pc < len(b.steps)
 	case onEnd:
-		x := &r.ends[b.which]
-		return x.in.Load() > x.awaited
+		return r.ends[b.which].come()
 	case onSemaphore:
 		return r.semaphores[b.which] > 0
 	case onBarrier:
 		return r.barriers[b.which].turn != b.turn
 	case onPacket:
 		return channel.InSlot(b.slot, 0, r.flag)
+	case onFabric:
+		return b.goesOn()
 	}
 	return false
 }
@@ -89,12 +105,12 @@ func (b *block) advance() (moved bool) {
 			b.begun++
 			b.rank.Step()
 		}
-		was := b.at
+		at, pushed, part := b.at, b.pushed, b.part
 		if !b.do(&b.steps[b.pc]) {
-			return moved || b.at != was
+			return moved || b.at != at || b.pushed != pushed || b.part != part
 		}
 		b.pc++
-		b.at = 0
+		b.at, b.pushed = 0, 0
 		moved = true
 	}
 	return true
@@ -103,6 +119,9 @@ func (b *block) advance() (moved bool) {
 // do runs an operation, or as much of it as can be done, and says whether that is all.
 func (b *block) do(s *step) bool {
 	r := b.rank
+	if s.pushes != nil {
+		return b.push(s)
+	}
 	switch s.Op.Kind {
 	case spec.Nop, spec.Flush:
 		return true
@@ -130,11 +149,11 @@ func (b *block) do(s *step) bool {
 		for ; b.at < len(s.Counters); b.at++ {
 			i := s.Counters[b.at] - r.first
 			x := &r.ends[i]
-			if x.in.Load() <= x.awaited {
+			if !x.come() {
 				b.stop, b.which = onEnd, i
 				return false
 			}
-			x.awaited++
+			x.take()
 		}
 		return true
 	}

@@ -20,23 +20,30 @@ type Engine struct {
 	shared scratch            // of plans that share it
 	stage  stage
 	moves  moves
+	far    *far // nil where all ranks are of one host
 }
 
 // New makes an engine. It is collective.
 func New(ctx context.Context, comm *weft.Comm) (*Engine, error) {
-	e := On(comm, nil)
-	var err error
-	e.rounds, err = enginehost.New(ctx, comm, enginehost.Config{Kind: "executor", Differs: e.differs})
+	var e *Engine
+	rounds, err := enginehost.New(ctx, comm, enginehost.Config{
+		Kind: "executor", Differs: func(own, peer uint64) string { return e.differs(own, peer) },
+	})
 	if err != nil {
 		return nil, err
 	}
+	e = On(comm, rounds)
 	e.owned = true
 	return e, nil
 }
 
 // On makes an engine that talks in rounds of another owner's, who opens its launches: see [Loaded.RunOpened].
 func On(comm *weft.Comm, rounds *enginehost.Rounds) *Engine {
-	return &Engine{comm: comm, rounds: rounds, loaded: make(map[uint64]*Loaded), moves: newMoves()}
+	e := &Engine{comm: comm, rounds: rounds, loaded: make(map[uint64]*Loaded), moves: newMoves()}
+	if comm.Operations().Spans() {
+		e.far = newFar(comm, rounds)
+	}
+	return e
 }
 
 // A call is what ranks compare of a launch: bytes of a chunk, the element type, and the plan by a part of its key.

@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/channel"
@@ -20,6 +21,7 @@ type Loaded struct {
 	plan   *launch.Plan
 	number uint64
 	window *weft.Window // counters; nil if the plan has no channels
+	mail   *mailbox     // nil if no packets come from other hosts
 
 	ends       []end
 	first      int // the number of this rank's first channel end among those of all ranks
@@ -40,6 +42,27 @@ type end struct {
 	peer          int
 	in, out       *channel.Counter // out is nil where the peer has no such end
 	sent, awaited uint64           // signals
+
+	link   *link // to a rank of another host, which has no counters
+	signal int   // of the link's
+	paired bool  // the peer has such an end
+}
+
+// come says whether there is a signal.
+func (x *end) come() bool {
+	if x.link != nil {
+		return x.link.come(x.signal) > 0
+	}
+	return x.in.Load() > x.awaited
+}
+
+// take consumes a signal.
+func (x *end) take() {
+	if x.link != nil {
+		x.link.taken[x.signal]++
+		return
+	}
+	x.awaited++
 }
 
 // mostSizes is how many sizes of message a plan keeps programs for.
@@ -74,12 +97,28 @@ func newLoaded(ctx context.Context, e *Engine, p *launch.Plan) (*Loaded, error) 
 		r := all[i].Rank
 		return channel.CounterAt(l.window.Peer(r), (i-first[r])*channel.Stride)
 	}
+	signals := make([]int, e.comm.Size()) // by rank: channels to it so far
 	for i := first[self]; i < first[self+1]; i++ {
-		x := end{peer: all[i].To, in: counter(i)}
-		if all[i].Peer >= 0 {
-			x.out = counter(all[i].Peer)
+		x := end{peer: all[i].To, paired: all[i].Peer >= 0}
+		if e.far != nil && e.far.links[x.peer] != nil {
+			signals[x.peer]++
+			x.link, x.signal = e.far.links[x.peer], signals[x.peer]
+		} else {
+			x.in = counter(i)
+			if x.paired {
+				x.out = counter(all[i].Peer)
+			}
 		}
 		l.ends = append(l.ends, x)
+	}
+	if e.far != nil {
+		if err := e.far.claim(ctx, p.Name, 1+channelsOf(p.File)); err != nil {
+			return nil, errors.Join(err, l.free())
+		}
+		var err error
+		if l.mail, err = newMailbox(ctx, e.comm, p.File); err != nil {
+			return nil, errors.Join(err, l.free())
+		}
 	}
 	for r := range self {
 		l.before += len(p.File.Ranks[r].Semaphores)
@@ -101,13 +140,30 @@ func (l *Loaded) begin() {
 	l.semaphores = append(l.semaphores[:0], l.plan.File.Ranks[l.engine.comm.Rank()].Semaphores...)
 }
 
+// channelsOf is the most port channels from a rank of a plan to another one.
+func channelsOf(f *spec.File) (most int) {
+	for r := range f.Ranks {
+		to := make(map[int]int)
+		for _, peer := range f.Ranks[r].Peers(spec.Port) {
+			to[peer]++
+			most = max(most, to[peer])
+		}
+	}
+	return most
+}
+
 // writersOf is the rank that writes packets to each chunk of a rank's scratch, or the rank itself.
 func writersOf(f *spec.File, self int) []int {
 	writers := make([]int, f.Ranks[self].Scratch)
 	for i := range writers {
 		writers[i] = self
 	}
-	add := func(r int, rank *spec.Rank, block *spec.Block, op *spec.Op) {
+	for at, op := range f.All() {
+		if at.Rank == self {
+			continue
+		}
+		rank := &f.Ranks[at.Rank]
+		block := &rank.Blocks[at.Block]
 		for i, p := range op.Dst {
 			if !op.Slot(false, i) {
 				continue
@@ -117,30 +173,13 @@ func writersOf(f *spec.File, self int) []int {
 			case spec.RemoteBuffer:
 				mine = rank.Remotes[block.Remote(op.Via, p.ID)].Rank == self
 			case spec.Members:
-				for _, member := range rank.Switches[block.Channel(spec.Switched, p.ID)].Ranks {
-					mine = mine || member == self
-				}
+				mine = slices.Contains(rank.Switches[block.Channel(spec.Switched, p.ID)].Ranks, self)
 			}
 			if !mine {
 				continue
 			}
 			for c := p.Index; c < min(p.Index+p.Size, len(writers)); c++ {
-				writers[c] = r
-			}
-		}
-	}
-	for r := range f.Ranks {
-		if r == self {
-			continue
-		}
-		rank := &f.Ranks[r]
-		for b := range rank.Blocks {
-			block := &rank.Blocks[b]
-			for i := range block.Ops {
-				add(r, rank, block, &block.Ops[i])
-				for k := range block.Ops[i].Ops {
-					add(r, rank, block, &block.Ops[i].Ops[k])
-				}
+				writers[c] = at.Rank
 			}
 		}
 	}
@@ -188,10 +227,18 @@ func (l *Loaded) launch(ctx context.Context, run *rank, given *launch.Launch, ro
 	if l.generation != e.comm.Operations().Generation() {
 		l.begin()
 	}
+	if e.far != nil {
+		if err := e.far.settle(ctx, name); err != nil {
+			return err
+		}
+	}
 	if err := run.prepare(ctx, round); err != nil {
 		return err
 	}
 	if err := run.run(ctx); err != nil {
+		return err
+	}
+	if err := run.rest(ctx); err != nil {
 		return err
 	}
 	run.finish()
@@ -220,7 +267,13 @@ func (l *Loaded) Close() error {
 		return nil
 	}
 	delete(e.loaded, l.number)
-	err := l.own.close()
+	return errors.Join(l.own.close(), l.free())
+}
+
+func (l *Loaded) free() (err error) {
+	if l.mail != nil {
+		err = l.mail.close()
+	}
 	if l.window != nil {
 		err = errors.Join(err, l.window.Close())
 	}

@@ -56,35 +56,33 @@ type scratch struct {
 	chunk int
 }
 
-// claim makes scratch ready for a launch, and says whether this rank has changed its own: then the ranks meet before
-// any uses it.
-func (s *scratch) claim(ctx context.Context, comm *weft.Comm, p *launch.Plan, chunk int, round uint64) (bool, error) {
+// claim makes scratch ready for a launch, and says whether it is new, or whether this rank has changed its own: then the
+// ranks meet before any uses it.
+func (s *scratch) claim(ctx context.Context, comm *weft.Comm, p *launch.Plan, chunk int, round uint64,
+) (fresh, changed bool, err error) {
 	n := p.Scratch(chunk)
 	if n == 0 {
-		return false, nil
+		return false, false, nil
 	}
-	fresh, err := s.memory.claim(ctx, comm, n, round)
-	if err != nil {
-		return false, err
+	if fresh, err = s.memory.claim(ctx, comm, n, round); err != nil {
+		return false, false, err
 	}
 	stale := s.plan != p || s.chunk != chunk && p.Mixed
 	s.plan, s.chunk = p, chunk
 	if fresh {
 		s.used = n
-		return false, nil
+		return true, false, nil
 	}
 	if stale {
 		clear(s.window.Bytes()[:s.used])
 		s.used = 0
 	}
 	s.used = max(s.used, n)
-	return stale, nil
+	return false, stale, nil
 }
 
 // stage is memory for operands that lie in no window: the input, and in its second half the output.
 type stage struct{ memory }
 
-// of is a rank's memory for an operand of so many bytes.
-func (s *stage) of(rank, kind, n int) []byte {
-	return s.window.Peer(rank)[kind*s.window.Size()/2:][:n:n]
-}
+// at is where it has an operand.
+func (s *stage) at(kind int) int { return kind * s.window.Size() / 2 }

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -30,7 +31,8 @@ type rank struct {
 	// Of a launch.
 	dtype    weft.DType
 	operands [2][]byte // this rank's, by kind
-	memories [][]byte  // of all ranks, by their numbers in the program
+	memories [][]byte  // of all ranks of this host, by their numbers in the program
+	places   []place   // between hosts: of this rank and of ranks of other hosts
 	staged   [2]bool
 	flag     uint32
 }
@@ -44,8 +46,12 @@ func newRank(l *Loaded, chunk int) *rank {
 	r.memories = make([][]byte, len(r.program.Memories))
 	r.input = r.program.Whole(r.self, spec.Input).Memory % program.Buffers
 	r.output = r.program.Whole(r.self, spec.Output).Memory % program.Buffers
-	r.reached[r.input] = l.plan.Inputs
-	r.reached[r.output] = r.reached[r.output] || l.plan.Outputs
+	far := l.engine.far != nil
+	r.reached[r.input] = l.plan.Inputs || far && l.plan.Pushes[spec.Input]
+	r.reached[r.output] = r.reached[r.output] || l.plan.Outputs || far && l.plan.Pushes[spec.Output]
+	if far {
+		r.places = make([]place, len(r.program.Memories))
+	}
 	r.defined = slices.Contains([]string{spec.AllReduce, spec.AllGather, spec.ReduceScatter, spec.AllToAll}, f.Collective)
 	r.stream = r.bytes(r.self, r.output) >= enginehost.StreamBytes
 	numbers := make(map[int]int)
@@ -54,7 +60,7 @@ func newRank(l *Loaded, chunk int) *rank {
 		b := &block{rank: r, steps: make([]step, len(steps))}
 		for k := range b.steps {
 			s := &steps[k]
-			b.steps[k] = step{Step: s, folds: s.Folds()}
+			b.steps[k] = step{Step: s, folds: s.Folds(), pushes: r.pushes(s)}
 			if s.Op.Kind != spec.Barrier {
 				continue
 			}
@@ -84,6 +90,7 @@ func (r *rank) begin(given *launch.Launch) {
 func (r *rank) end() {
 	clear(r.operands[:])
 	clear(r.memories)
+	clear(r.places)
 }
 
 // bytes is the length of an operand of a rank.
@@ -94,10 +101,27 @@ func (r *rank) refer() (in, out enginehost.OperandRef) {
 	var refs [2]enginehost.OperandRef
 	for kind, mem := range r.operands {
 		if r.reached[kind] && len(mem) > 0 {
-			refs[kind], _ = r.engine.rounds.Find(unsafe.Pointer(unsafe.SliceData(mem)), len(mem), 0)
+			refs[kind] = r.find(mem)
 		}
 	}
 	return refs[0], refs[1]
+}
+
+// find refers to an operand that lies in a window which all ranks reach.
+func (r *rank) find(mem []byte) enginehost.OperandRef {
+	p := unsafe.Pointer(unsafe.SliceData(mem))
+	if r.engine.far == nil {
+		ref, _ := r.engine.rounds.Find(p, len(mem), 0)
+		return ref
+	}
+	w, offset, ok := r.engine.comm.Operations().Find(p, len(mem))
+	for q := range r.engine.comm.Size() {
+		ok = ok && (w.Peer(q) != nil || w.Remote(q).Bytes() > 0)
+	}
+	if !ok {
+		return enginehost.OperandRef{}
+	}
+	return enginehost.In(w, uint64(offset), 0)
 }
 
 // prepare finds all memory of a launch that opened in a round.
@@ -106,14 +130,23 @@ func (r *rank) prepare(ctx context.Context, round uint64) error {
 	if r.flag = uint32(round); r.flag == 0 {
 		r.flag = ^r.flag
 	}
-	meet, err := r.scratch.claim(ctx, e.comm, r.plan, r.program.Shape.Chunk, round)
+	fresh, meet, err := r.scratch.claim(ctx, e.comm, r.plan, r.program.Shape.Chunk, round)
 	if err != nil {
 		return err
 	}
 	if w := r.scratch.window; w != nil {
 		for q := range e.comm.Size() {
-			r.memories[program.Buffers*q+int(spec.Scratch)] = w.Peer(q)
+			r.lies(w, q, int(spec.Scratch), 0, w.Size())
 		}
+	}
+	if r.mail != nil {
+		more, err := r.mail.landing.claim(ctx, e.comm, r.plan.Scratch(r.program.Shape.Chunk), round)
+		if err != nil {
+			return err
+		}
+		fresh = fresh || more
+		clear(r.mail.sent)
+		clear(r.mail.took)
 	}
 	most := 0
 	for kind := range r.operands {
@@ -131,12 +164,10 @@ func (r *rank) prepare(ctx context.Context, round uint64) error {
 			case ref.Window == 0:
 				most = max(most, n)
 				r.staged[kind] = r.staged[kind] || q == r.self
-			case q != r.self:
-				mem, err := r.peer(q, ref, n)
-				if err != nil {
+			default:
+				if err := r.peer(q, ref, kind, n); err != nil {
 					return err
 				}
-				r.memories[program.Buffers*q+kind] = mem
 			}
 		}
 	}
@@ -147,26 +178,39 @@ func (r *rank) prepare(ctx context.Context, round uint64) error {
 		r.copyIn(round)
 		meet = true
 	}
-	if !meet {
+	// Who pushes into a window that a failure has kept from another rank would lose that rank for good.
+	if !meet && (e.far == nil || !fresh) {
 		// Scratch is made zeros, and operands are copied, on all ranks or on none.
 		return nil
 	}
 	return e.rounds.Await(ctx, name, e.rounds.Publish())
 }
 
-// peer is n bytes of an operand of a rank.
-func (r *rank) peer(q int, ref enginehost.OperandRef, n int) ([]byte, error) {
-	mem, err := r.engine.rounds.Resolve(q, ref, r.plan.Name)
-	if err != nil {
-		return nil, err
+// lies takes note of where n bytes of a rank's memory lie in a window.
+func (r *rank) lies(w *weft.Window, q, kind, at, n int) {
+	if mem := w.Peer(q); mem != nil {
+		r.memories[program.Buffers*q+kind] = mem[at:][:n:n]
 	}
-	if n > len(mem) {
-		return nil, r.engine.rounds.Broken(&weft.PeerError{
+	if r.places != nil {
+		r.places[program.Buffers*q+kind] = r.placeIn(w, q, at)
+	}
+}
+
+// peer finds n bytes of an operand of a rank.
+func (r *rank) peer(q int, ref enginehost.OperandRef, kind, n int) error {
+	w, open := r.engine.comm.Operations().Window(ref.Window)
+	switch {
+	case !open:
+		_, err := r.engine.rounds.Resolve(q, ref, r.plan.Name)
+		return err
+	case ref.Offset > uint64(w.Size()) || uint64(n) > uint64(w.Size())-ref.Offset:
+		return r.engine.rounds.Broken(&weft.PeerError{
 			Rank: q, Op: r.plan.Name,
 			Err: fmt.Errorf("its operand of %d bytes at %d of window %d ends behind it", n, ref.Offset, ref.Window),
 		})
 	}
-	return mem[:n:n], nil
+	r.lies(w, q, kind, int(ref.Offset), n)
+	return nil
 }
 
 // copyIn gives operands that lie in no window a place on the stage, those of peers too.
@@ -181,7 +225,7 @@ func (r *rank) copyIn(round uint64) {
 			if n == 0 || e.rounds.Operand(q, round, kind).Window != 0 {
 				continue
 			}
-			r.memories[program.Buffers*q+kind] = e.stage.of(q, kind, n)
+			r.lies(e.stage.window, q, kind, e.stage.at(kind), n)
 		}
 		if r.staged[kind] && (kind == r.input || !r.defined) {
 			e.moves.Stage(r.memories[program.Buffers*r.self+kind], r.operands[kind])
@@ -211,6 +255,9 @@ func (r *rank) run(ctx context.Context) error {
 		b.begin()
 	}
 	for {
+		if err := r.take(); err != nil {
+			return err
+		}
 		moved, left := false, false
 		for _, b := range r.all {
 			moved = b.advance() || moved
@@ -249,6 +296,13 @@ func (r *rank) wait(ctx context.Context) error {
 		return &weft.PeerError{
 			Rank: r.self, Op: local.name(), Err: fmt.Errorf("%w: no block of the rank can go on", weft.ErrInvalid),
 		}
+	case r.engine.far != nil:
+		var broken error
+		err := r.engine.rounds.AwaitFar(ctx, first.name(), first.peer(), func() bool {
+			broken = r.take()
+			return broken != nil || slices.ContainsFunc(r.all, (*block).ready)
+		})
+		return cmp.Or(broken, err)
 	case alone && first.stop == onEnd:
 		x := &r.ends[first.which]
 		return waiter.Wait(ctx, x.in, x.awaited+1, first.name(), x.peer)
