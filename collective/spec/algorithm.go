@@ -113,7 +113,7 @@ func (a *Algorithm) misfit(q *Request) string {
 		return "takes outputs that are inputs alone"
 	case a.InPlace == OnlyApart && inPlace:
 		return "takes no outputs that are inputs"
-	case q.MixedPlace && a.Program != nil:
+	case q.MixedPlace && a.Program != nil && a.Collective.PlacedAlike():
 		return "takes outputs that are inputs on all ranks, or on none"
 	case a.WorldSize > 0 && a.WorldSize != q.Ranks, a.RanksPerHost > 0 && a.RanksPerHost != q.Ranks:
 		return "is for another number of ranks"

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
+	"strings"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/collective/spec"
@@ -14,13 +16,14 @@ import (
 	"github.com/weftgo/weft/plan/internal/gpu"
 	"github.com/weftgo/weft/plan/internal/host"
 	"github.com/weftgo/weft/plan/internal/launch"
+	"github.com/weftgo/weft/plan/internal/verify"
 	planspec "github.com/weftgo/weft/plan/spec"
 )
 
 // collectives are those of plans that groups have, too.
 var collectives = map[string]spec.Collective{
 	planspec.AllReduce: spec.AllReduce, planspec.AllGather: spec.AllGather,
-	planspec.ReduceScatter: spec.ReduceScatter, planspec.AllToAll: spec.AllToAll,
+	planspec.ReduceScatter: spec.ReduceScatter, planspec.AllToAll: spec.AllToAll, planspec.Broadcast: spec.Broadcast,
 }
 
 // noName is what names of algorithms do not have.
@@ -28,7 +31,7 @@ var noName = regexp.MustCompile(`[^A-Za-z0-9_.+-]+`)
 
 // Algorithm makes a plan an algorithm of groups of package collective, for their Options, whose name is like
 // "all-reduce/plan/two-shot". It takes calls of the plan's collective, number of ranks, sizes, reduction and placement
-// of operands; the caller may narrow that down. Calls find it as they find the library's: by name, by Options.Force and
+// of operands, and of its root if it broadcasts; the caller may narrow that down. Calls find it as they find the library's: by name, by Options.Force and
 // Options.Select, and without these where a table of tuning has measured it. A plan whose sums are in an order of its
 // own has other bits than the library's algorithms, and is chosen by the first three alone.
 func Algorithm(f *plan.File) (spec.Algorithm, error) {
@@ -45,12 +48,21 @@ func Algorithm(f *plan.File) (spec.Algorithm, error) {
 	if err := refused(p, false); err != nil {
 		return spec.Algorithm{}, err
 	}
+	root := 0
+	if kind == spec.Broadcast {
+		if root, err = rootOf(p); err != nil {
+			return spec.Algorithm{}, err
+		}
+	}
 	a := spec.Algorithm{
 		Name: kind.String() + "/plan/" + noName.ReplaceAllString(f.Name, "-"), Collective: kind, WorldSize: len(f.Ranks),
 		InPlace: spec.OnlyApart, Ops: p.Reductions, Program: program{p}, Tags: map[string]string{"plan": p.Key.String()},
-		Supports: func(q spec.Request) bool { return fits(p, kind, &q) },
+		Supports: func(q spec.Request) bool { return fits(p, kind, root, &q) },
 	}
-	if f.InPlace {
+	switch {
+	case !kind.PlacedAlike():
+		a.InPlace = spec.AnyPlace
+	case f.InPlace:
 		a.InPlace = spec.OnlyInPlace
 	}
 	if kind.Reduces() && !p.Verdict.RankOrder {
@@ -59,8 +71,35 @@ func Algorithm(f *plan.File) (spec.Algorithm, error) {
 	return a, nil
 }
 
+// rootOf is the root of a plan of broadcasts. Callers give its output any place, so it must be right with its input
+// there, too.
+func rootOf(p *launch.Plan) (root int, err error) {
+	f := p.File
+	roots := 0
+	for r := range f.Ranks {
+		if f.Ranks[r].Input > 0 {
+			root = r
+			roots++
+		}
+	}
+	if roots != 1 || slices.ContainsFunc(f.Ranks, func(r planspec.Rank) bool { return r.Output != f.Ranks[root].Input }) {
+		return 0, weft.Unsupportedf("%s: a broadcast of a group has an input on one rank, and outputs as long on all; run it "+
+			"with an executor", p.Name)
+	}
+	for _, x := range verify.InPlace(f).Findings {
+		if !x.Warning {
+			return 0, weft.Unsupportedf("%s: a root may have its input in its output, and then the verifier finds: %s; run it "+
+				"with an executor", p.Name, strings.TrimPrefix(x.String(), "error: "))
+		}
+	}
+	return root, nil
+}
+
 // fits says whether a plan runs a request.
-func fits(p *launch.Plan, kind spec.Collective, q *spec.Request) bool {
+func fits(p *launch.Plan, kind spec.Collective, root int, q *spec.Request) bool {
+	if kind == spec.Broadcast && q.Root != root {
+		return false
+	}
 	in, out := q.Bytes, q.Bytes
 	if kind == spec.ReduceScatter || kind == spec.AllToAll {
 		in *= q.Ranks
@@ -68,7 +107,7 @@ func fits(p *launch.Plan, kind spec.Collective, q *spec.Request) bool {
 	if kind == spec.AllGather || kind == spec.AllToAll {
 		out *= q.Ranks
 	}
-	return p.Fits(0, q.DType, in, out) == nil
+	return p.Fits(root, q.DType, in, out) == nil
 }
 
 // program implements [spec.Program].
@@ -85,6 +124,10 @@ func (p program) Open(ctx context.Context, comm *weft.Comm, rounds *enginehost.R
 	}
 	r := &runner{plan: p.plan, rank: comm.Rank(), rounds: rounds}
 	if rounds == nil {
+		if p.plan.File.Collective == planspec.Broadcast && p.plan.Inputs {
+			return nil, weft.Unsupportedf("%s: its ranks read the root's input, and on GPUs operands that peers reach lie at the "+
+				"same place on all ranks; have the root write to them", p.plan.Name)
+		}
 		engine, err := gpu.New(ctx, comm, room)
 		if err != nil {
 			return nil, err

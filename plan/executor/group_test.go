@@ -114,6 +114,80 @@ func compare(ctx context.Context, c *weft.Comm, g *collective.Group, kind collec
 	return nil
 }
 
+// TestAlgorithms_broadcast has plans broadcast for groups: from their root alone, whose input may be its output.
+func TestAlgorithms_broadcast(t *testing.T) {
+	const root = 1
+	for _, reads := range []bool{false, true} {
+		f := build(t, plantest.Broadcast(3, root, reads))
+		err := ranktest.Run(3, ranktest.OnHost, func(ctx context.Context, c *weft.Comm) error {
+			g, err := groupOf(ctx, c, collective.Options{}, f)
+			if err != nil {
+				return err
+			}
+			w, err := c.Alloc(ctx, 1<<16)
+			if err != nil {
+				return err
+			}
+			memory := [][]byte{make([]byte, 1<<16), w.Bytes()}
+			for i, bytes := range []int{16, 48, 4096, 0} {
+				for k := range 4 {
+					in, out := memory[k/2][:bytes], memory[k/2][8192:][:bytes]
+					if k%2 == 1 {
+						in = out
+					}
+					call := collective.Call{
+						Collective: collective.Broadcast, Root: root, Out: tensor(out, weft.Uint8),
+						Algorithm: "broadcast/plan/broadcast",
+					}
+					for at := range out {
+						out[at] = 0
+					}
+					if c.Rank() == root {
+						call.In = tensor(in, weft.Uint8)
+						for at := range in {
+							in[at] = byte(at*7 + i + k)
+						}
+					}
+					if err := g.Do(ctx, nil, call); err != nil {
+						return err
+					}
+					for at := range out {
+						if out[at] != byte(at*7+i+k) {
+							return fmt.Errorf("%d bytes, call %d: byte %d of rank %d is wrong", bytes, k, at, c.Rank())
+						}
+					}
+				}
+			}
+			out := tensor(memory[0][:16], weft.Uint8)
+			call := collective.Call{
+				Collective: collective.Broadcast, In: out, Out: out, Algorithm: "broadcast/plan/broadcast",
+			}
+			if err := g.Do(ctx, nil, call); !errors.Is(err, weft.ErrUnsupported) {
+				return fmt.Errorf("another root: %v", err)
+			}
+			return g.Close()
+		})
+		if err != nil {
+			t.Errorf("reads %t: %v", reads, err)
+		}
+	}
+	// Its output holds something else before the input is sent.
+	p := plan.New("overwritten", plan.Broadcast(2, 0, 2), plan.Options{})
+	out, in := p.Rank(0).Output(), p.Rank(0).Input()
+	p.Rank(0).Block(0).Copy(out.Chunk(0, 1), in.Chunk(1, 1))
+	p.Rank(0).Block(0).Copy(out.Chunk(0, 2), in.Chunk(0, 2))
+	here, there := p.Memory(0, 1), p.Memory(1, 0)
+	p.Rank(1).Block(0).Signal(there)
+	p.Rank(0).Block(0).Wait(here)
+	p.Rank(0).Block(0).Put(here, p.Rank(1).Output().Chunk(0, 2), in.Chunk(0, 2))
+	p.Rank(0).Block(0).Signal(here)
+	p.Rank(1).Block(0).Wait(there)
+	_, err := executor.Algorithm(build(t, p))
+	if !errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), "a root may have its input in its output") {
+		t.Errorf("a plan that overwrites its input: %v", err)
+	}
+}
+
 // TestAlgorithms_refusals has calls that a plan is not for refused on all ranks, with the group going on.
 func TestAlgorithms_refusals(t *testing.T) {
 	f := build(t, plantest.Gather(2, true))

@@ -21,7 +21,7 @@ func testGroup(t *testing.T, g *ranktest.GPUs) {
 	const ranks = 3
 	files := []*plan.File{
 		build(t, plantest.Switched(ranks, true)), build(t, plantest.Gather(ranks, true)), build(t, plantest.SumsByReading()),
-		build(t, plantest.Pipelined(ranks)),
+		build(t, plantest.Pipelined(ranks)), build(t, plantest.Broadcast(ranks, 1, false)),
 	}
 	run(t, g, ranks, memoryBytes, executor.Options{}, patience, func(ctx context.Context, r *rank) (err error) {
 		o := collective.Options{DTypes: []weft.DType{weft.BFloat16}, SMs: 4 * ranks}
@@ -40,6 +40,10 @@ func testGroup(t *testing.T, g *ranktest.GPUs) {
 		for i, a := range o.Algorithms {
 			for n, chunk := range []int{32, 2048, 48} {
 				l := launchOf{dtype: weft.BFloat16, chunk: chunk, window: n%2 == 0}
+				root := 0
+				if a.Collective.Rooted() {
+					root, l.window = 1, false // the others have their outputs where it has its input
+				}
 				var outputs [2][]byte
 				for k, name := range []string{a.Name, ""} {
 					out, in, want, err := r.put(files[i], l, uint64(n))
@@ -50,7 +54,9 @@ func testGroup(t *testing.T, g *ranktest.GPUs) {
 					if len(a.Ops) > 0 {
 						op = a.Ops[0]
 					}
-					err = group.Do(ctx, nil, collective.Call{Collective: a.Collective, Op: op, In: in, Out: out, Algorithm: name})
+					err = group.Do(ctx, nil, collective.Call{
+						Collective: a.Collective, Op: op, Root: root, In: in, Out: out, Algorithm: name,
+					})
 					if err == nil && k == 0 {
 						err = r.check(files[i], l, out, want)
 					}

@@ -58,7 +58,8 @@ func (l *loaded) arrange(x *launch.Launch) operands {
 		o.regions, o.one = []region{l.find(lower(x), max(ins, outs))}, true
 		return o
 	}
-	if ins > 0 && outs > 0 && in < out+uint64(outs) && out < in+uint64(ins) {
+	rooted := l.plan.File.Collective == spec.Broadcast // one rank alone has both
+	if !rooted && ins > 0 && outs > 0 && in < out+uint64(outs) && out < in+uint64(ins) {
 		base := min(in, out)
 		for r := range n {
 			o.in[r], o.out[r] = int(in-base), int(out-base)

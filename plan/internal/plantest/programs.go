@@ -194,6 +194,37 @@ func Ring(n int) *plan.Plan {
 	return p
 }
 
+// Broadcast is the input of a rank written to the outputs of all others, or read by them.
+func Broadcast(n, root int, reads bool) *plan.Plan {
+	p := plan.New("broadcast", plan.Broadcast(n, root, 1), plan.Options{})
+	c := Ends(p, n, p.Memory)
+	in := p.Rank(root).Input().Chunk(0, 1)
+	for r := range n {
+		b, out := p.Rank(r).Block(0), p.Rank(r).Output().Chunk(0, 1)
+		if r == root {
+			b.Copy(out, in)
+			b.Signal(Others(c[r], r)...)
+			b.Wait(Others(c[r], r)...)
+			for q := range n {
+				if q != r && !reads {
+					b.Put(c[r][q], p.Rank(q).Output().Chunk(0, 1), in)
+				}
+			}
+			b.Signal(Others(c[r], r)...)
+			b.Wait(Others(c[r], r)...)
+			continue
+		}
+		b.Signal(c[r][root])
+		b.Wait(c[r][root])
+		if reads {
+			b.Get(c[r][root], out, in)
+		}
+		b.Signal(c[r][root])
+		b.Wait(c[r][root])
+	}
+	return p
+}
+
 // Forward is an all-gather whose ranks make packets of their input once, and send those on.
 func Forward(n int, ports bool) *plan.Plan {
 	p := plan.New("forward", plan.AllGather(n, 1), plan.Options{

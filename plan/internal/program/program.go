@@ -13,6 +13,8 @@ import (
 type Shape struct {
 	Chunk int // length of a chunk
 	Align int // groups split operations at multiples of it
+	// Alias makes the input and the output of ranks that have both one memory, as a call in place does.
+	Alias bool
 	// Window is the length of a pipeline's window; nil takes its bytes.
 	Window func(unit uint64) int
 }
@@ -182,6 +184,10 @@ func (p *Program) memories(r int) {
 			at[spec.Output] = place{Buffers * r, r * out}
 			in, out = max(in, r*out+out), 0
 		}
+	}
+	if p.Shape.Alias && in > 0 && out > 0 {
+		in, out = max(in, out), 0
+		at[spec.Output] = at[spec.Input]
 	}
 	p.offsets = append(p.offsets, at)
 	p.Memories = append(p.Memories, in, out, scratch)

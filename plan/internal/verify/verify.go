@@ -41,7 +41,12 @@ func (v *Verdict) With(more []Finding) *Verdict {
 }
 
 // Plan verifies a plan.
-func Plan(f *spec.File) *Verdict {
+func Plan(f *spec.File) *Verdict { return planned(f, false) }
+
+// InPlace verifies a plan whose operands are apart as one whose ranks have their input in their output's memory.
+func InPlace(f *spec.File) *Verdict { return planned(f, true) }
+
+func planned(f *spec.File, alias bool) *Verdict {
 	if faults := f.Faults(); len(faults) > 0 {
 		v := new(Verdict)
 		for _, fault := range faults {
@@ -61,6 +66,7 @@ func Plan(f *spec.File) *Verdict {
 	places := make(chan struct{}, max(1, runtime.GOMAXPROCS(0)))
 	for i, shape := range shapes {
 		group.Go(func() {
+			shape.Alias = alias
 			places <- struct{}{}
 			verdicts[i] = one(f, shape)
 			<-places
