@@ -476,7 +476,8 @@ __attribute__((visibility("default"))) PyObject *PyInit__native(void) {
 	if (PyModule_AddObject(module, "FUNCTIONS", list) ||
 		PyModule_AddStringConstant(module, "RELEASE", WEFT_RELEASE) ||
 		!(held_type = (PyTypeObject *)type_made(module, "Held", &held_spec)) ||
-		!(calls_type = (PyTypeObject *)type_made(module, "Calls", &calls_spec)) || exchanges_types(module))
+		!(calls_type = (PyTypeObject *)type_made(module, "Calls", &calls_spec)) || exchanges_types(module) ||
+		streams_type(module))
 		return NULL;
 	return module;
 }

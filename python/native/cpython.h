@@ -126,6 +126,7 @@ void PyObject_GC_Del(void *);
 void PyObject_Free(void *);
 
 PyObject *PyObject_CallFunctionObjArgs(PyObject *, ...);
+PyObject *PyObject_CallObject(PyObject *, PyObject *);
 PyObject *PyObject_CallMethod(PyObject *, const char *, const char *, ...);
 PyObject *PyObject_CallNoArgs(PyObject *);
 PyObject *PyObject_GetAttrString(PyObject *, const char *);
@@ -142,6 +143,7 @@ PyObject *PyBytes_FromStringAndSize(const char *, Py_ssize_t);
 PyObject *PyTuple_New(Py_ssize_t);
 Py_ssize_t PyTuple_Size(PyObject *);
 PyObject *PyTuple_GetItem(PyObject *, Py_ssize_t);
+PyObject *PyTuple_GetSlice(PyObject *, Py_ssize_t, Py_ssize_t);
 int PyTuple_SetItem(PyObject *, Py_ssize_t, PyObject *);
 PyObject *PyList_New(Py_ssize_t);
 Py_ssize_t PyList_Size(PyObject *);
@@ -159,6 +161,8 @@ void PyErr_Clear(void);
 PyObject *PyErr_Occurred(void);
 void PyErr_SetString(PyObject *, const char *);
 PyObject *PyErr_NoMemory(void);
+void PyErr_Fetch(PyObject **, PyObject **, PyObject **);
+void PyErr_Restore(PyObject *, PyObject *, PyObject *);
 
 PyThreadState *PyEval_SaveThread(void);
 void PyEval_RestoreThread(PyThreadState *);

@@ -115,7 +115,7 @@ static int note_selections(held *by, PyObject *topk, const weft_tensor *read, in
 static int same_selections(held *by, PyObject *topk) {
 	if (!by->topk || by->version < 0) return 0;
 	PyObject *then = PyObject_CallNoArgs(by->topk);
-	int same = then == topk && tensor_version(topk) == by->version;
+	int same = then == topk && tensor_version_kept(topk) == by->version;
 	Py_DecRef(then);
 	PyErr_Clear();
 	return same;
@@ -568,8 +568,9 @@ static PyObject *layout_count(PyObject *self, PyObject *const *args, Py_ssize_t 
 	if (n != 2 || tensor_read(args[1], l->device, &topk) || topk.dims != 2 || current_stream(l->device, &stream))
 		return none();
 	drain();
-	PyObject *made[] = {maker_make(&l->of_ranks, -1, &ranks), none(), maker_make(&l->of_experts, -1, &experts),
-						maker_make(&l->of_tokens, topk.shape[0], &within)};
+	PyObject *made[] = {maker_piece(&l->of_ranks, -1, stream, &ranks), none(),
+						maker_piece(&l->of_experts, -1, stream, &experts),
+						maker_piece(&l->of_tokens, topk.shape[0], stream, &within)};
 	if (!made[0] || !made[2] || !made[3]) return as_declined(made, 4);
 	within.dtype = WEFT_UINT8;
 	weft_status status;

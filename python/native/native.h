@@ -56,6 +56,14 @@ typedef struct {
 	PyObject *sample;  /* makes one of so many rows, which takes no memory */
 	PyObject *samples; /* that were made, by their rows */
 	int plain;         /* whether tensors need not be PyTorch's own: on the host only */
+	/* Pieces that are ready: a tuple, of which the first so many are left, step apart; their rows and where they are,
+	 * and the stream and mode of PyTorch's that they were made for. */
+	PyObject *pieces;
+	Py_ssize_t left, step;
+	int64_t rows;
+	dl_device like;
+	weft_stream stream;
+	int inference;
 } maker;
 
 int maker_init(maker *m, PyObject *sample, int plain);
@@ -64,8 +72,14 @@ void maker_clear(maker *m);
 /* A new tensor, or NULL with an exception; says where it is, of what type and shape. */
 PyObject *maker_make(maker *m, int64_t rows, weft_tensor *made);
 
+/* The same of a small one of a GPU's, for work in the current stream: it may share memory with others of the maker's. */
+PyObject *maker_piece(maker *m, int64_t rows, weft_stream current, weft_tensor *made);
+
 /* The version of a tensor's content; -1 where PyTorch keeps none, -2 with an exception. */
 long long tensor_version(PyObject *tensor);
+
+/* The same of a tensor that is known to have one. */
+long long tensor_version_kept(PyObject *tensor);
 
 /* Whether this PyTorch shows memory of a type. */
 int tensor_shows(int dtype);
@@ -165,8 +179,9 @@ PyObject *none(void);
 
 PyObject *heads(PyObject *module, PyObject *args);
 
-/* Adds the types of the buffers' exchanges. */
+/* Adds the types of the buffers' exchanges, and that of their streams. */
 int exchanges_types(PyObject *module);
+int streams_type(PyObject *module);
 PyObject *type_made(PyObject *module, const char *name, PyType_Spec *spec);
 
 #define MOST_PENDING 32

@@ -9,7 +9,9 @@
 static const dl_exchange *exchange;
 static PyTypeObject *tensor_type, *parameter_type;
 static int emulated; /* whether tensors of the host stand for those on GPUs */
-static PyObject *is_neg, *is_inference, *empty_like, *copy_of, *widened_of;
+static PyObject *is_neg, *is_inference, *inference_mode, *empty_like, *split, *copy_of, *widened_of;
+/* What PyTorch's compiler has its programs make tensors by: it parses fewer arguments. NULL where it lacks them. */
+static PyObject *empty_on_host, *empty_on_gpu;
 
 static const struct {
 	uint8_t code, bits;
@@ -45,6 +47,18 @@ static void probe(const dl_exchange *api) {
 	}
 }
 
+/* The attribute at the end of a path of them. NULL without an exception if there is none. */
+static PyObject *found_at(PyObject *from, const char *const *path) {
+	Py_IncRef(from);
+	for (; from && *path; path++) {
+		PyObject *was = from;
+		from = PyObject_GetAttrString(was, *path);
+		Py_DecRef(was);
+	}
+	if (!from) PyErr_Clear();
+	return from;
+}
+
 int tensors_bind(PyObject *torch) {
 	int bound = -1;
 	PyObject *type = PyObject_GetAttrString(torch, "Tensor"), *parameter = NULL, *capsule = NULL, *functions = NULL,
@@ -62,8 +76,12 @@ int tensors_bind(PyObject *torch) {
 	if (!(is_neg = PyObject_GetAttrString(type, "is_neg")) ||
 		!(is_inference = PyObject_GetAttrString(type, "is_inference")) ||
 		!(copy_of = PyObject_GetAttrString(type, "clone")) || !(widened_of = PyObject_GetAttrString(type, "long")) ||
-		!(empty_like = PyObject_GetAttrString(functions, "empty_like")))
+		!(inference_mode = PyObject_GetAttrString(c, "is_inference_mode_enabled")) ||
+		!(empty_like = PyObject_GetAttrString(functions, "empty_like")) ||
+		!(split = PyObject_GetAttrString(functions, "unsafe_split_with_sizes")))
 		goto end;
+	empty_on_host = found_at(c, (const char *const[]){"_dynamo", "guards", "_empty_strided_cpu", NULL});
+	empty_on_gpu = found_at(c, (const char *const[]){"_dynamo", "guards", "_empty_strided_cuda", NULL});
 	/* They are kept for as long as the process. */
 	probe(found);
 	tensor_type = (PyTypeObject *)type, parameter_type = (PyTypeObject *)parameter, exchange = found;
@@ -104,7 +122,8 @@ int tensor_read(PyObject *x, int device, weft_tensor *read) {
 	read->data = t.data ? (char *)t.data + t.byte_offset : NULL;
 	read->dtype = type;
 	read->dims = t.ndim;
-	/* Memory does not say whether PyTorch negates it when it is read. */
+	/* Memory does not say whether PyTorch negates it when it is read, as it does the imaginary part of a conjugate. */
+	if (!(1 << type & (1 << WEFT_FLOAT16 | 1 << WEFT_FLOAT32 | 1 << WEFT_FLOAT64))) return 0;
 	PyObject *negated = PyObject_CallFunctionObjArgs(is_neg, x, NULL);
 	if (!negated) return declines();
 	int plain = PyObject_IsTrue(negated) == 0;
@@ -117,7 +136,10 @@ long long tensor_version(PyObject *x) {
 	if (!without) return -2;
 	int none = PyObject_IsTrue(without);
 	Py_DecRef(without);
-	if (none) return -1;
+	return none ? -1 : tensor_version_kept(x);
+}
+
+long long tensor_version_kept(PyObject *x) {
 	PyObject *version = PyObject_GetAttrString(x, "_version");
 	long long number = version ? PyLong_AsLongLong(version) : -2;
 	Py_DecRef(version);
@@ -175,9 +197,9 @@ static PyObject *taken(block *b) {
 }
 
 /*
- * New ones. A tensor like another costs half of one from nothing, and is PyTorch's own in every way. On the host one
- * over memory of this file's costs half of that again; it cannot be resized, as tensors over memory of the library's
- * cannot.
+ * New ones. A tensor that PyTorch's compiler's way makes is PyTorch's own in every way, and costs half of one from
+ * nothing; so does one like another, where there is no such way. On the host one over memory of this file's costs half
+ * of that again; it cannot be resized, as tensors over memory of the library's cannot.
  */
 
 enum { MOST_SAMPLES = 256 };
@@ -190,8 +212,49 @@ int maker_init(maker *m, PyObject *sample, int plain) {
 }
 
 void maker_clear(maker *m) {
-	Py_DecRef(m->sample), Py_DecRef(m->samples);
-	m->sample = m->samples = NULL;
+	Py_DecRef(m->sample), Py_DecRef(m->samples), Py_DecRef(m->pieces);
+	m->sample = m->samples = m->pieces = NULL;
+}
+
+/* A sample of so many rows. NULL with an exception. */
+static PyObject *sample_of(maker *m, int64_t rows) {
+	PyObject *key = PyLong_FromLongLong(rows), *sample = key ? PyDict_GetItemWithError(m->samples, key) : NULL;
+	if (!sample && key && !PyErr_Occurred()) {
+		if (PyDict_Size(m->samples) >= MOST_SAMPLES) PyDict_Clear(m->samples);
+		sample = PyObject_CallFunctionObjArgs(m->sample, key, NULL);
+		if (sample && PyDict_SetItem(m->samples, key, sample)) Py_DecRef(sample), sample = NULL;
+	} else {
+		Py_IncRef(sample);
+	}
+	Py_DecRef(key);
+	return sample;
+}
+
+/* The compiler's way to make a dense tensor like a sample. NULL if it has none. */
+static PyObject *empty_of(const dl_tensor *like) {
+	int64_t dense = 1;
+	for (int i = like->ndim; i-- > 0; dense *= like->shape[i])
+		if (like->strides[i] && like->shape[i] != 1 && like->strides[i] != dense) return NULL;
+	return like->device.type == DL_CPU ? empty_on_host : like->device.type == DL_CUDA ? empty_on_gpu : NULL;
+}
+
+/* A new dense tensor of PyTorch's of the type and on the device of a sample, and of its shape, but for the first
+ * dimension. NULL with an exception. */
+static PyObject *new_like(PyObject *sample, const dl_tensor *like, int64_t first) {
+	PyObject *empty = empty_of(like);
+	if (!empty) return PyObject_CallFunctionObjArgs(empty_like, sample, NULL);
+	PyObject *made = NULL, *shape = PyTuple_New(like->ndim), *strides = PyTuple_New(like->ndim),
+			 *dtype = PyObject_GetAttrString(sample, "dtype");
+	int64_t dense = 1;
+	for (int i = like->ndim; shape && strides && i-- > 0;) {
+		int64_t n = i ? like->shape[i] : first;
+		PyTuple_SetItem(shape, i, PyLong_FromLongLong(n));
+		PyTuple_SetItem(strides, i, PyLong_FromLongLong(dense));
+		dense *= n > 1 ? n : 1;
+	}
+	if (shape && strides && dtype) made = PyObject_CallFunctionObjArgs(empty, shape, strides, dtype, NULL);
+	Py_DecRef(shape), Py_DecRef(strides), Py_DecRef(dtype);
+	return made;
 }
 
 /* A tensor of the shape and type of one, and the order in memory of one that has memory, over memory of its own. */
@@ -218,26 +281,13 @@ static PyObject *plain_like(const dl_tensor *like, weft_tensor *made) {
 	return taken(b);
 }
 
-PyObject *maker_make(maker *m, int64_t rows, weft_tensor *made) {
-	PyObject *key = PyLong_FromLongLong(rows), *sample = key ? PyDict_GetItemWithError(m->samples, key) : NULL;
-	if (sample) {
-		Py_IncRef(sample);
-	} else if (key && !PyErr_Occurred()) {
-		if (PyDict_Size(m->samples) >= MOST_SAMPLES) PyDict_Clear(m->samples);
-		sample = PyObject_CallFunctionObjArgs(m->sample, key, NULL);
-		if (sample && PyDict_SetItem(m->samples, key, sample)) Py_DecRef(sample), sample = NULL;
-	}
-	Py_DecRef(key);
+/* Says where a new tensor is, if it is PyTorch's and where the sample is. It steals the tensor. */
+static PyObject *described(PyObject *x, const dl_tensor *like, weft_tensor *made) {
 	dl_tensor t;
-	PyObject *x = NULL;
-	if (sample && m->plain)
-		x = exchange->show(sample, &t) ? NULL : plain_like(&t, made);
-	else if (sample)
-		x = PyObject_CallFunctionObjArgs(empty_like, sample, NULL);
-	Py_DecRef(sample);
-	if (!x || m->plain) return x;
-	if (Py_TYPE(x) != tensor_type || exchange->show(x, &t) || t.ndim > WEFT_MAX_DIMS) {
-		if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "a PyTorch mode makes tensors of its own");
+	if (!x) return NULL;
+	if (Py_TYPE(x) != tensor_type || exchange->show(x, &t) || t.ndim > WEFT_MAX_DIMS ||
+		t.device.type != like->device.type || t.device.id != like->device.id) {
+		if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "PyTorch makes tensors of another kind or elsewhere");
 		Py_DecRef(x);
 		return NULL;
 	}
@@ -245,6 +295,72 @@ PyObject *maker_make(maker *m, int64_t rows, weft_tensor *made) {
 	if (t.data) made->data = (char *)t.data + t.byte_offset;
 	for (int i = 0; i < t.ndim; i++) made->shape[i] = t.shape[i];
 	return x;
+}
+
+PyObject *maker_make(maker *m, int64_t rows, weft_tensor *made) {
+	dl_tensor like;
+	PyObject *sample = sample_of(m, rows), *x = NULL;
+	if (sample && !exchange->show(sample, &like))
+		x = m->plain ? plain_like(&like, made)
+					 : described(new_like(sample, &like, like.ndim ? like.shape[0] : 0), &like, made);
+	Py_DecRef(sample);
+	return x;
+}
+
+/*
+ * Pieces. Small tensors of a GPU that are made again and again are made some at a time, by one call that splits memory
+ * of theirs: they are PyTorch's own, and keep all of that memory. What is made for one stream goes to one stream.
+ */
+
+enum { PIECES = 32, PIECES_SIZE = 1 << 16, ALIGNED = 16 };
+
+/* Fills pieces like a sample, of so many rows. 0; 1 if tensors are not to be made so; -1 with an exception. */
+static int pieces_fill(maker *m, int64_t rows, PyObject *sample) {
+	dl_tensor like;
+	if (exchange->show(sample, &like)) return -1;
+	if (like.ndim < 1 || !empty_of(&like)) return 1;
+	int64_t size = like.dtype.bits / 8, first = like.shape[0], unit = ALIGNED;
+	for (int i = 1; i < like.ndim; i++) size *= like.shape[i];
+	while (unit > 1 && size * unit / 2 % ALIGNED == 0) unit /= 2; /* rows that keep the next piece aligned */
+	int64_t padded = (first + unit - 1) / unit * unit, bytes = size * padded, n = bytes ? PIECES_SIZE / bytes : 0;
+	int pads = padded > first;
+	if (n > PIECES) n = PIECES;
+	if (n < 2) return 1;
+	PyObject *whole = new_like(sample, &like, n * padded), *sizes = PyTuple_New(n * (1 + pads)), *pieces = NULL;
+	for (Py_ssize_t i = 0; sizes && i < n; i++) {
+		PyTuple_SetItem(sizes, i * (1 + pads), PyLong_FromLongLong(first));
+		if (pads) PyTuple_SetItem(sizes, 2 * i + 1, PyLong_FromLongLong(padded - first));
+	}
+	if (whole && sizes) pieces = PyObject_CallFunctionObjArgs(split, whole, sizes, NULL);
+	Py_DecRef(whole), Py_DecRef(sizes);
+	if (!pieces || PyTuple_Size(pieces) != n * (1 + pads)) {
+		Py_DecRef(pieces);
+		return -1;
+	}
+	PyObject *were = m->pieces;
+	m->pieces = pieces, m->left = n, m->step = 1 + pads, m->rows = rows, m->like = like.device;
+	Py_DecRef(were);
+	return 0;
+}
+
+PyObject *maker_piece(maker *m, int64_t rows, weft_stream stream, weft_tensor *made) {
+	if (m->plain) return maker_make(m, rows, made);
+	PyObject *in = PyObject_CallNoArgs(inference_mode);
+	int inference = in ? PyObject_IsTrue(in) : -1;
+	Py_DecRef(in);
+	if (inference < 0) return NULL;
+	if (!m->left || m->rows != rows || m->stream != stream || m->inference != inference) {
+		m->left = 0, m->stream = stream, m->inference = inference;
+		PyObject *sample = sample_of(m, rows);
+		int filled = sample ? pieces_fill(m, rows, sample) : -1;
+		Py_DecRef(sample);
+		if (filled) return filled < 0 ? NULL : maker_make(m, rows, made);
+	}
+	Py_ssize_t at = --m->left * m->step;
+	PyObject *piece = PyTuple_GetItem(m->pieces, at);
+	Py_IncRef(piece);
+	if (PyTuple_SetItem(m->pieces, at, none())) PyErr_Clear(); /* somebody looks at the tuple: it keeps the piece */
+	return described(piece, &(dl_tensor){.device = m->like}, made);
 }
 
 PyObject *tensor_show(calls *of, PyObject *keep, const weft_tensor *what, int device, int turned) {

@@ -53,7 +53,7 @@ def main(comm):
         "sparse": (x.float().to_sparse(), ids, w),
         "none": (x, None, None),
         "list": (x.tolist(), ids, w),
-        "negated": (torch._neg_view(x), ids, w),
+        "negated": (x, ids, torch._neg_view(w)),
         "gradient": (x.clone().requires_grad_(), ids, w),
         "parameter": (torch.nn.Parameter(x), ids, w),
         "empty": (x[:0], ids[:0], w[:0]),

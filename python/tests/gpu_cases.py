@@ -1062,6 +1062,42 @@ def test_compiled_part(torch, gpus, monkeypatch):
     gpus(2, rank)
 
 
+@pytest.mark.parametrize(("ranks", "experts"), [(1, 3), (2, 8)])
+def test_pieces_of_layouts(torch, gpus, ranks, experts):
+    """Layouts are tensors of PyTorch's own, some of which share memory: what is written to one changes no other."""
+    import deep_ep
+    from weft import compiled
+
+    if not compiled.in_use():
+        pytest.skip("without the compiled part")
+
+    def rank(c):
+        b = deep_ep.Buffer.from_communicator(c, explicitly_destroy=True)
+        ids = torch.arange(5).view(-1, 1) % experts
+        layouts = [b.get_dispatch_layout(ids[:tokens], experts) for tokens in [5] * 70 + [4, 0, 3] + [5] * 3]
+        kept = [(got, selections, within) for got, _, selections, within, _ in layouts]
+        c.wait()
+        for got, _, within in kept:
+            want = torch.stack([(ids[: within.shape[0]] * ranks // experts == r).any(1) for r in range(ranks)], 1)
+            assert within.equal(want)
+            assert got.tolist() == want.sum(0).tolist()
+        for part in zip(*kept[1:70], strict=True):
+            places = {t.data_ptr() for t in part}
+            assert len(places) == 69
+            assert all(place % 16 == 0 for place in places)
+            assert len({t.untyped_storage().data_ptr() for t in part}) == 3
+            assert all(t._version == 0 and not t._is_view() and t.is_contiguous() for t in part)
+            part[0].fill_(1)
+            assert part[0]._version == 1
+            assert all(t._version == 0 and t.equal(part[-1]) for t in part[1:])
+        with torch.inference_mode():
+            assert all(t.is_inference() for t in b.get_dispatch_layout(ids, experts)[:4:2])
+        assert not any(t.is_inference() for t in b.get_dispatch_layout(ids, experts)[:4:2])
+        b.destroy()
+
+    gpus(ranks, rank)
+
+
 def test_masks_of_deep_ep(torch, gpus):
     """Normal exchanges go on without a rank, whatever it said before."""
     import deep_ep

@@ -194,6 +194,12 @@ def of_deep_ep(comm: Communicator, raw: Raw, x: Any, ids: Any, weights: Any, exp
             1,
         ),
         Figure(
+            "low_latency_combine, with out",
+            lambda: buffer.low_latency_combine(packed, ids, weights, low, out=out),
+            raw.combine(plain, held._number, packed, out, weights),
+            1,
+        ),
+        Figure(
             "dispatch by a handle",
             lambda: buffer.dispatch(x, handle=normal),
             raw.dispatch(handle, None, None, x, routing=routing._number),

@@ -4,7 +4,7 @@ is nothing to wait for."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -120,18 +120,34 @@ class CommStream:
     earlier work: its caller orders graphs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: int = -1) -> None:
+        """``device``: the GPU of the streams that exchanges are enqueued in, or -1."""
         self._stream: Any = None
         self._current = Current()
         self._events: list[Any] = []  # events without a waiter, to be recorded again
         self._shown: list[Any] = []
         self._some_gone = False
         self._drained = compiled.drained()
-        # The number of the last exchange's stream, its end, and the events that say so again and
-        # again: in the stream of exchanges, and in a current one.
-        self._last: int | None = None
-        self._end: Any = None
+        # The number of the last exchange's stream (last) and its end, and the events that say so again
+        # and again: in the stream of exchanges, and in a current one.
+        self._ends: Any = SimpleNamespace(last=None, end=None)
         self._marks: tuple[Any, Any] | None = None
+        self.run_quick: Callable[..., Any]
+        """Makes an exchange of the compiled part's, on a GPU in the current stream, and returns its result.
+
+        It declines, with None, where more is to be done than that: where PyTorch is at another GPU or captures, or
+        the last exchange was in another stream.
+        """
+        if compiled.in_use():
+            self._ends = compiled.NATIVE.Streams(
+                device,
+                _current_device,
+                capturing,
+                torch.cuda.current_stream,
+                _record,
+                torch.cuda.Event() if device >= 0 else None,
+            )
+            self.run_quick = self._ends.run
         self._captured: Any = None  # the stream of the last exchange that was captured
 
     def stream(self) -> Any:
@@ -187,7 +203,7 @@ class CommStream:
             end = torch.cuda.Event() if later or capturing else self._mark(0)
             end.record(own)
             if not capturing:
-                self._last, self._end = own.cuda_stream, end
+                self._ends.last, self._ends.end = own.cuda_stream, end
         for t in _tensors(result):
             t.record_stream(current)
         if later:
@@ -208,26 +224,6 @@ class CommStream:
         """Makes half of an exchange, in the current stream."""
         return self._run_here(exchange, like.get_device(), *arguments) if like.is_cuda else exchange(*arguments)
 
-    def run_quick(self, device: int, exchange: Callable[..., Any], *arguments: Any) -> Any:
-        """Makes an exchange of the compiled part's, on a GPU in the current stream, and returns its result.
-
-        It declines, with None, where more is to be done than that: where PyTorch is at another GPU or captures, or
-        the last exchange was in another stream. A ``device`` of -1 is the host.
-        """
-        if device < 0:
-            return exchange(*arguments)
-        if _current_device() != device or capturing():
-            return None
-        stream, number = self._current.stream(device)
-        if self._end is not None and self._last != number:
-            return None
-        try:
-            return exchange(*arguments)
-        finally:
-            end = self._mark(1)
-            _record(end, stream)
-            self._last, self._end = number, end
-
     def _run_here(self, exchange: Callable[..., Any], device: int, *arguments: Any) -> Any:
         if torch.cuda.current_device() != device:
             with torch.cuda.device(device):
@@ -242,7 +238,7 @@ class CommStream:
         finally:
             end = self._mark(1)
             end.record(current)
-            self._last, self._end = number, end
+            self._ends.last, self._ends.end = number, end
 
     def _follow_captured(self, stream: Any) -> None:
         """Has a stream that captures wait for the last exchange of the same capture."""
@@ -256,8 +252,8 @@ class CommStream:
 
     def _follow(self, stream: Any, number: int) -> None:
         """Has a stream wait for the last exchange, if it was in another."""
-        if self._end is not None and self._last != number:
-            stream.wait_event(self._end)
+        if self._ends.end is not None and self._ends.last != number:
+            stream.wait_event(self._ends.end)
 
     def _mark(self, which: int) -> Any:
         if self._marks is None:

@@ -54,11 +54,11 @@ class Exchanges:
         self.comm, self.ranks, self.rank = comm, comm.ranks, comm.rank
         self.hosts = Hosts(comm.hosts, comm.rank)
         self.on_gpu = comm.engine == "gpu"
-        self.stream = CommStream()
         self.in_streams = self.on_gpu and torch.cuda.is_available()
         """Whether exchanges are enqueued in PyTorch's streams."""
         self.device = comm._device if self.in_streams else -1
         """The GPU of those streams."""
+        self.stream = CommStream(self.device)
         self.mask = Mask(comm, self._forget)
         self._forgot = 0
         self.meeting: Any = None  # of normal exchanges on the host
@@ -183,7 +183,7 @@ class Exchanges:
         found = self._layouts.get(experts)
         if found is None or not self.mask.agreed:
             return None
-        return self.stream.run_quick(self.device, found[0].count, found[1], topk)  # type: ignore[no-any-return]
+        return self.stream.run_quick(found[0].count, found[1], topk)  # type: ignore[no-any-return]
 
     def on_host(self, counts: torch.Tensor) -> torch.Tensor:
         """Copies counts from a GPU to the host, where the next such call may write over them. Waits for all work

@@ -306,7 +306,7 @@ class LowLatency:
         plan, h, kind = found
         if self._exchanges.in_streams and h in self._exchanges.captured:
             return None
-        got = self._stream.run_quick(self._exchanges.device, plan.dispatch, h, x, topk)
+        got = self._stream.run_quick(plan.dispatch, h, x, topk)
         if got is None:
             return None
         arrived, counts, routing = got
@@ -322,12 +322,13 @@ class LowLatency:
         self, x: Tensor, topk: Tensor, weights: Tensor, handle: LowLatencyHandle, out: Tensor | None
     ) -> tuple[Tensor, EventOverlap, None] | None:
         """The same of a combine, after a dispatch by the compiled part, with its selections. Collective."""
-        if handle._quick is None or self._sent or self._waits or not self._exchanges.mask.agreed:
+        quick, exchanges = handle._quick, self._exchanges
+        if quick is None or self._sent or self._waits or not exchanges.mask.agreed:
             return None
-        plan, h, _, era, routing = handle._quick
-        if era != self._exchanges.era:
+        plan, h, _, (forgot, left_out), routing = quick
+        if forgot != exchanges._forgot or left_out != exchanges.comm._left_out:
             return None
-        sums = self._stream.run_quick(self._exchanges.device, plan.combine, h, x, topk, weights, routing, out)
+        sums = self._stream.run_quick(plan.combine, h, x, topk, weights, routing, out)
         return None if sums is None else (sums, EventOverlap(), None)
 
     def send(

@@ -454,9 +454,7 @@ class Normal:
         compiled_by = self._exchanges.compiled(by)
         if compiled_by is None or (self._exchanges.in_streams and by in self._exchanges.captured):
             return None
-        got = self._exchanges.stream.run_quick(
-            self._exchanges.device, compiled_by.dispatch, by, x, None, None, None, routing, found.received
-        )
+        got = self._exchanges.stream.run_quick(compiled_by.dispatch, by, x, None, None, None, routing, found.received)
         return None if got is None else got[0]
 
     def quick_combine(self, x: Tensor, handle: Any) -> Tensor | None:
@@ -468,7 +466,7 @@ class Normal:
         if by._calls is None:
             return None
         return self._exchanges.stream.run_quick(  # type: ignore[no-any-return]
-            self._exchanges.device, by._calls.combine, by, x, routing, None, None, None
+            by._calls.combine, by, x, routing, None, None, None
         )
 
     def _quick(self, x: Tensor, handle: Any) -> Route | None:

@@ -1,0 +1,106 @@
+/* The current stream of a GPU, in which exchanges follow each other. */
+
+#include "native.h"
+
+typedef struct {
+	PyObject ob_base;
+	int device;
+	PyObject *at, *capturing, *current, *record; /* PyTorch's: see streams_new */
+	PyObject *stream, *mark;                     /* its object of the last current stream; the event to record there */
+	uint64_t number;                             /* of that stream */
+	PyObject *end;                               /* the event at the end of the last exchange; None before the first */
+	uint64_t last;                               /* the number of the last exchange's stream */
+} streams;
+
+static void streams_dealloc(PyObject *self) {
+	streams *s = (streams *)self;
+	PyTypeObject *type = Py_TYPE(self);
+	PyObject *all[] = {s->at, s->capturing, s->current, s->record, s->stream, s->mark, s->end};
+	for (size_t i = 0; i < sizeof all / sizeof *all; i++) Py_DecRef(all[i]);
+	PyObject_Free(self);
+	Py_DecRef((PyObject *)type);
+}
+
+/* Streams(device, at, capturing, current, record, mark): functions of PyTorch's that say which GPU it is at, whether
+ * the current stream captures, which one that is of a GPU, and that record an event in a stream; and an event. A device
+ * of -1 is the host. */
+static PyObject *streams_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+	int device;
+	PyObject *at, *capturing, *current, *record, *mark;
+	(void)keywords;
+	if (!PyArg_ParseTuple(args, "iOOOOO", &device, &at, &capturing, &current, &record, &mark)) return NULL;
+	streams *s = (streams *)PyType_GenericAlloc(type, 0);
+	if (!s) return NULL;
+	s->device = device;
+	PyObject **to[] = {&s->at, &s->capturing, &s->current, &s->record, &s->mark, &s->end};
+	PyObject *from[] = {at, capturing, current, record, mark, Py_None};
+	for (size_t i = 0; i < sizeof to / sizeof *to; i++) Py_IncRef(*to[i] = from[i]);
+	return (PyObject *)s;
+}
+
+/* Finds the current stream. 0; 1 declines; -1 with an exception. */
+static int streams_begin(streams *s) {
+	weft_stream stream;
+	PyObject *at = PyObject_CallNoArgs(s->at), *capturing = at ? PyObject_CallNoArgs(s->capturing) : NULL;
+	int here = at && capturing && PyLong_AsLongLong(at) == s->device && !PyObject_IsTrue(capturing);
+	Py_DecRef(at), Py_DecRef(capturing);
+	if (PyErr_Occurred()) return -1;
+	if (!here || current_stream(s->device, &stream)) return 1;
+	uint64_t number = (uintptr_t)stream;
+	if (s->end != Py_None && s->last != number) return 1;
+	if (s->stream && s->number == number) return 0;
+	PyObject *device = PyLong_FromLongLong(s->device),
+			 *found = device ? PyObject_CallFunctionObjArgs(s->current, device, NULL) : NULL, *was = s->stream;
+	Py_DecRef(device);
+	if (!found) return -1;
+	s->stream = found, s->number = number;
+	Py_DecRef(was);
+	return 0;
+}
+
+/* run(exchange, arguments...): makes an exchange of this module's in the current stream, and returns its result.
+ *
+ * It declines where more is to be done than that: where PyTorch is at another GPU or captures, or the last exchange was
+ * in another stream. */
+static PyObject *streams_run(PyObject *self, PyObject *args) {
+	streams *s = (streams *)self;
+	Py_ssize_t n = PyTuple_Size(args);
+	PyObject *arguments = PyTuple_GetSlice(args, 1, n), *got;
+	if (!arguments) return NULL;
+	int begun = s->device < 0 ? 0 : streams_begin(s);
+	if (begun) {
+		Py_DecRef(arguments);
+		return begun < 0 ? NULL : none();
+	}
+	got = PyObject_CallObject(PyTuple_GetItem(args, 0), arguments);
+	Py_DecRef(arguments);
+	if (s->device < 0) return got;
+	PyObject *type, *value, *trace, *was = s->end; /* of an exchange that failed: it may run all the same */
+	PyErr_Fetch(&type, &value, &trace);
+	PyObject *recorded = PyObject_CallFunctionObjArgs(s->record, s->mark, s->stream, NULL);
+	if (recorded) {
+		Py_IncRef(s->end = s->mark);
+		Py_DecRef(was), Py_DecRef(recorded);
+		s->last = s->number;
+		if (type) PyErr_Restore(type, value, trace);
+		return got;
+	}
+	Py_DecRef(type), Py_DecRef(value), Py_DecRef(trace), Py_DecRef(got);
+	return NULL;
+}
+
+int streams_type(PyObject *module) {
+	static PyMethodDef methods[] = {
+		{"run", streams_run, 1 /* METH_VARARGS */, NULL},
+		{0},
+	};
+	static PyMemberDef members[] = {
+		{"end", T_OBJECT, offsetof(streams, end), 0, NULL},
+		{"last", T_ULONGLONG, offsetof(streams, last), 0, NULL},
+		{0},
+	};
+	static PyType_Slot slots[] = {{Py_tp_new, streams_new}, {Py_tp_dealloc, streams_dealloc}, {Py_tp_methods, methods},
+								  {Py_tp_members, members}, {0}};
+	static PyType_Spec spec = {"weft._native.Streams", sizeof(streams), 0, Py_TPFLAGS_DEFAULT, slots};
+	return type_made(module, "Streams", &spec) ? 0 : -1;
+}
