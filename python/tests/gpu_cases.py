@@ -1349,7 +1349,7 @@ def test_mscclpp_intranode(torch, tensors, dtype):
     tensors(2, rank)
 
 
-@pytest.mark.parametrize("expected", [["cpu"], []], ids=["exact", "worst"])
+@pytest.mark.parametrize("expected", [["comm_wait"], []], ids=["exact", "worst"])
 @pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
 def test_waits_of_deep_ep(torch, tensors, waits, fp8, expected):
     """A normal dispatch of exactly the rows that come waits once, one of the worst case never, and

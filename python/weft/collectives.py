@@ -274,11 +274,11 @@ class Group(FusedCollectives, Made):
     def repeated_all_gather(self, array: Any, out: Any) -> Callable[..., None]:
         """A function that makes an all-gather of the same arrays whenever it is called, for less:
         neither may be moved. Another array like ``out`` may be given to it. On a GPU it is enqueued on the current
-        stream."""
+        stream, and ``out`` may be a tensor of PyTorch's in pinned memory."""
         self._open()
         device = self._comm._device
         to, source = Slot("out", device, written=True), Slot("array", device)
-        to.folds = source.folds = True
+        to.folds = source.folds = to.pinned = True
         given, into = source.fill(array), to.fill(out)
         call, handle = self._lib.all_gather, self._handle
         kept = to, source, array, out

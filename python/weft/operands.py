@@ -52,6 +52,7 @@ class Slot:
         "held",
         "kind",
         "name",
+        "pinned",
         "wants",
         "why",
         "words",
@@ -66,6 +67,7 @@ class Slot:
         self.wants = wants  # the DType that is expected, where arrays may lack it
         self.written = written
         self.folds = False  # whether C may be told of one dimension, where there are more than it takes
+        self.pinned = False  # whether a GPU takes tensors in pinned memory of the host's
         self.held = Held() if held is None else held  # copies that were made, and the owners of memory
         self.kind = memory.PLAIN  # of the last operand
         self._struct = _abi.Tensor()
@@ -224,7 +226,9 @@ def _torch_reader(torch: Any) -> Reader:
         code = codes.get(x.dtype)
         if code is None:
             raise slot.refuse(f"type {x.dtype}, which is none of {', '.join(DType.__members__)}")
-        if x.device.type not in ("cpu", "cuda") or x.get_device() != slot.device:
+        if (x.device.type not in ("cpu", "cuda") or x.get_device() != slot.device) and not (
+            slot.pinned and x.is_cpu and x.is_pinned()
+        ):
             raise slot.refuse_device(x.device)
         if x.layout is not torch.strided:
             raise slot.refuse(f"layout {x.layout}, want a dense tensor")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -188,22 +188,26 @@ class Exchanges:
     def on_host(self, counts: torch.Tensor) -> torch.Tensor:
         """Copies counts from a GPU to the host, where the next such call may write over them. Waits for all work
         that was enqueued before."""
-        found = self._pinned(counts) if counts.is_cuda else counts.cpu()
-        self.comm.check()  # counts of a failed operation are undefined
-        return found
-
-    def _pinned(self, counts: torch.Tensor) -> torch.Tensor:
-        """Counts in pinned memory, a copy into which needs no other on the way."""
-        found = self._on_host.get(counts.shape)
-        if found is None:
+        if not counts.is_cuda:
+            found = counts.cpu()
+            self.comm.check()
+            return found
+        kept = self._on_host.get(counts.shape)
+        if kept is None:
             if len(self._on_host) >= _SHAPES:
                 self._on_host.clear()
-            with torch.inference_mode(False):  # it is written in any mode
-                found = torch.empty(counts.shape, dtype=counts.dtype, device="cpu", pin_memory=True)
-            self._on_host[counts.shape] = found
-        found.copy_(counts, non_blocking=True)
-        self.stream.synchronize(counts.get_device())
-        return found
+            kept = self._on_host[counts.shape] = _pinned(counts.shape)
+        kept.copy_(counts, non_blocking=True)
+        self.wait()
+        return kept
+
+    def wait(self) -> None:
+        """Waits for all work that was enqueued on the current stream: what of it comes to the host is there then."""
+        if not self.in_streams:
+            self.comm.wait()
+            return
+        self.stream.synchronize(self.device)
+        self.comm.check()  # counts of a failed operation are undefined
 
     # Rows that stay the caller's.
 
@@ -338,13 +342,14 @@ class Exchanges:
 
     def gather_of(self, n: int) -> tuple[torch.Tensor, torch.Tensor, Any]:
         """The send buffer of a rank's n numbers, the receive buffer [ranks, n], in which rows of masked ranks stay as
-        they are, and the collective call that gathers them, there or into another tensor."""
+        they are, and the collective call that gathers them. The receive buffer is the host's: a GPU writes into pinned
+        memory, so that no copy follows."""
         found = self._gathers.get(n)
         if found is None:
             device = where(self.comm)
             with torch.inference_mode(False):  # they are written in any mode
                 mine = torch.zeros(n, dtype=torch.int32, device=device)
-                everyone = torch.zeros((self.ranks, n), dtype=torch.int32, device=device)
+            everyone = _pinned((self.ranks, n), device.type == "cuda")
             found = self._gathers[n] = mine, everyone, self.group.repeated_all_gather(mine, everyone)
         return found
 
@@ -367,6 +372,12 @@ class Exchanges:
     def barrier(self) -> None:
         """Returns, or on a GPU lets the stream go on, when every rank has come. Collective."""
         self.group.barrier()
+
+
+def _pinned(shape: Sequence[int], pinned: bool = True) -> torch.Tensor:
+    """Zeros of int32 in memory of the host's which a GPU reaches, if it is ``pinned``."""
+    with torch.inference_mode(False):  # it is written in any mode
+        return torch.zeros(shape, dtype=torch.int32, device="cpu", pin_memory=pinned)
 
 
 def where(comm: weft.Communicator) -> torch.device:

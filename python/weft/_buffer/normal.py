@@ -192,14 +192,14 @@ class Normal:
                 exchanges.ranks,
                 torch.where(in_rank, torch.arange(exchanges.ranks, device=in_rank.device), -1),
             )
-        everyone, most, received, counts = self._announce(
+        everyone, most, received, counts, kept = self._announce(
             x, rank_tokens, expert_tokens, experts, topk, channels, worst, said
         )
         sms = 2 * channels if exchanges.on_gpu else 0
         route = Route(
             exchanges,
             (x.shape[1], experts, topk.shape[1], most, _DEVICE if worst else _HOST, sms),
-            Kept(topk),
+            kept,
             received,
         )
         payload, sent = _as_payload(x, scales)
@@ -300,14 +300,14 @@ class Normal:
         channels: int,
         worst: int,
         said: bytes | None,
-    ) -> tuple[Any, int, int | None, list[int] | None]:
+    ) -> tuple[Any, int, int | None, list[int] | None, Kept]:
         """Exchanges announcements. Returns every rank's header (its first number is the rank's tokens, then
         its tokens for each rank) and the most tokens of any rank. Unless the routing or the worst case makes
         them unnecessary it also returns the rows that this rank receives and the selections of each of its
-        experts. Collective.
+        experts. The last result is the content of the selections. Collective.
 
-        On a GPU this is the only wait of a dispatch, and all that the host learns of it. With a worst
-        case the host reads nothing: the bound is the same on every rank.
+        On a GPU this is the only wait of a dispatch, and all that the host learns of it; the selections are
+        copied meanwhile. With a worst case the host reads nothing: the bound is the same on every rank.
         """
         tokens, hidden = x.shape
         same = [hidden, experts, topk.shape[1], _TYPES[x.dtype], channels]
@@ -329,23 +329,28 @@ class Normal:
                 )
             if worst:
                 head = torch.full((1,), tokens, dtype=torch.int32, device=where), self._head(tuple(same), where)
-                return self._exchanges.all_gather(torch.cat((*head, of_ranks, of_experts))), most, None, []
-            mine, zeros, gather = self._exchanges.gather_of(_HEAD + ranks + of_experts.shape[0])
+                return self._exchanges.all_gather(torch.cat((*head, of_ranks, of_experts))), most, None, [], Kept(topk)
+            mine, numbers, gather = self._exchanges.gather_of(_HEAD + ranks + of_experts.shape[0])
             torch.cat((self._head((tokens, *same), where), of_ranks, of_experts), out=mine)
-            everyone: Any = zeros.clone() if self._exchanges.comm._left_out else torch.empty_like(zeros)
-            gather(everyone)
-            numbers = self._exchanges.on_host(everyone)
-            known = self._heard(numbers.data_ptr(), numbers.shape[1], expert_tokens.shape[0], same)
+            gather()
+            kept = Kept(topk)
+            self._exchanges.wait()
+            for rank in self._exchanges.comm._left_out:
+                numbers[rank] = 0
+            address = numbers.data_ptr()
+            everyone: Any = ctypes.string_at(address, numbers.nbytes)
+            known = self._heard(address, numbers.shape[1], expert_tokens.shape[0], same)
             if known is not None:
-                return everyone, _rounded(known[1]), known[2], known[3]
+                return everyone, _rounded(known[1]), known[2], known[3], kept
             heads, received = numbers[:, :_HEAD].tolist(), int(numbers[:, _HEAD + self._exchanges.rank].sum())
             counts = numbers[:, _HEAD + ranks :][:, self._mine(expert_tokens)].sum(0).tolist()
         else:
+            kept = Kept(topk)
             if said is None:
                 address, heard = self._gather((tokens, *same), rank_tokens)
                 known = None if worst else self._heard(address, _HEAD + ranks, 0, same)
                 if known is not None:
-                    return bytes(heard), _rounded(known[1]), None, None
+                    return bytes(heard), _rounded(known[1]), None, None, kept
             else:
                 heard = memoryview(said).cast("i", (ranks, _HEAD + ranks))
             heads = everyone = heard.tolist()
@@ -360,7 +365,7 @@ class Normal:
                 )
             if not worst:
                 most = max(most, theirs[0])
-        return everyone, most if worst else _rounded(most), received, [] if worst else counts
+        return everyone, most if worst else _rounded(most), received, [] if worst else counts, kept
 
     def _heard(
         self, address: int, width: int, experts: int, same: list[int]
@@ -520,6 +525,8 @@ def arrivals(
     rows' source ranks, -1 for none, and tokens there; and the rows of each source and channel."""
     if isinstance(gathered, bytes):
         gathered = torch.frombuffer(bytearray(gathered), dtype=torch.int32).view(in_rank.shape[1], -1)
+        if in_rank.is_cuda:  # from pinned memory, as a capture wants it
+            gathered = gathered.pin_memory().to(in_rank.device, non_blocking=True)
     everyone = torch.as_tensor(gathered, dtype=torch.int32, device=in_rank.device)
     ranks = everyone.shape[0]
     everyone = torch.cat((everyone[:, :1], everyone[:, _HEAD : _HEAD + ranks]), 1)
