@@ -41,12 +41,15 @@ static PyObject *streams_new(PyTypeObject *type, PyObject *args, PyObject *keywo
 /* Finds the current stream. 0; 1 declines; -1 with an exception. */
 static int streams_begin(streams *s) {
 	weft_stream stream;
-	PyObject *at = PyObject_CallNoArgs(s->at), *capturing = at ? PyObject_CallNoArgs(s->capturing) : NULL;
-	int here = at && capturing && PyLong_AsLongLong(at) == s->device && !PyObject_IsTrue(capturing);
-	Py_DecRef(at), Py_DecRef(capturing);
-	if (PyErr_Occurred()) return -1;
-	if (!here || current_stream(s->device, &stream)) return 1;
+	if (current_stream(s->device, &stream)) return 1;
 	uint64_t number = (uintptr_t)stream;
+	if (number) { /* CUDA captures no work of stream 0 */
+		PyObject *at = PyObject_CallNoArgs(s->at), *capturing = at ? PyObject_CallNoArgs(s->capturing) : NULL;
+		int here = at && capturing && PyLong_AsLongLong(at) == s->device && !PyObject_IsTrue(capturing);
+		Py_DecRef(at), Py_DecRef(capturing);
+		if (PyErr_Occurred()) return -1;
+		if (!here) return 1;
+	}
 	if (s->end != Py_None && s->last != number) return 1;
 	if (s->stream && s->number == number) return 0;
 	PyObject *device = PyLong_FromLongLong(s->device),
@@ -60,8 +63,8 @@ static int streams_begin(streams *s) {
 
 /* run(exchange, arguments...): makes an exchange of this module's in the current stream, and returns its result.
  *
- * It declines where more is to be done than that: where PyTorch is at another GPU or captures, or the last exchange was
- * in another stream. */
+ * It declines where more is to be done than that: where the stream captures, which PyTorch says of the one of the GPU
+ * that it is at, or the last exchange was in another stream. */
 static PyObject *streams_run(PyObject *self, PyObject *args) {
 	streams *s = (streams *)self;
 	Py_ssize_t n = PyTuple_Size(args);

@@ -135,8 +135,8 @@ class CommStream:
         self.run_quick: Callable[..., Any]
         """Makes an exchange of the compiled part's, on a GPU in the current stream, and returns its result.
 
-        It declines, with None, where more is to be done than that: where PyTorch is at another GPU or captures, or
-        the last exchange was in another stream.
+        It declines, with None, where more is to be done than that, as where the stream captures or the last exchange
+        was in another.
         """
         if compiled.in_use():
             self._ends = compiled.NATIVE.Streams(
