@@ -90,8 +90,9 @@ race_part() {
 
 pytest_part() {
 	status=0
-	# shellcheck disable=SC2086 # PYTEST is arguments
-	sh scripts/pytest.sh ${PYTEST:-} || status=$?
+	# PYTEST is arguments as a shell has them, with quotes.
+	eval "set -- ${PYTEST:-}"
+	sh scripts/pytest.sh "$@" || status=$?
 	case $status in
 	0) ;;
 	77) skip_or_fail PYTEST "$(cat "$build/logs/venv.reason")" ;;
