@@ -46,17 +46,13 @@ export GOOS=linux CGO_ENABLED=0
 go build -trimpath -ldflags='-s -w' -o "$bundle/weft" ./cmd/weft
 gzip -9 -n "$bundle/weft"
 
-# What a GPU or its host's memory may change the outcome of, and no more: the bundle is small, so
-# that it is carried quickly.
+# The packages some of whose tests run on real GPUs, and no more: the bundle is small, so that it is carried quickly.
 go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}} {{.Dir}}{{end}}' ./... |
 	while read -r package dir; do
 		case $package in
-		"$module"/plan/internal/gpu) ;; # of all that plans are made of, this alone runs on GPUs
 		'' | "$module"/cmd/* | "$module"/scripts) continue ;;
-		"$module"/clib | "$module"/clib/*) continue ;; # they build a library, which needs Go
-		"$module"/bootstrap | "$module"/cuda/cudatest | "$module"/cuda/cudatest/* | "$module"/cuda/internal/*) continue ;;
-		"$module"/channel | "$module"/collective/spec | "$module"/collective/internal/host | "$module"/plan | "$module"/plan/* | "$module"/cuda/occupancy | "$module"/engine | "$module"/engine/* | "$module"/internal/dl | "$module"/internal/eptest | "$module"/internal/eptest/* | "$module"/internal/filelimit | "$module"/ep/internal/* | "$module"/ep/spec | "$module"/internal/closer | "$module"/internal/control | "$module"/internal/matmul | "$module"/internal/ranktest | "$module"/internal/ranktest/* | "$module"/internal/parse | "$module"/internal/rankset | "$module"/internal/relay | "$module"/internal/shm | "$module"/internal/simd) continue ;;
 		esac
+		grep -qE 'ranktest\.Real\(|WEFT_REQUIRE_GPU' "$dir"/*_test.go || continue
 		name=${package#"$module"}
 		name=${name#/}
 		name=${name:-weft}

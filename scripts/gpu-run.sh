@@ -11,7 +11,7 @@
 #
 # Parts, all but test-gpu if none is named:
 #   doctor      what this machine offers
-#   test-NAME   the tests of a package: test-cuda, test-cuda-kernel, test-ep, test-weft for the package at the root, and so on
+#   test-NAME   the tests of a package: test-cuda, test-ep, test-weft for the package at the root, and so on
 #   test-gpu    the tests of all packages that have GPU in their name
 #   link        what the links between the GPUs carry
 #   bench-ep    expert parallelism on the GPUs, few tokens at a time
