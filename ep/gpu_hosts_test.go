@@ -291,7 +291,8 @@ func TestGraphsBetweenGPUs(t *testing.T) {
 	})
 }
 
-// TestPartsBetweenGPUs has rows that take several channels to each rank, also where there are fewer tokens than channels.
+// TestPartsBetweenGPUs has rows that take several channels to each rank, also where there are fewer tokens than
+// channels.
 func TestPartsBetweenGPUs(t *testing.T) {
 	eachHost(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
@@ -422,8 +423,8 @@ func TestSoftwareCardOnGPUs(t *testing.T) {
 	})
 }
 
-// TestChosenWayOnGPUs: kernels that are to drive a card where none can be driven push to the proxy, and one line of the log
-// says so. What the variables may not hold is refused.
+// TestChosenWayOnGPUs: kernels that are to drive a card where none can be driven push to the proxy, and one line of
+// the log says so. What the variables may not hold is refused.
 func TestChosenWayOnGPUs(t *testing.T) {
 	m := tornMachine(t)
 	s := sized(valueRows, 2)

@@ -134,7 +134,7 @@ func arguedPrograms(arch string) []argued {
 			dispatchKernel(dispatchForm{kind: byFlag, units: 1, ports: true}, arch),
 			layout.Of("PortChannel", reflect.TypeFor[device.PortChannel](), nil) +
 				layout.Of("NicQueue", reflect.TypeFor[device.NicQueue](), nil) +
-				layout.Of("PortLane", reflect.TypeFor[portLane](), nil) +
+				layout.Of("PortLink", reflect.TypeFor[portLink](), nil) +
 				layout.Of("Ports", reflect.TypeFor[portArgs](), nil) +
 				layout.Of("RowCarry", reflect.TypeFor[carryArgs[dispatchArgs]](), nil) +
 				layout.Constants(map[string]int{"(int)sizeof(PortHeader)": portHeaderBytes}),

@@ -3,18 +3,18 @@
 //
 // In a Group the window of such a far rank r is this rank's own. What a kernel through slots stores for r so stays
 // here. Rows and records, which are the same for all ranks, stand at this rank's own place; counts and sums at r's,
-// where those of r come later. Between the launch that sends and the one that receives a kernel of one block a lane
+// where those of r come later. Between the launch that sends and the one that receives a kernel of one block a link
 // carries it:
 //
-//	pack  copies what is for the lane's peer to the lane's outbox, and pushes one trigger, put with signal
+//	pack  copies what is for the link's peer to the link's outbox, and pushes one trigger, put with signal
 //	land  waits for the peer's signal, and stores what lies in the inbox where the peer would have stored it
 //
-// A peer has `parts` lanes. Lane p of it has the tokens p, p + parts, and so on. An outbox or inbox lies in pinned
+// A peer has `parts` links. Link p of it has the tokens p, p + parts, and so on. An outbox or inbox lies in pinned
 // memory of the host:
 //
 //	PortHeader | parts of the kernel's | an index for each row that may come: which one it is, + 1 | the rows
 //
-// Two inboxes a lane are filled by turns. The peer's next signal but one comes after this rank's next one, which
+// Two inboxes a link are filled by turns. The peer's next signal but one comes after this rank's next one, which
 // comes after this rank has landed. Before it packs again it waits until the outbox may change, which it mostly may.
 #pragma once
 #include "exchange.cuh"
@@ -22,8 +22,8 @@
 
 namespace weft {
 
-// PortLane is a channel, or a queue pair of a card, and what it carries between. Go: portLane.
-struct PortLane {
+// PortLink is a channel, or a queue pair of a card, and what it carries between. Go: portLink.
+struct PortLink {
 	PortChannel channel;
 	u64 out, in; // offsets of this rank's outbox and inboxes
 	u64 to;		 // of the peer's inboxes, in its memory
@@ -37,17 +37,17 @@ struct PortLane {
 	u64 flushed;   // of a channel: the position behind that of the last put, in the ring
 };
 
-// Ports are a rank's lanes. Go: portArgs.
+// Ports are a rank's links. Go: portArgs.
 struct Ports {
-	PortLane *lanes;
+	PortLink *links;
 	char *memory; // which has the boxes
 	u64 box;	  // bytes of one
 	u32 count, parts;
 	u32 blocks; // that move rows, of the kernels whose flags are to be set
-	u32 card;	// not 0: lanes are queue pairs
+	u32 card;	// not 0: links are queue pairs
 
 	// send writes an outbox to the inbox whose turn it is, and a signal behind it.
-	__device__ __forceinline__ void send(Wait &w, PortLane &l, u64 bytes) const {
+	__device__ __forceinline__ void send(Wait &w, PortLink &l, u64 bytes) const {
 		u64 n = load_relaxed_sys_u64(l.taken), to = l.to + (n & 1) * box, position;
 		if (card == 0) {
 			if (l.channel.put_with_signal_then_flush(w, to, l.out, bytes, position)) l.flushed = position + 1;
@@ -57,7 +57,7 @@ struct Ports {
 	}
 
 	// await waits for the peer's signal, and gives which inbox has come, + 1; or 0.
-	__device__ __forceinline__ u32 await(Wait &w, const PortLane &l) const {
+	__device__ __forceinline__ u32 await(Wait &w, const PortLink &l) const {
 		u64 n = load_relaxed_sys_u64(l.taken);
 		if (card == 0) return l.channel.wait(w) ? 1 + (u32)(n & 1) : 0;
 		u64 come = load_acquire_sys_u64(memory + l.own);
@@ -68,7 +68,7 @@ struct Ports {
 	}
 
 	// empty waits until the outbox may change.
-	__device__ __forceinline__ void empty(Wait &w, const PortLane &l) const {
+	__device__ __forceinline__ void empty(Wait &w, const PortLink &l) const {
 		if (card != 0)
 			l.queue.flush(w);
 		else if (l.flushed != 0)
@@ -134,14 +134,14 @@ __device__ __forceinline__ void write_header(char *out, uint4 opening, u32 token
 	store16(out + 16, make_uint4(tokens, 0, 0, 0));
 }
 
-// carry packs this block's lanes, and then lands them, as the launch does one of the two or both. pack(lane, out)
-// gives how many bytes the outbox has; land(lane, in) is false where the operation has ended. All blocks of the grid
-// run at once: a block that waits has packed all its lanes.
+// carry packs this block's links, and then lands them, as the launch does one of the two or both. pack(link, out)
+// gives how many bytes the outbox has; land(link, in) is false where the operation has ended. All blocks of the grid
+// run at once: a block that waits has packed all its links.
 template <class Pack, class Land> __device__ __forceinline__ void carry(const Ports &p, const RankSet &mask, u32 flags,
 																		Wait &w, Pack pack, Land land) {
 	__shared__ u32 inbox; // which of the two has come, + 1; or 0
 	for (u32 i = blockIdx.x; (flags & SEND) != 0 && i < p.count; i += gridDim.x) {
-		PortLane &l = p.lanes[i];
+		PortLink &l = p.links[i];
 		if (holds(mask, l.channel.peer)) continue;
 		if (threadIdx.x == 0) {
 			p.empty(w, l);
@@ -153,7 +153,7 @@ template <class Pack, class Land> __device__ __forceinline__ void carry(const Po
 		if (threadIdx.x == 0) p.send(w, l, bytes);
 	}
 	for (u32 i = blockIdx.x; (flags & RECEIVE) != 0 && i < p.count; i += gridDim.x) {
-		const PortLane &l = p.lanes[i];
+		const PortLink &l = p.links[i];
 		u32 peer = l.channel.peer;
 		if (holds(mask, peer)) continue;
 		if (threadIdx.x == 0) {

@@ -30,7 +30,7 @@ type ports struct {
 	far   []int // ranks
 	parts int   // channels to each
 	box   int64 // bytes of what a channel carries at once, at most
-	table int64 // in this GPU's own memory: [far][parts] lanes
+	table int64 // in this GPU's own memory: [far][parts] links
 
 	memory  *cuda.HostMemory // an outbox and two inboxes for each lane; by a card a flag, and a queue pair
 	service *service.Service
@@ -44,14 +44,14 @@ type ports struct {
 
 // portArgs are what a launch that carries is given of the ports: the Ports of ports.cuh.
 type portArgs struct {
-	lanes, memory uint64
+	links, memory uint64
 	box           uint64
 	count, parts  uint32
 	blocks, card  uint32
 }
 
-// portLane is a channel, or a queue pair of a card, and what it carries between: the PortLane of ports.cuh.
-type portLane struct {
+// portLink is a channel, or a queue pair of a card, and what it carries between: the PortLink of ports.cuh.
+type portLink struct {
 	channel      device.PortChannel
 	out, in, to  uint64
 	taken        uint64
@@ -63,7 +63,7 @@ type portLane struct {
 	flushed      uint64
 }
 
-const portLaneBytes = int64(unsafe.Sizeof(portLane{}))
+const portLinkBytes = int64(unsafe.Sizeof(portLink{}))
 
 // portHeaderBytes is the size of the PortHeader of ports.cuh.
 const portHeaderBytes = 32
@@ -116,8 +116,8 @@ func boxBytes(g *spec.Geometry, s *spec.Spec, tokens int) int64 {
 	return int64(portHeaderBytes+max(rows, sums)+127) &^ 127
 }
 
-// lanes is how many a rank has.
-func (p *ports) lanes(rank int) int { return len(farRanks(p.h.Comm, rank)) * p.parts }
+// links is how many a rank has.
+func (p *ports) links(rank int) int { return len(farRanks(p.h.Comm, rank)) * p.parts }
 
 func (p *ports) load(*programs) {}
 
@@ -127,20 +127,20 @@ func (p *ports) layout(_, local *enginegpu.Workspace) {
 
 // tableBytes is the size of the table, and of the queue pairs' states behind it.
 func (p *ports) tableBytes() int64 {
-	each := portLaneBytes
+	each := portLinkBytes
 	if p.way == ibgda.Software {
 		each += cardStateBytes
 	}
 	return int64(len(p.far)*p.parts) * each
 }
 
-// flagsAt is where a rank's memory has the flags of a card's lanes, behind the boxes.
-func (p *ports) flagsAt(rank int) int64 { return 3 * p.box * int64(p.lanes(rank)) }
+// flagsAt is where a rank's memory has the flags of a card's links, behind the boxes.
+func (p *ports) flagsAt(rank int) int64 { return 3 * p.box * int64(p.links(rank)) }
 
 // queuesAt is where this rank's memory has what queue pairs share with the card.
 func (p *ports) queuesAt() int64 {
 	own := p.h.Comm.Rank()
-	return (p.flagsAt(own) + 8*int64(p.lanes(own)) + 4095) &^ 4095
+	return (p.flagsAt(own) + 8*int64(p.links(own)) + 4095) &^ 4095
 }
 
 // prepare allocates the boxes.
@@ -151,7 +151,7 @@ func (p *ports) prepare() (err error) {
 	own := p.h.Comm.Rank()
 	size := p.flagsAt(own)
 	if p.way == ibgda.Software {
-		size = p.queuesAt() + int64(cardBytes*p.lanes(own))
+		size = p.queuesAt() + int64(cardBytes*p.links(own))
 	}
 	if p.memory, err = p.h.device.Context().AllocHost(int(size), cuda.HostOptions{}); err != nil {
 		return fmt.Errorf("%d bytes of pinned memory of the host for rows of far ranks: lower MaxTokens: %w", size, err)
@@ -171,7 +171,7 @@ func (p *ports) open(ctx context.Context, op string, lane *enginegpu.Lane) error
 	table, err := p.connect(ctx, op, lane.Local(p.table))
 	if err == nil {
 		raw := make([]byte, p.tableBytes())
-		copy(raw, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(table))), len(table)*int(portLaneBytes)))
+		copy(raw, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(table))), len(table)*int(portLinkBytes)))
 		err = p.h.device.Context().Upload(lane.Local(p.table), raw)
 	}
 	if err := ops.VerifySame(ctx, op, "port channels", err); err != nil {
@@ -182,8 +182,8 @@ func (p *ports) open(ctx context.Context, op string, lane *enginegpu.Lane) error
 	return nil
 }
 
-// connect makes the lanes to all far ranks. table is where they are to be.
-func (p *ports) connect(ctx context.Context, op string, table cuda.Pointer) ([]portLane, error) {
+// connect makes the links to all far ranks. table is where they are to be.
+func (p *ports) connect(ctx context.Context, op string, table cuda.Pointer) ([]portLink, error) {
 	if p.way == ibgda.Software {
 		return p.connectCard(ctx, op, table)
 	}
@@ -201,10 +201,10 @@ func (p *ports) connect(ctx context.Context, op string, table cuda.Pointer) ([]p
 	if err != nil {
 		return nil, err
 	}
-	lanes := p.lay()
+	links := p.lay()
 	// All ranks keep this order: no pair waits for one that waits for it.
-	for i := range lanes {
-		l := &lanes[i]
+	for i := range links {
+		l := &links[i]
 		peer := int(l.channel.Peer)
 		if comm.Masked(peer) {
 			continue
@@ -218,21 +218,21 @@ func (p *ports) connect(ctx context.Context, op string, table cuda.Pointer) ([]p
 		}
 		l.taken = l.channel.Taken
 	}
-	return lanes, nil
+	return links, nil
 }
 
-// lay makes the table of lanes, with all that follows from ranks and sizes.
-func (p *ports) lay() (table []portLane) {
+// lay makes the table of links, with all that follows from ranks and sizes.
+func (p *ports) lay() (table []portLink) {
 	comm, box := p.h.Comm, uint64(p.box)
 	own := comm.Rank()
-	lanes := uint64(p.lanes(own))
+	links := uint64(p.links(own))
 	for _, peer := range p.far {
-		theirs := slices.Index(farRanks(comm, peer), own) * p.parts // this rank's first lane there
+		theirs := slices.Index(farRanks(comm, peer), own) * p.parts // this rank's first link there
 		for part := range p.parts {
 			i, there := uint64(len(table)), uint64(theirs+part)
-			table = append(table, portLane{
+			table = append(table, portLink{
 				channel: device.PortChannel{Peer: uint32(peer)}, part: uint32(part),
-				out: i * box, in: (lanes + 2*i) * box, to: (uint64(p.lanes(peer)) + 2*there) * box,
+				out: i * box, in: (links + 2*i) * box, to: (uint64(p.links(peer)) + 2*there) * box,
 				flag: uint64(p.flagsAt(peer)) + 8*there, own: uint64(p.flagsAt(own)) + 8*i,
 			})
 		}
@@ -261,8 +261,8 @@ func (p *ports) free() error {
 
 // refusePorts refuses what is read where it is, which port channels do not.
 func refusePorts(op string) error {
-	return weft.Unsupportedf("%s between GPUs of several hosts: make a communicator of one host's ranks, or join on the "+
-		"host", op)
+	return weft.Unsupportedf("%s between GPUs of several hosts: make a communicator of one host's ranks, or join on "+
+		"the host", op)
 }
 
 // A carrier has the launch that carries what a kernel through slots with arguments A has stored for far ranks.
@@ -305,7 +305,7 @@ func (c *carrier[A]) point(h *handle) {
 		return
 	}
 	c.pointed(func(a *carryArgs[A]) {
-		a.ports.lanes, a.ports.memory = h.localAt(h.ports.table), uint64(h.ports.memory.Pointer())
+		a.ports.links, a.ports.memory = h.localAt(h.ports.table), uint64(h.ports.memory.Pointer())
 	})
 }
 

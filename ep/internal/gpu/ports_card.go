@@ -17,10 +17,10 @@ import (
 	"github.com/weftgo/weft/fabric/softnic"
 )
 
-// cardDepth is how many entries a lane's queue has room for. A call posts three: the box, its flag, and a flush.
+// cardDepth is how many entries a link's queue has room for. A call posts three: the box, its flag, and a flush.
 const cardDepth = 16
 
-// Where a lane's queue pair has what it shares with the card, in pinned memory.
+// Where a link's queue pair has what it shares with the card, in pinned memory.
 const (
 	cardConsumerAt = 64
 	cardDoorbellAt = 128
@@ -29,7 +29,7 @@ const (
 	cardBytes      = cardEntriesAt + cardDepth*(mlx5.EntryBytes+mlx5.CompletionBytes)
 )
 
-// cardStateBytes is what a lane's queue pair has in the GPU's memory.
+// cardStateBytes is what a link's queue pair has in the GPU's memory.
 const cardStateBytes = device.NicStateBytes + cardDepth*device.NicMarkBytes
 
 // warned says whether the log of this process has why kernels drive no card.
@@ -131,8 +131,8 @@ func decodeCardNote(b []byte) (n cardNote, err error) {
 	return n, nil
 }
 
-// connectCard makes the lanes' queue pairs, on a card made of Go.
-func (p *ports) connectCard(ctx context.Context, op string, lane cuda.Pointer) (table []portLane, err error) {
+// connectCard makes the links' queue pairs, on a card made of Go. place is where the GPU is to have the table.
+func (p *ports) connectCard(ctx context.Context, op string, place cuda.Pointer) (table []portLink, err error) {
 	comm := p.h.Comm
 	own := cardNote{process: processName(), address: uint64(p.memory.Pointer()), length: uint64(len(p.memory.Bytes()))}
 	_, _ = rand.Read(own.name[:])
@@ -153,8 +153,8 @@ func (p *ports) connectCard(ctx context.Context, op string, lane cuda.Pointer) (
 			first = r
 		}
 		if notes[r].process != notes[first].process {
-			return nil, weft.Unsupportedf("%s: %s=software, and ranks %d and %d are of different processes, which share no card "+
-				"made of Go: join as goroutines of one process, or unset it", op, ibgda.NICVariable, first, r)
+			return nil, weft.Unsupportedf("%s: %s=software, and ranks %d and %d are of different processes, which share no "+
+				"card made of Go: join as goroutines of one process, or unset it", op, ibgda.NICVariable, first, r)
 		}
 	}
 	p.cardName = notes[first].name
@@ -167,7 +167,7 @@ func (p *ports) connectCard(ctx context.Context, op string, lane cuda.Pointer) (
 		return nil, err
 	}
 	table = p.lay()
-	states := lane.Add(len(table) * int(portLaneBytes))
+	states := place.Add(len(table) * int(portLinkBytes))
 	for i := range table {
 		l := &table[i]
 		peer := int(l.channel.Peer)
@@ -198,7 +198,7 @@ func (p *ports) connectCard(ctx context.Context, op string, lane cuda.Pointer) (
 		}
 		l.theirs = device.NicMemory{Address: notes[peer].address, Bytes: notes[peer].length, Key: key(peer)}
 		l.ours = device.NicMemory{Address: own.address, Bytes: own.length, Key: key(me)}
-		l.taken = uint64(lane) + uint64(i)*uint64(portLaneBytes) + uint64(unsafe.Offsetof(l.count))
+		l.taken = uint64(place) + uint64(i)*uint64(portLinkBytes) + uint64(unsafe.Offsetof(l.count))
 	}
 	return table, nil
 }

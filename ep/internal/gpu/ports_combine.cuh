@@ -36,7 +36,7 @@ __device__ __forceinline__ char *home_of(const Combine &a, const Batch &b, u32 r
 	return b.own + a.home + b.buffer * a.turn_bytes + slot * a.row_bytes;
 }
 
-__device__ __forceinline__ u64 pack_sums(const SumCarry &c, const Batch &b, u32 call, const PortLane &l, char *out) {
+__device__ __forceinline__ u64 pack_sums(const SumCarry &c, const Batch &b, u32 call, const PortLink &l, char *out) {
 	const Combine &a = c.of;
 	u32 lane = threadIdx.x & 31, peer = l.channel.peer, topk = a.shape.topk, sent = (u32)a.sent[peer];
 	SumBox box(c, l.part, sent);
@@ -67,7 +67,7 @@ __device__ __forceinline__ u64 pack_sums(const SumCarry &c, const Batch &b, u32 
 	return box.rows + (u64)*row_counter() * a.row_bytes;
 }
 
-__device__ __forceinline__ bool land_sums(const SumCarry &c, const Batch &b, Wait &w, u32 call, const PortLane &l,
+__device__ __forceinline__ bool land_sums(const SumCarry &c, const Batch &b, Wait &w, u32 call, const PortLink &l,
 										  const char *in) {
 	const Combine &a = c.of;
 	u32 lane = threadIdx.x & 31, src = l.channel.peer;
@@ -105,8 +105,8 @@ __global__ void __launch_bounds__(512, 1) carry_sums(const __grid_constant__ Sum
 	Wait w(a.group, a.state, OP_COMBINE, b.epoch + 1);
 	u32 call = call_tag(a.call, (u32)a.sent[a.group.ranks + 1]);
 	carry(
-		c.ports, b.mask, b.flags, w, [&](const PortLane &l, char *out) { return pack_sums(c, b, call, l, out); },
-		[&](const PortLane &l, const char *in) { return land_sums(c, b, w, call, l, in); });
+		c.ports, b.mask, b.flags, w, [&](const PortLink &l, char *out) { return pack_sums(c, b, call, l, out); },
+		[&](const PortLink &l, const char *in) { return land_sums(c, b, w, call, l, in); });
 }
 
 } // namespace weft::ports

@@ -42,7 +42,7 @@ __device__ __forceinline__ char *slot_of(const Dispatch &a, const Batch &b, u32 
 	return b.own + a.rows + b.buffer * a.turn_bytes + ((u64)src * a.shape.capacity + t) * a.slot_bytes;
 }
 
-__device__ __forceinline__ u64 pack_rows(const RowCarry &c, const Batch &b, u32 call, const PortLane &l, char *out) {
+__device__ __forceinline__ u64 pack_rows(const RowCarry &c, const Batch &b, u32 call, const PortLink &l, char *out) {
 	const Dispatch &a = c.of;
 	u32 lane = threadIdx.x & 31, me = a.group.rank, peer = l.channel.peer, topk = a.shape.topk;
 	bool route = (b.flags & ROUTE) != 0, move = (b.flags & MOVE) != 0;
@@ -68,7 +68,7 @@ __device__ __forceinline__ u64 pack_rows(const RowCarry &c, const Batch &b, u32 
 	return box.rows + (u64)*row_counter() * a.slot_bytes;
 }
 
-__device__ __forceinline__ bool land_rows(const RowCarry &c, const Batch &b, Wait &w, u32 call, const PortLane &l,
+__device__ __forceinline__ bool land_rows(const RowCarry &c, const Batch &b, Wait &w, u32 call, const PortLink &l,
 										  const char *in) {
 	const Dispatch &a = c.of;
 	u32 lane = threadIdx.x & 31, src = l.channel.peer, topk = a.shape.topk;
@@ -110,8 +110,8 @@ __global__ void __launch_bounds__(512, 1) carry_rows(const __grid_constant__ Row
 	Wait w(a.group, a.state, (b.flags & MOVE) != 0 ? OP_DISPATCH : OP_PREPARE, b.epoch + 1);
 	u32 call = call_tag(call_of(b), (b.flags & ROUTE) != 0 ? 0 : *prepared(a));
 	carry(
-		c.ports, b.mask, b.flags, w, [&](const PortLane &l, char *out) { return pack_rows(c, b, call, l, out); },
-		[&](const PortLane &l, const char *in) { return land_rows(c, b, w, call, l, in); });
+		c.ports, b.mask, b.flags, w, [&](const PortLink &l, char *out) { return pack_rows(c, b, call, l, out); },
+		[&](const PortLink &l, const char *in) { return land_rows(c, b, w, call, l, in); });
 }
 
 } // namespace weft::ports
