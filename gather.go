@@ -130,9 +130,9 @@ func agreed(op string, all [][]byte) error {
 				if k, ok := passedOn[text[0]]; ok {
 					kind = k
 				}
-				text = bytes.TrimPrefix(text[1:], []byte(op+": "))
+				text = text[1:]
 			}
-			return &PeerError{Rank: r, Op: op, Err: fmt.Errorf("%w: refused there: %s", kind, text)}
+			return &PeerError{Rank: r, Op: op, Err: refusal.There(kind, op, string(text))}
 		}
 	}
 	first := -1

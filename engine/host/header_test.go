@@ -27,8 +27,9 @@ func TestRefusal(t *testing.T) {
 		}
 		got := TakeRefusal(2, "op", PutRefusal(text, err), text)
 		peer, ok := errors.AsType[*weft.PeerError](got)
-		if want := err.Error(); !ok || peer.Rank != 2 || !errors.Is(got, kind) ||
-			!strings.Contains(got.Error(), want[:min(len(want), RefusalBytes)]) {
+		want := err.Error()
+		want = strings.TrimPrefix(want[:min(len(want), RefusalBytes)], kind.Error()+": ")
+		if !ok || peer.Rank != 2 || !errors.Is(got, kind) || !strings.HasSuffix(got.Error(), want) {
 			t.Fatalf("%q became %q", err, got)
 		}
 	})

@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/internal/refusal"
 )
 
 // RefusedCall marks the call of a rank that refuses: the rest is what PutRefusal returns.
@@ -26,22 +27,13 @@ func PutRefusal(text []byte, err error) uint32 {
 	return k
 }
 
-// TakeRefusal is the error with which a rank answers the refusal of another.
+// TakeRefusal is the error with which a rank answers the refusal of another: no row has moved, and the communicator is
+// whole.
 func TakeRefusal(rank int, op string, refused uint32, text []byte) error {
-	e := &refusedError{kind: weft.ErrInvalid}
+	kind := weft.ErrInvalid
 	if refused&unsupportedRefusal != 0 {
-		e.kind = weft.ErrUnsupported
+		kind = weft.ErrUnsupported
 	}
-	e.text = string(text[:min(int(refused&^unsupportedRefusal), len(text))])
-	return &weft.PeerError{Rank: rank, Op: op, Err: e}
+	words := string(text[:min(int(refused&^unsupportedRefusal), len(text))])
+	return &weft.PeerError{Rank: rank, Op: op, Err: refusal.There(kind, op, words)}
 }
-
-// refusedError carries the words of another rank, and wraps the sentinel that its error did: no row
-// has moved, the communicator is whole.
-type refusedError struct {
-	text string
-	kind error
-}
-
-func (e *refusedError) Error() string { return "refused there: " + e.text }
-func (e *refusedError) Unwrap() error { return e.kind }

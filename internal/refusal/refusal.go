@@ -5,7 +5,10 @@
 // communicator then passes the reason where it compares arguments, and every rank returns it.
 package refusal
 
-import "context"
+import (
+	"context"
+	"strings"
+)
 
 type key struct{}
 
@@ -22,3 +25,25 @@ func Of(ctx context.Context) error {
 	why, _ := ctx.Value(key{}).(error)
 	return why
 }
+
+// There is the error with which a rank answers another one's refusal of an operation: its words, without those that
+// the answer says anyway, and its kind, which the error wraps.
+func There(kind error, op, words string) error {
+	for begins := true; begins; {
+		begins = false
+		for _, said := range [...]string{kind.Error() + ": ", op + ": "} {
+			if rest, ok := strings.CutPrefix(words, said); ok {
+				words, begins = rest, true
+			}
+		}
+	}
+	return &there{words: words, kind: kind}
+}
+
+type there struct {
+	words string
+	kind  error
+}
+
+func (e *there) Error() string { return "refused there: " + e.words }
+func (e *there) Unwrap() error { return e.kind }
