@@ -231,11 +231,16 @@ func goweft_comm_destroy(id C.uint64_t) C.int {
 		}
 		defer c.resume(children)
 		var errs []error
-		for _, child := range children {
-			errs = append(errs, child.close())
-			child.forget()
+		ended := c.endingCalls(func() {
+			for _, child := range children {
+				errs = append(errs, child.close())
+				child.forget()
+			}
+			err = c.weft.Close()
+		})
+		if ended != nil {
+			errs = append(errs, ended)
 		}
-		err = c.weft.Close()
 		errs = append(errs, err)
 		if errors.Is(err, weft.ErrBusy) { // a call that was started has outlasted the deadline
 			return errors.Join(errs...)

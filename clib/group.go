@@ -108,11 +108,12 @@ func goweft_group_destroy(id C.uint64_t) C.int {
 			}
 			defer w.life.Unlock()
 		}
-		err := g.group.Close()
+		var err error
+		ended := g.comm.endingCalls(func() { err = g.group.Close() })
 		if !errors.Is(err, weft.ErrTimeout) {
 			g.forget(uint64(id))
 		}
-		return err
+		return cmp.Or(ended, err)
 	})
 }
 

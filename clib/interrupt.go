@@ -8,6 +8,7 @@ import "C"
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"runtime/debug"
@@ -178,4 +179,18 @@ func interrupt(id uint64) {
 	for _, c := range comms.All() {
 		c.weft.Abort()
 	}
+}
+
+// endingCalls runs f, which waits for calls of the communicator that were started; the calling thread asks its program
+// meanwhile, and aborts them if it is to end.
+func (c *comm) endingCalls(f func()) error {
+	return patiently(context.Background(), func(ctx context.Context, _ func(func())) error {
+		defer context.AfterFunc(ctx, func() {
+			if errors.Is(context.Cause(ctx), errInterrupted) {
+				c.weft.Abort()
+			}
+		})()
+		f()
+		return nil
+	})
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -226,3 +227,42 @@ os.kill(os.getpid(), signal.SIGINT)
         [sys.executable, "-c", program], env=alone(), capture_output=True, text=True, timeout=60, check=False
     )
     assert (ended.returncode, ended.stdout) == (-signal.SIGINT, "alive\n"), ended.stderr
+
+
+@pytest.mark.parametrize("closes", ["group", "communicator"])
+def test_closing_beside_a_started_call(pair, closes):
+    """Closing waits for calls that were started, and that wait ends, too; the calls fail."""
+    (own, other), both = pair
+    groups = both(lambda r: weft.Group((own, other)[r]))
+    work = groups[0].all_reduce(np.ones(4), async_op=True)
+    interrupted(groups[0].close if closes == "group" else own.close)
+    assert groups[0].closed
+    with pytest.raises(weft.WeftError):
+        work.wait()
+    with pytest.raises(weft.WeftError) as e:
+        groups[1].barrier()
+    assert e.value.rank == 0
+
+
+def test_awaiting(pair):
+    """A loop that is interrupted leaves an awaited call, whose thread it would wait for; the call goes on."""
+    (own, other), both = pair
+    groups = both(lambda r: weft.Group((own, other)[r]))
+    works = []
+
+    async def main():
+        works.append(groups[0].all_reduce(np.ones(4), async_op=True))
+        await works[0]
+
+    interrupted(asyncio.run, main())
+    assert not works[0].done()
+    groups[1].all_reduce(np.ones(4))
+    assert works[0].wait().tolist() == [2] * 4
+
+    async def fails():
+        await works[1]
+
+    works.append(groups[0].all_reduce(np.ones(4), async_op=True))
+    other.abort()
+    with pytest.raises(weft.AbortedError):
+        asyncio.run(fails())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 import weakref
 from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import _abi, streams
-from .errors import ClosedError, OperandError, WeftError
+from .errors import ClosedError, DeadlineError, OperandError, WeftError
 from .limits import timeout as limit
 
 if TYPE_CHECKING:
@@ -49,6 +50,10 @@ class Begun(weakref.ref):  # type: ignore[type-arg]
         return ctypes.string_at(name).decode() if name else ""
 
 
+_LOOK = 0.1
+"""Seconds after which a thread that waits for an event loop looks whether it is still wanted."""
+
+
 class Work:
     """A call of a :class:`weft.Group` with ``async_op=True``, which may not have ended. If its group is closed before
     its end was seen, its error is a :class:`weft.ClosedError`.
@@ -58,7 +63,7 @@ class Work:
     begin. Any thread may ask a Work.
 
     In a ``with`` block the end waits for the call, unless the block is left by an exception. ``await work`` waits in
-    a thread of the event loop's.
+    a thread of the event loop's, which a cancelled task leaves while the call goes on.
     """
 
     __slots__ = ("__weakref__", "_algorithm", "_begun", "_error", "_finish", "_group", "_result")
@@ -153,7 +158,21 @@ class Work:
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio
 
-        return asyncio.get_running_loop().run_in_executor(None, self.wait).__await__()
+        left = threading.Event()
+
+        def waited() -> Any:
+            # Nothing interrupts that thread, and the loop's end waits for it: it looks whether it is still wanted.
+            while True:
+                try:
+                    return self.wait(timeout=_LOOK)
+                except DeadlineError:
+                    if self._begun is None or left.is_set():
+                        raise
+
+        try:
+            return (yield from asyncio.get_running_loop().run_in_executor(None, waited).__await__())
+        finally:
+            left.set()
 
     def _seen(self, *, well: bool = False) -> Begun | None:
         """The call, if it has not ended. If it has, its end is seen now: ``well`` says that it is known to be a good
