@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _abi, memory
 from ..call_args import CallArgs, Operands
 from ..dtypes import SIZES, DType
+from ..errors import OperandError
 from .spec import ROW_TYPES, Payload
 
 if TYPE_CHECKING:
@@ -151,7 +152,10 @@ class CombineArgs(CallArgs):
             if weights is not None:
                 words[6] = self.weights.fill(weights)
             if bias is not None:
-                for i, b in enumerate(bias if isinstance(bias, (tuple, list)) else (bias,)):
+                biases = bias if isinstance(bias, (tuple, list)) else (bias,)
+                if len(biases) > len(self.bias):
+                    raise OperandError(f"bias: {len(biases)} arrays, want at most {len(self.bias)}")
+                for i, b in enumerate(biases):
                     words[4 + i] = self.bias[i].fill(b)
         except Exception as e:
             return self.refuse(e, routing, self.operands(rows, out, bias, weights))

@@ -9,7 +9,7 @@ import warnings
 import weakref
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from .. import _abi, compiled, memory, streams, views
 from ..call_args import UNMADE, ArgsPool, Pool
@@ -173,7 +173,7 @@ class Handle(Made):
         stream has passed.
         """
         if timeout is not None:
-            with limit(timeout):
+            with self._limit(timeout):
                 return self.prepare(topk, weights, stream=stream)
         on = self._begin(stream, takes=True)
         args = self._dispatches.take()
@@ -209,7 +209,7 @@ class Handle(Made):
         weights here and where the rows arrive.
         """
         if timeout is not None:
-            with limit(timeout):
+            with self._limit(timeout):
                 return self.dispatch(rows, topk, weights, routing=routing, scales=scales, stream=stream)
         if getattr(rows, "requires_grad", False) or getattr(weights, "requires_grad", False):
             _ends_gradient("dispatch")
@@ -225,7 +225,7 @@ class Handle(Made):
         try:
             if stream is not None:
                 args.enter(stream, on, self._device)
-            refused = args.arguments(0 if by is None else by._in_use(), topk, weights, rows, scales)
+            refused = args.arguments(self._number(by), topk, weights, rows, scales)
             status = self._lib.ep_dispatch(self._handle, on, args.address, args.result_address, 0)
             if refused is not None or status:
                 self._end(refused, status)
@@ -259,7 +259,7 @@ class Handle(Made):
         result = args.result
         result[1] = result[2] = 0
         try:
-            refused = args.arguments(0 if by is None else by._in_use(), topk, weights, rows, scales)
+            refused = args.arguments(self._number(by), topk, weights, rows, scales)
             status = self._lib.ep_dispatch(self._handle, 0, args.address, args.result_address, 0)
             if refused is not None or status:
                 self._end(refused, status)
@@ -297,7 +297,7 @@ class Handle(Made):
         """The first half of :meth:`dispatch`: sends only. ``rows`` and ``scales`` are borrowed until
         the second half, and are not changed. Collective."""
         if timeout is not None:
-            with limit(timeout):
+            with self._limit(timeout):
                 return self.send_dispatch(rows, topk, weights, routing=routing, scales=scales, stream=stream)
         if getattr(rows, "requires_grad", False) or getattr(weights, "requires_grad", False):
             _ends_gradient("dispatch")
@@ -307,7 +307,7 @@ class Handle(Made):
         try:
             if stream is not None:
                 args.enter(stream, on, self._device)
-            refused = args.arguments(0 if by is None else by._in_use(), topk, weights, rows, scales)
+            refused = args.arguments(self._number(by), topk, weights, rows, scales)
             self._end(refused, self._lib.ep_dispatch(self._handle, on, args.address, 0, args.out_address))
             borrowed = (rows, scales, *args.held)
             return PendingDispatch(
@@ -378,7 +378,7 @@ class Handle(Made):
         hidden], a new array if None; it overlaps none of the rows, which other ranks read.
         """
         if timeout is not None:
-            with limit(timeout):
+            with self._limit(timeout):
                 return self.combine(rows, routing, out=out, bias=bias, weights=weights, stream=stream)
         if getattr(rows, "requires_grad", False) or getattr(weights, "requires_grad", False):
             _ends_gradient("combine")
@@ -412,7 +412,7 @@ class Handle(Made):
     ) -> tuple[Any, Exception | None]:
         """Takes the operands of a combine: its output, and the reason of a refusal."""
         by = _routing(routing)
-        number = _number(by)
+        number = self._number(by, wanted=True)
         try:
             args.words[args.received] = _received(routing)
             if out is None:
@@ -435,7 +435,7 @@ class Handle(Made):
         """The first half of :meth:`combine`: sends only. ``rows``, ``out``, ``bias`` and ``weights``
         are borrowed until the second half. Collective."""
         if timeout is not None:
-            with limit(timeout):
+            with self._limit(timeout):
                 return self.send_combine(rows, routing, out=out, bias=bias, weights=weights, stream=stream)
         if getattr(rows, "requires_grad", False) or getattr(weights, "requires_grad", False):
             _ends_gradient("combine")
@@ -472,7 +472,7 @@ class Handle(Made):
         without ``grad_row_weights``; new arrays where None is given.
         """
         if timeout is not None:
-            with limit(timeout):
+            with self._limit(timeout):
                 return self.dispatch_backward(
                     grad_rows,
                     routing,
@@ -487,7 +487,7 @@ class Handle(Made):
             if stream is not None:
                 args.enter(stream, on, self._device)
             by = _routing(routing)
-            number = _number(by)
+            number = self._number(by, wanted=True)
             try:
                 args.words[args.received] = _received(routing)
                 if grad_tokens is None:
@@ -523,7 +523,7 @@ class Handle(Made):
         ``grad_weights``, float32 [tokens, topk], or None without ``rows``; new arrays where None is given.
         """
         if timeout is not None:
-            with limit(timeout):
+            with self._limit(timeout):
                 return self.combine_backward(
                     grad_out, routing, rows, grad_rows=grad_rows, grad_weights=grad_weights, stream=stream
                 )
@@ -533,7 +533,7 @@ class Handle(Made):
             if stream is not None:
                 args.enter(stream, on, self._device)
             by = _routing(routing)
-            number = _number(by)
+            number = self._number(by, wanted=True)
             try:
                 args.words[args.received] = _received(routing)
                 if grad_rows is None:
@@ -660,12 +660,45 @@ class Handle(Made):
             self._forgotten.collect()
         if stream is None and self._device < 0:
             return 0
-        return streams.address(stream, self._device)
+        try:
+            return streams.address(stream, self._device)
+        except Exception as e:
+            self._refuse_operation(e)
+
+    def _limit(self, seconds: float) -> limit:
+        """A bound of an operation, which all ranks refuse if it is wrong."""
+        try:
+            return limit(seconds)
+        except Exception as e:
+            self._refuse_operation(e)
+
+    def _number(self, by: Any, wanted: bool = False) -> int:
+        """The number of an operation's routing, which all ranks refuse if it is wrong; 0 for none, unless one is
+        wanted."""
+        if by is None and not wanted:
+            return 0
+        try:
+            return _number(by)
+        except Exception as e:
+            self._refuse_operation(e)
+
+    def _refuse_operation(self, why: Exception) -> NoReturn:
+        """Has all ranks refuse an operation, for a reason that this one has found before it had the operands, and
+        raises it: else the others would wait for this one."""
+        args = self._dispatches.take()
+        try:
+            on = 0 if self._device < 0 else streams.address(None, self._device)
+            self._lib.ep_prepare(self._handle, on, args.topk.absent(why), 0, args.out_address)
+        finally:
+            self._dispatches.give(args)
+        raise why
 
     def _end(self, refused: Exception | None, status: int) -> None:
         """The end of a call. This package passes its refusals to the library as text, so that the other ranks
         get them and do not wait."""
         if refused is not None:
+            if self._face is not None:
+                self._face.say(refused)
             try:
                 raise refused
             finally:
