@@ -273,7 +273,7 @@ class ElasticBuffer:
         self._plans: dict[Any, tuple[Sent, int, int]] = {}
         self.runtime: Any = weakref.proxy(self)
         self.nccl_comm_handle = None
-        self._exchanges = Exchanges(comm, describes_again=True)
+        self._exchanges = Exchanges(comm, describes_again=True, max_tokens="num_max_tokens_per_rank")
         self.num_rdma_ranks, self.num_nvlink_ranks = self._exchanges.hosts.count, comm.local_ranks
         self._exchanges.of_handles.append(self._plans)
         self._stream = self._exchanges.stream

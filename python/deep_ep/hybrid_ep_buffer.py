@@ -167,7 +167,7 @@ class HybridEPBuffer:
             num_of_blocks_dispatch_api=dispatch_sms or 0,
             num_of_blocks_combine_api=combine_sms or 0,
         )
-        self._exchanges = Exchanges(comm, describes_again=True)
+        self._exchanges = Exchanges(comm, describes_again=True, max_tokens="max_num_of_tokens_per_rank")
         self._stream = self._exchanges.stream
         self.runtime: Any = weakref.proxy(self)
         self._end = weakref.finalize(self, close, comm)

@@ -458,7 +458,7 @@ def test_misuse(comm):
     # Rows that are not contiguous are copied.
     assert (h.combine(np.asfortranarray(got.rows), got) == 2).all()
     other = ep.Handle(comm, spec)
-    with pytest.raises(weft.InvalidError, match="another weft_ep"):
+    with pytest.raises(weft.InvalidError, match="another handle's"):
         other.combine(got.rows, got)
     got.release()
     got.release()

@@ -152,20 +152,55 @@ def told(why: Exception) -> bytes:
     return words.replace("\0", "").encode(errors="replace")
 
 
-_WORDS = {
-    "weft_comm_set_mask": "set_mask",
-    "weft_comm_abort": "abort",
-    "weft_comm_shrink": "shrink",
-    "weft_work_wait": "wait",
-    "weft_timeout_set": "weft.timeout",
-    "deadline_ms": "deadline=",
-}
-"""What the library's messages call by C's names."""
+class Words:
+    """What an interface calls by another one's names: pairs of a pattern and what stands in its place, in order."""
 
-_C = re.compile("|".join(_WORDS))
+    def __init__(self, *pairs: tuple[str, str]) -> None:
+        self._pairs = [(re.compile(pattern), instead) for pattern, instead in pairs]
+
+    def of(self, text: str) -> str:
+        """A text in the interface's words."""
+        for pattern, instead in self._pairs:
+            text = pattern.sub(instead, text)
+        return text
+
+    def say(self, error: Exception) -> None:
+        """Puts an error of the library's or of an operand's into the interface's words."""
+        if isinstance(error, WeftError) and error.args:
+            error.args = (self.of(str(error)), *error.args[1:])
+
+
+_OURS = Words(
+    ("weft_comm_set_mask", "set_mask"),
+    ("weft_comm_abort", "abort"),
+    ("weft_comm_shrink", "shrink"),
+    ("weft_work_wait", "wait"),
+    ("weft_timeout_set", "weft.timeout"),
+    ("deadline_ms", "deadline="),
+    (r"\bweft_routing is another weft_ep's", "routing is another handle's"),
+    (r"\bweft_received is another weft_ep's", "received batch is another handle's"),
+    # An operand that a rank could not pass: its own words say more. Other operations are refused by a prepare.
+    (r"\bprepare: topk is none \((.*)\), want [^()]*$", r"\1"),
+    (r"\b[a-z][a-z ]* (?:is|are) none \((\w+: .*)\), want [^()]*$", r"\1"),
+    (r"\b([a-z][a-z ]*) (?:is|are) none \((.*)\), want [^()]*$", r"\1: \2"),
+    (r"\bprepare dispatch\b", "dispatch"),
+    (r"\b(dispatch|combine) backward\b", r"\1_backward"),
+    (r"\bcopy received(?=: )", "copy_to"),
+    (r"\bcount routing(?=: )", "count"),
+    (r"\bcount waits(?=: )", "count_waits"),
+    (r"(?<!a )\bnew handle(?=: )", "Handle"),
+    (r"(?<!a )\bnew group(?=: )", "Group"),
+    (r"(?<!a )\bnew executor(?=: )", "Executor"),
+    (r"(?<!a )\bnew counter(?=: )", "TokenCounter"),
+    (r"\b(?:alloc|register) window(?=: )", "Window"),
+    (r"\bset mask(?=: )", "set_mask"),
+    (r"\bfp(16|32|64)(?= ?\[)", r"float\1"),
+    (r"\bbf16(?= ?\[)", "bfloat16"),
+    (r"\b(e4m3|e5m2)(?= ?\[)", r"float8_\1"),
+)
+"""Python's names for what the library's messages call by those of C and Go."""
 
 
 def of_status(status: int, message: str, rank: int) -> WeftError:
     """The exception of a status, with the library's words."""
-    message = _C.sub(lambda found: _WORDS[found[0]], message)
-    return _CLASSES.get(status, InternalError)(message, None if rank < 0 else rank)
+    return _CLASSES.get(status, InternalError)(_OURS.of(message), None if rank < 0 else rank)

@@ -93,6 +93,7 @@ class Resource:
 
     _kind = "object"
     _RELEASE = ""  # the library's function that destroys it
+    _face: errors.Words | None = None  # of the interface that it serves, if that is another one
 
     def __init__(self, lib: Library, handle: int, parent: Resource | None = None) -> None:
         self._lib = lib
@@ -185,7 +186,10 @@ class Resource:
         """The last failure of this thread, after a call that returned so."""
         if status == Status.ERROR_HANDLE and self.closed:
             return errors.ClosedError(f"this {self._kind} was closed")
-        return self._lib.failure(status)
+        failure = self._lib.failure(status)
+        if self._face is not None:
+            self._face.say(failure)
+        return failure
 
 
 class Made(Resource):

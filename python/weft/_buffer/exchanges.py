@@ -3,10 +3,11 @@ results' memory."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ import weft
 from weft import compiled, ep, memory
 from weft.dtypes import DType
 from weft.ep.routing import Columns, in_columns
+from weft.errors import Words
 
-from .errors import ContractError
+from .errors import ContractError, words
 from .events import CommStream, capturing
 from .hosts import Hosts
 from .mask import Mask
@@ -48,8 +50,15 @@ class Exchanges:
     have exactly the received rows reads their number, once.
     """
 
-    def __init__(self, comm: weft.Communicator, describes_again: bool = False) -> None:
-        """``describes_again``: whether results of dispatches by a known routing are described, too."""
+    def __init__(
+        self,
+        comm: weft.Communicator,
+        describes_again: bool = False,
+        max_tokens: str = "num_max_dispatch_tokens_per_rank",
+    ) -> None:
+        """``describes_again``: whether results of dispatches by a known routing are described, too. ``max_tokens``: the
+        buffer's name for the most tokens of a rank."""
+        self._words = words(max_tokens)
         self._describes_again = describes_again
         self.comm, self.ranks, self.rank = comm, comm.ranks, comm.rank
         self.hosts = Hosts(comm.hosts, comm.rank)
@@ -84,8 +93,20 @@ class Exchanges:
             if self.on_gpu:
                 spec["counts"] = ep.Counts.device
                 spec["serial_group"] = _SERIAL_GROUPS + self._serial_group
-            found = self._handles[key] = ep.Handle(self.comm, **spec)
+            with self._saying():
+                found = ep.Handle(self.comm, **spec)
+            found._face = self._words
+            self._handles[key] = found
         return found
+
+    @contextlib.contextmanager
+    def _saying(self) -> Iterator[None]:
+        """Has errors say what is wrong in the words of the buffer."""
+        try:
+            yield
+        except weft.WeftError as e:
+            self._words.say(e)
+            raise
 
     @functools.cached_property
     def _sharing(self) -> int:
@@ -144,7 +165,9 @@ class Exchanges:
         if self.on_gpu:
             counter = self._counters.get(experts)
             if counter is None:
-                counter = self._counters[experts] = ep.TokenCounter(self.comm, experts=experts)
+                with self._saying():
+                    counter = self._counters[experts] = ep.TokenCounter(self.comm, experts=experts)
+                counter._face = self._words
             if topk.dim() != 2:
                 raise ContractError(f"topk_idx of shape {tuple(topk.shape)}, want [tokens, topk]")
             made, device = torch.empty, topk.device
@@ -157,8 +180,9 @@ class Exchanges:
             self._lay_out(experts, counter._handle, counter)
             in_rank = within.view(torch.bool)
             return ranks, self.hosts.tokens(in_rank), selections, in_rank
-        counted = ep.count(topk, experts=experts, ranks=self.ranks)
-        self._lay_out(experts, 0, self.comm)
+        with self._saying():
+            counted = ep.count(topk, experts=experts, ranks=self.ranks)
+        self._lay_out(experts, 0, _Counting(self.comm, self._words))
         in_rank = counted.token_in_rank.view(torch.bool)
         return counted.rank_tokens, self.hosts.tokens(in_rank), counted.expert_selections, in_rank
 
@@ -362,7 +386,9 @@ class Exchanges:
                 "sms": _FEW_SMS * self._sharing,
                 "serial_group": _SERIAL_GROUPS + self._serial_group,
             }
-            self._group = weft.Group(self.comm, **(on_gpu if self.on_gpu else {}))
+            with self._saying():
+                self._group = weft.Group(self.comm, **(on_gpu if self.on_gpu else {}))
+            self._group._face = self._words
         return self._group
 
     def all_gather(self, mine: torch.Tensor) -> torch.Tensor:
@@ -372,6 +398,18 @@ class Exchanges:
     def barrier(self) -> None:
         """Returns, or on a GPU lets the stream go on, when every rank has come. Collective."""
         self.group.barrier()
+
+
+class _Counting:
+    """What raises the errors of counting on the host."""
+
+    def __init__(self, comm: weft.Communicator, words: Words) -> None:
+        self._comm, self._words = comm, words
+
+    def _check(self, status: int) -> None:
+        failure = self._comm._failure(status)
+        self._words.say(failure)
+        raise failure
 
 
 def _pinned(shape: Sequence[int], pinned: bool = True) -> torch.Tensor:

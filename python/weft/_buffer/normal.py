@@ -186,6 +186,8 @@ class Normal:
         counts, the handle. ``said``: what ranks have said already. Collective."""
         self._agree()
         exchanges, selected, experts = self._exchanges, topk is not None, expert_tokens.shape[0]
+        if topk is not None and (len(topk.shape) != _MATRIX or topk.shape[0] != x.shape[0]):
+            raise ContractError(f"topk_idx: shape {tuple(topk.shape)}, want [{x.shape[0]}, top-k]")
         if topk is None:
             # Ranks are all that is known: each is an expert.
             experts, topk = (
@@ -359,8 +361,7 @@ class Normal:
         for rank, theirs in enumerate(heads):
             if theirs[1:_HEAD] != same and rank not in self._exchanges.comm._left_out:
                 raise weft.MismatchError(
-                    f"dispatch: rank {rank} has hidden, experts, top-k, type and channels {theirs[1:_HEAD]}, "
-                    f"this one {same}",
+                    f"dispatch: ranks disagree on {_differing(rank, theirs[1:_HEAD], self._exchanges.rank, same)}",
                     rank,
                 )
             if not worst:
@@ -437,6 +438,8 @@ class Normal:
             raise ContractError(
                 f"topk_weights: shape {tuple(weights.shape)}, want [rows, topk] of the {received} rows that have come"
             )
+        if weights.dtype != torch.float32:
+            raise ContractError(f"topk_weights: type {weights.dtype}, want torch.float32")
         columns = weights.shape[1]
         numbers = (
             torch.nn.functional.pad(weights[:received], (0, -columns % _WORDS))
@@ -490,6 +493,22 @@ class Normal:
             raise ContractError(f"x: type {x.dtype}, want one of {', '.join(map(str, _PAYLOADS))}")
         if shape[1] * x.itemsize % 16:
             raise ContractError(f"x: a row has {x.shape[1] * x.itemsize} bytes, want a multiple of 16")
+
+
+_SAME = "the hidden size of x", "num_experts", "top-k", "the type of x", "the channels of config or num_sms"
+
+
+def _differing(rank: int, theirs: list[int], own: int, ours: list[int]) -> str:
+    """What two ranks say differently in their announcements."""
+    types = [str(dtype) for dtype in _TYPES]
+
+    def said(i: int, number: int) -> object:
+        return types[number] if _SAME[i] == "the type of x" and 0 <= number < len(types) else number
+
+    pairs = enumerate(zip(theirs, ours, strict=True))
+    return "; ".join(
+        f"{_SAME[i]}: {said(i, a)} on rank {rank}, {said(i, b)} on rank {own}" for i, (a, b) in pairs if a != b
+    )
 
 
 def _rounded(tokens: int) -> int:
