@@ -16,16 +16,43 @@ type Search struct {
 	Path  []string // folders of PATH
 }
 
-// FromEnvironment is a Search by the variables of this process.
+// FromEnvironment is a Search by the program and the variables of this process.
 func FromEnvironment() Search {
 	s := Search{Root: "/", Path: filepath.SplitList(os.Getenv("PATH"))}
 	s.Home, _ = os.UserHomeDir() // without one there is nothing to look for there
+	s.Named = own()
 	for _, name := range []string{"VIRTUAL_ENV", "CONDA_PREFIX"} {
 		if prefix := os.Getenv(name); prefix != "" {
 			s.Named = append(s.Named, prefix)
 		}
 	}
 	return s
+}
+
+// own is the environment that this program is installed in, if that is one of its own: a program that is started by its
+// path says so by nothing else. Of an interpreter only the name that it was started by leads there.
+func own() (prefixes []string) {
+	program, err := os.Executable()
+	if err != nil {
+		program = ""
+	}
+	for _, program := range []string{argument0(), program} {
+		prefix := filepath.Dir(filepath.Dir(program))
+		for _, mark := range []string{"pyvenv.cfg", "conda-meta"} {
+			if _, err := os.Stat(filepath.Join(prefix, mark)); err == nil && filepath.IsAbs(program) {
+				prefixes = append(prefixes, prefix)
+			}
+		}
+	}
+	return prefixes
+}
+
+// argument0 is the name that the process was started by. A library may not know.
+func argument0() string {
+	if len(os.Args) == 0 {
+		return ""
+	}
+	return os.Args[0]
 }
 
 // Prefixes are the environments, each once, in the order of preference. They need not exist.

@@ -1,8 +1,11 @@
 package pythons_test
 
 import (
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -38,5 +41,42 @@ func TestPrefixes(t *testing.T) {
 	want := []string{in("named"), in("venv"), in("usr"), in("home/.local"), in("usr/local")}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// TestOwn: a program in an environment finds that first, started by its path or by a link there.
+func TestOwn(t *testing.T) {
+	if os.Getenv("WEFT_TEST_PREFIXES") != "" {
+		fmt.Println("first:", pythons.FromEnvironment().Prefixes()[0])
+		return
+	}
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	venv := filepath.Join(t.TempDir(), "venv")
+	if err := os.MkdirAll(filepath.Join(venv, "bin"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(venv, "bin", "program")
+	if err := os.Symlink(program, link); err != nil {
+		t.Fatal(err)
+	}
+	for _, marked := range []bool{false, true} {
+		if marked {
+			if err := os.WriteFile(filepath.Join(venv, "pyvenv.cfg"), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		run := exec.CommandContext(t.Context(), link, "-test.run=^TestOwn$")
+		run.Env = append(os.Environ(), "WEFT_TEST_PREFIXES=1", "VIRTUAL_ENV=/elsewhere")
+		out, err := run.CombinedOutput()
+		want := "/elsewhere"
+		if marked {
+			want = venv
+		}
+		if err != nil || !strings.Contains(string(out), "first: "+want+"\n") {
+			t.Errorf("marked %v: %v\n%s\nwant %s", marked, err, out, want)
+		}
 	}
 }

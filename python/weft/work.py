@@ -165,7 +165,7 @@ class Work:
             while True:
                 try:
                     return self.wait(timeout=_LOOK)
-                except DeadlineError:
+                except DeadlineError:  # noqa: PERF203
                     if self._begun is None or left.is_set():
                         raise
 
