@@ -20,7 +20,7 @@ type Search struct {
 func FromEnvironment() Search {
 	s := Search{Root: "/", Path: filepath.SplitList(os.Getenv("PATH"))}
 	s.Home, _ = os.UserHomeDir() // without one there is nothing to look for there
-	s.Named = own()
+	s.Named = Own()
 	for _, name := range []string{"VIRTUAL_ENV", "CONDA_PREFIX"} {
 		if prefix := os.Getenv(name); prefix != "" {
 			s.Named = append(s.Named, prefix)
@@ -29,9 +29,9 @@ func FromEnvironment() Search {
 	return s
 }
 
-// own is the environment that this program is installed in, if that is one of its own: a program that is started by its
+// Own is the environment that this program is installed in, if that is one of its own: a program that is started by its
 // path says so by nothing else. Of an interpreter only the name that it was started by leads there.
-func own() (prefixes []string) {
+func Own() (prefixes []string) {
 	program, err := os.Executable()
 	if err != nil {
 		program = ""

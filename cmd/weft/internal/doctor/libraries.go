@@ -100,8 +100,8 @@ func linkerDirs(root fs.FS, file string, depth int) []string {
 	return dirs
 }
 
-// sitePackages lists the folders in which Python packages lie: of the active
-// environment, of the interpreter in PATH, of the user, and of the system.
+// sitePackages lists the folders in which Python packages lie: of the command's own environment, of the active
+// one, of the interpreter in PATH, of the user, and of the system.
 func sitePackages(s Sources) []string {
 	var patterns []string
 	prefix := func(dir string) {
@@ -109,6 +109,9 @@ func sitePackages(s Sources) []string {
 			patterns = append(patterns, dir+"/lib/python3*/site-packages", dir+"/lib64/python3*/site-packages",
 				dir+"/lib/python3*/dist-packages")
 		}
+	}
+	for _, dir := range s.Own {
+		prefix(dir)
 	}
 	prefix(s.Getenv("VIRTUAL_ENV"))
 	prefix(s.Getenv("CONDA_PREFIX"))

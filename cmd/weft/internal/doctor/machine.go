@@ -84,6 +84,8 @@ type Sources struct {
 	CUDA     func() CUDA
 	Compiler func() Compiler
 	Caches   func() []Cache
+	// Own are the environments of Python that the command itself is installed in.
+	Own []string
 	// Python is the interpreter whose site-packages are searched; empty is none.
 	Python string
 }
