@@ -14,6 +14,7 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/clib/internal/handle"
+	"github.com/weftgo/weft/internal/refusal"
 	"github.com/weftgo/weft/plan"
 	"github.com/weftgo/weft/plan/executor"
 )
@@ -49,6 +50,7 @@ func goweft_executor_create(id C.uint64_t, unverified C.int, out *C.weft_executo
 
 //export goweft_executor_load
 func goweft_executor_load(id C.uint64_t, text *C.char, number *C.int64_t, ms C.int64_t) C.int {
+	why := refused()
 	return run(planRunners, id, func(x *planRunner) error {
 		if text == nil || number == nil {
 			return invalidf("a plan's text, or where its number is to be written, is NULL")
@@ -59,10 +61,10 @@ func goweft_executor_load(id C.uint64_t, text *C.char, number *C.int64_t, ms C.i
 			f = &plan.File{Name: "none"}
 		}
 		return limited(ms, func(ctx context.Context) error {
-			return patiently(ctx, func(ctx context.Context, _ func(func())) error {
+			return patiently(refusal.With(ctx, why), func(ctx context.Context, _ func(func())) error {
 				p, refused := x.executor.Load(ctx, f)
 				switch {
-				case err != nil:
+				case err != nil && why == nil:
 					return fmt.Errorf("%w: %w", weft.ErrInvalid, err)
 				case refused != nil:
 					return refused

@@ -262,6 +262,11 @@ def test_repeated_all_gather(threads):
             gather(other)
             assert (other == everyone).all()
             assert other.any()
+            with pytest.raises(weft.InvalidError, match="no array"):
+                gather([1] if c.rank else other)
+            gather(other)
+            with pytest.raises(weft.InvalidError, match="no array"):
+                g.repeated_all_gather([1] if c.rank else mine, everyone)()
         with pytest.raises(weft.ClosedError):
             gather()
 

@@ -108,12 +108,18 @@ def test_refusals(threads):
             executor.load("{")
         with pytest.raises(weft.MismatchError):
             executor.load(text if comm.rank else text.replace('"allgather"', '"custom"', 1))
+        with pytest.raises(weft.InvalidError, match="a plan of type int, want its text"):
+            executor.load(5 if comm.rank else text)
         loaded = executor.load(text)
         assert loaded._number == executor.load(text)._number
         memory = numpy.zeros(64, numpy.int32)
         half = slice(32 * comm.rank, 32 * comm.rank + 32)
         with pytest.raises(weft.WeftError, match=r"takes a multiple of 16|rank 0"):
             loaded.execute(memory[:5] if comm.rank == 0 else memory[half], memory)
+        for wrong in ({"array": [1, 2]}, {"out": "x"}, {"stream": "s"}):
+            operands = {"array": memory[half], "out": memory, **(wrong if comm.rank else {})}
+            with pytest.raises(weft.WeftError, match=r"no array|no stream"):
+                loaded.execute(**operands)
         memory[half] = comm.rank + 1
         loaded.execute(memory[half], memory)
         assert (memory == [1] * 32 + [2] * 32).all()

@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypedDict
 
 from . import _abi, dlpack, memory, streams
 from ._abi import Collective, Op
@@ -279,15 +279,28 @@ class Group(FusedCollectives, Made):
         device = self._comm._device
         to, source = Slot("out", device, written=True), Slot("array", device)
         to.folds = source.folds = to.pinned = True
-        given, into = source.fill(array), to.fill(out)
         call, handle = self._lib.all_gather, self._handle
+
+        def refuse(why: Exception) -> NoReturn:  # the others hear of it, in place of the next all-gather
+            slot = Slot("array", device)
+            absent = slot.absent(why)
+            call(handle, streams.address(None, device), absent, absent)
+            raise why
+
+        try:
+            given, into = source.fill(array), to.fill(out)
+        except Exception as e:
+            refuse(e)
         kept = to, source, array, out
 
         def again(other: Any = None) -> None:
             if self._closed:
                 self._open()
             if other is not None:
-                to.fill(other)
+                try:
+                    to.fill(other)
+                except Exception as e:
+                    refuse(e)
             if status := call(handle, streams.address(None, device), into, given):
                 raise self._failure(status)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 from . import streams
 from ._library import library
 from .communicator import Communicator
+from .errors import InvalidError, WeftError
 from .operands import Slot
 from .resources import Made
 from .streams import StreamLike
@@ -64,7 +66,11 @@ class Executor(Made):
         """Makes the plan of a text ready to run: verifies it, and compares it among the ranks. One that is wrong, or
         differs, is refused on every rank."""
         self._open()
-        text, number = plan.encode() if isinstance(plan, str) else plan, ctypes.c_int64()
+        number = ctypes.c_int64()
+        text = plan.encode() if isinstance(plan, str) else plan
+        if not isinstance(text, bytes):
+            why = InvalidError(f"a plan of type {type(plan).__name__}, want its text, as str or bytes")
+            self._refuse(why, "executor_load", b"{}")
         self._check(self._lib.executor_load(self._handle, text, ctypes.byref(number)))
         return Plan(self, number.value)
 
@@ -88,7 +94,15 @@ class Plan:
         They have the plan's chunks, all of as many bytes, a multiple of its alignment, and are in place if the plan
         was written for that. On the host it returns when the result is complete, on GPUs it enqueues on ``stream``.
         """
-        self._run(self._out.fill(out), self._in.fill(array), streams.address(stream, self._executor._comm._device))
+        device = self._executor._comm._device
+        try:
+            operands = self._out.fill(out), self._in.fill(array), streams.address(stream, device)
+        except Exception as e:  # the others hear of it, and do not wait
+            absent = self._in.absent(e)
+            with contextlib.suppress(WeftError):
+                self._run(absent, absent, streams.address(None, device))
+            raise
+        self._run(*operands)
         return out
 
     def _run(self, out: int, source: int, stream: int) -> None:
