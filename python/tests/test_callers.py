@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import inspect
 import weakref
+from pathlib import Path
 
 import pytest
 
@@ -556,9 +557,17 @@ def test_files_of_another_package(tmp_path, monkeypatch):
     (tmp_path / "_C.py").touch()
     monkeypatch.setattr(_files, "__file__", str(tmp_path / "_files.py"))
     _files.refuse_mixture()
-    (tmp_path / "_C.abi3.so").touch()
-    with pytest.raises(ImportError, match=r"_C.abi3.so is of another package.*sgl-deep-ep.*PYTHONPATH"):
-        _files.refuse_mixture()
+    folder = Path(deep_ep.__file__).parent
+    assert {file.stem for file in folder.glob("*.py")} == _files.OURS
+    beside = tmp_path / "deep_ep"
+    beside.mkdir()
+    monkeypatch.setattr(_files, "__file__", str(beside / "_files.py"))
+    for foreign in (beside / "_C.abi3.so", beside / "sgl_only.py", tmp_path / "deep_ep_cpp.abi3.so"):
+        foreign.touch()
+        with pytest.raises(ImportError, match=rf"{foreign.name} is of another package.*sgl-deep-ep.*PYTHONPATH"):
+            _files.refuse_mixture()
+        foreign.unlink()
+    _files.refuse_mixture()
 
 
 def test_the_first_in_the_path_wins(script, tmp_path):

@@ -21,6 +21,8 @@ def words(max_tokens: str) -> Words:
         (r"^(?:Handle|Group|TokenCounter): ", ""),
         (r"\bcount: ", "get_dispatch_layout: "),
         (r"^all-gather: ", "dispatch: "),
+        (r"\bset_mask goes on\b", "a mask of the buffer's or the communicator's goes on"),
+        (r", which deadline= sets\b", ", which deadline= of the communicator sets, in from_communicator"),
         # Arguments of handles, and those that they follow from.
         (r"\btopk (?=is -?\d+:)", "top-k "),
         (r"\bexperts(?= is |: )", "num_experts"),
