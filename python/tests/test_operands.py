@@ -304,7 +304,7 @@ def test_what_one_rank_is_refused_all_are(threads):
             ("algorithm: 3, want the name", lambda bad: g.all_reduce(x, algorithm=3 if bad else None)),
             ("extras: a list, want arrays by", lambda bad: g.all_reduce(x, extras=[1] if bad else None)),
             (
-                "all-reduce: all-gather/eager is an algorithm of all-gather",
+                "all-gather/eager is an algorithm of all-gather",
                 lambda bad: g.all_reduce(x, algorithm="all-gather/eager" if bad else None),
             ),
             ("root None of 2", lambda bad: g.broadcast(x, None if bad else 0)),
