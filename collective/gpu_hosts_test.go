@@ -260,6 +260,44 @@ func TestGraphsOfHosts(t *testing.T) {
 		})
 }
 
+// TestGraphsWithinHosts captures an all-reduce of which each host's kernels do a part, and replays it. A capture cannot
+// load those kernels.
+func TestGraphsWithinHosts(t *testing.T) {
+	for _, loaded := range []bool{false, true} {
+		o := Options{Staging: spanStaging, SMs: 1}
+		if loaded {
+			o.DTypes = []weft.DType{weft.Int32}
+		}
+		onSpan(t, "aabb", twin(t, fabrictest.TCP(), 3).Open, 30*time.Second, o, func(ctx context.Context, r *gpuRank) error {
+			const n = 12_345
+			x, y := r.tensorOf(0, weft.Int32, n), r.tensorOf(1<<20, weft.Int32, n)
+			err := r.capture(func(s *weft.Stream) error { return r.AllReduce(ctx, s, y, x, weft.Sum) },
+				func(s *cuda.Stream, g *cuda.GraphExec) error {
+					for replay := range 3 {
+						raw := make([]byte, 4*n)
+						for i := range n {
+							raw[4*i] = byte(i%17 + r.comm.Rank() + replay)
+						}
+						if err := errors.Join(r.write(r.base(), raw), g.Launch(s), r.comm.Wait(ctx, weft.StreamOf(s)),
+							r.read(raw, r.base().Add(1<<20))); err != nil {
+							return err
+						}
+						for i := range n {
+							if want := 4*(i%17+replay) + 6; int(raw[4*i]) != want {
+								return fmt.Errorf("replay %d: element %d is %d, want %d", replay, i, raw[4*i], want)
+							}
+						}
+					}
+					return nil
+				})
+			if !loaded && !errors.Is(err, weft.ErrUnsupported) || loaded && err != nil {
+				return fmt.Errorf("loaded %t: %w", loaded, err)
+			}
+			return r.check(ctx, gpuCase{kind: AllReduce, dtype: weft.Int32, count: 12_345})
+		})
+	}
+}
+
 // TestRefusalsOfGPUsOfHosts: what is wrong with a rank's arguments is refused with nothing enqueued, and what groups
 // between hosts have not, alike on all ranks.
 func TestRefusalsOfGPUsOfHosts(t *testing.T) {
@@ -355,39 +393,48 @@ func TestGPUsOfHostsCut(t *testing.T) {
 	network := twin(t, fabrictest.TCP(), 5)
 	onSpan(t, "aabb", network.Open, 3*time.Second, Options{Staging: spanStaging, SMs: 1},
 		func(ctx context.Context, r *gpuRank) error {
-			c := gpuCase{kind: AllReduce, dtype: weft.Int32, count: 3000}
-			if err := r.check(ctx, c); err != nil {
-				return err
-			}
-			if err := r.host.Barrier(ctx, nil); err != nil { // none is in the call before
-				return err
-			}
-			if r.comm.Rank() == 0 {
-				network.Cut(1, 3)
-			}
-			if err := r.host.Barrier(ctx, nil); err != nil {
-				return err
-			}
-			x := r.tensorOf(0, weft.Int32, 3000)
-			err := r.AllReduce(ctx, nil, x, x, weft.Sum)
-			if p, ok := errors.AsType[*weft.PeerError](err); !ok || !errors.Is(err, weft.ErrTimeout) || p.Rank >= 0 &&
-				p.Rank != 1 && p.Rank != 3 {
-				return fmt.Errorf("rank %d: %w", r.comm.Rank(), err)
-			}
-			if err := r.host.Barrier(ctx, nil); err != nil {
-				return err
-			}
-			network.Heal(1, 3)
-			if err := r.comm.SetMask(ctx); err != nil {
-				return err
-			}
-			for i := range 5 {
-				if err := r.check(ctx, c); err != nil {
-					return fmt.Errorf("call %d after the cut: %w", i, err)
+			for _, n := range []int{3000, 9000} { // by the host engine alone, and with kernels of each host
+				if err := cutOnce(ctx, r, network, n); err != nil {
+					return fmt.Errorf("%d elements: %w", n, err)
 				}
 			}
 			return nil
 		})
+}
+
+func cutOnce(ctx context.Context, r *gpuRank, network *fabrictest.Network, n int) error {
+	c := gpuCase{kind: AllReduce, dtype: weft.Int32, count: n}
+	if err := r.check(ctx, c); err != nil {
+		return err
+	}
+	if err := r.host.Barrier(ctx, nil); err != nil { // none is in the call before
+		return err
+	}
+	if r.comm.Rank() == 0 {
+		network.Cut(1, 3)
+	}
+	if err := r.host.Barrier(ctx, nil); err != nil {
+		return err
+	}
+	x := r.tensorOf(0, weft.Int32, n)
+	err := r.AllReduce(ctx, nil, x, x, weft.Sum)
+	if p, ok := errors.AsType[*weft.PeerError](err); !ok || !errors.Is(err, weft.ErrTimeout) || p.Rank >= 0 &&
+		p.Rank != 1 && p.Rank != 3 {
+		return fmt.Errorf("rank %d: %w", r.comm.Rank(), err)
+	}
+	if err := r.host.Barrier(ctx, nil); err != nil {
+		return err
+	}
+	network.Heal(1, 3)
+	if err := r.comm.SetMask(ctx); err != nil {
+		return err
+	}
+	for i := range 5 {
+		if err := r.check(ctx, c); err != nil {
+			return fmt.Errorf("call %d after the cut: %w", i, err)
+		}
+	}
+	return nil
 }
 
 // TestStartedOnGPUsOfHosts starts calls, and waits for them by their Work.

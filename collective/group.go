@@ -56,7 +56,7 @@ type Options struct {
 	SerialGroup int
 
 	// DTypes are element types whose reductions a group on GPUs loads kernels for when it is made, and
-	// not when the first of them is called. A captured call cannot load any. Between hosts none are needed.
+	// not when the first of them is called. A captured call cannot load any.
 	DTypes []weft.DType
 
 	// Force names algorithms that are used wherever they support the request, in this order,
@@ -232,7 +232,7 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 	case betweenGPUs(comm):
 		g.engine, err = proxied.New(ctx, comm, proxied.Options{
 			Staging: opts.Staging, Scratch: opts.Scratch, SMs: opts.SMs, SerialGroup: opts.SerialGroup, Force: opts.Force,
-			Model: table.Model(), Check: check,
+			Model: table.Model(), Check: check, DTypes: opts.DTypes,
 		})
 	case comm.Device() != nil:
 		g.engine, err = gpu.New(ctx, comm, gpu.Options{

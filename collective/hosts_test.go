@@ -16,7 +16,9 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/collective/internal/host"
 	"github.com/weftgo/weft/collective/spec"
+	enginehost "github.com/weftgo/weft/engine/host"
 	"github.com/weftgo/weft/fabric"
 	"github.com/weftgo/weft/fabric/fabrictest"
 	"github.com/weftgo/weft/internal/ranktest"
@@ -467,6 +469,80 @@ func TestHostsReset(t *testing.T) {
 				}
 				return err
 			})
+		})
+	}
+}
+
+// TestAcrossHosts folds the partials of hosts, of chunks of different lengths: ranks of the same number on all hosts get
+// their fold in the order of the hosts, and others nothing.
+func TestAcrossHosts(t *testing.T) {
+	for i, names := range []string{"aabb", "aabbcc", "aab", "abcd"} {
+		class := fabrictest.Classes()[i%len(fabrictest.Classes())]
+		t.Run(names+" on "+class.Name, func(t *testing.T) {
+			j, hosts := newSpan(t, names, twin(t, class, uint64(time.Now().UnixNano())).Open)
+			groups, ranks := j.group(t, Options{Scratch: smallScratch}), len(names)
+			number := make([]int, ranks) // of a rank on its host
+			least, seen := ranks, map[int]int{}
+			for r, h := range hosts {
+				number[r] = seen[h]
+				seen[h]++
+			}
+			for _, n := range seen {
+				least = min(least, n)
+			}
+			content := func(r, n int) []byte {
+				b := make([]byte, n)
+				random := rand.New(rand.NewPCG(uint64(r), uint64(n)))
+				for k := range b {
+					b[k] = byte(random.Uint32())
+				}
+				return b
+			}
+			for _, d := range []weft.DType{weft.BFloat16, weft.Float8E5M2} {
+				for _, op := range []weft.Op{weft.Sum, weft.Max} {
+					for _, most := range []int{64, 1000 * d.Size(), 10_000 * d.Size()} {
+						length := func(r int) int { // the last chunk is shorter
+							switch {
+							case number[r] >= least:
+								return 0
+							case number[r] == least-1 && least > 1:
+								return most / 3 &^ 7
+							}
+							return most
+						}
+						outs := make([][]byte, ranks)
+						j.must(t, func(ctx context.Context, r int) error {
+							e, n := groups[r].engine.(*host.Engine), length(r)
+							outs[r] = make([]byte, n)
+							c := spec.Call{
+								Collective: AllReduce, Op: op, In: weft.TensorAt(content(r, n), d, n/d.Size()),
+								Out: weft.TensorAt(outs[r], d, n/d.Size()),
+							}
+							if err := errors.Join(c.Check(r, ranks), e.Begin("all-reduce")); err != nil {
+								return err
+							}
+							c.Whole = 1
+							return e.Across(ctx, &c, most)
+						})
+						for r := range ranks {
+							var rows [][]byte
+							for p := range ranks {
+								if number[p] == number[r] {
+									rows = append(rows, content(p, length(p)))
+								}
+							}
+							want := make([]byte, length(r))
+							if len(want) > 0 {
+								enginehost.Fold(op, d, want, rows...)
+							}
+							if !bytes.Equal(outs[r], want) {
+								t.Fatalf("%v of %v, %d bytes at most: rank %d has other bits", op, d, most, r)
+							}
+						}
+					}
+				}
+			}
+			j.must(t, func(ctx context.Context, r int) error { return groups[r].Barrier(ctx, nil) })
 		})
 	}
 }

@@ -28,6 +28,9 @@ type Options struct {
 	Own []spec.Algorithm
 	// Loopback makes the only rank of a communicator one of so many: see loopback.go. 0: it is not.
 	Loopback int
+	// Within: on a communicator of several hosts the engine's calls are of the ranks of each host alone. Others are as
+	// masked: they bring nothing, and their parts stay as they are. Kernels of the library alone run so.
+	Within bool
 }
 
 // Engine runs the collectives of a communicator whose ranks are on GPUs. A call is Enter, Prepare
@@ -43,6 +46,7 @@ type Engine struct {
 	dependent bool // launches may begin while the one before ends
 	bulk      bool // this GPU has bulk copies
 	check     bool
+	within    bool
 
 	algorithms []*algorithm
 	choice     *choice.Chooser
@@ -126,6 +130,7 @@ func New(ctx context.Context, comm *weft.Comm, o Options) (*Engine, error) {
 	e := &Engine{
 		comm: comm, ranks: max(comm.Size(), o.Loopback), loop: loopback{ranks: o.Loopback},
 		algorithms: algorithms[:len(algorithms):len(algorithms)], check: o.Check, sms: o.SMs,
+		within: o.Within,
 	}
 	err := e.open(ctx, o)
 	for i := range o.Own {
@@ -188,7 +193,7 @@ func (e *Engine) open(ctx context.Context, o Options) (err error) {
 	e.loop.layOut(window, &e.args)
 	e.layOutMessages(o.Staging, window, local)
 	e.lane, err = enginegpu.NewLane(ctx, e.comm, enginegpu.LaneSpec{
-		Op: opNew, Owner: "group", Words: laneWords, Window: window, Local: local,
+		Op: opNew, Owner: "group", Words: laneWords, Window: window, Local: local, Within: o.Within,
 		Moved: func(l *enginegpu.Lane) {
 			e.lane, e.group = l, l.Group(0)
 			e.args.state, e.args.own = uint64(l.Local(0)), e.group.Window[e.comm.Rank()]
@@ -201,6 +206,9 @@ func (e *Engine) open(ctx context.Context, o Options) (err error) {
 	}
 	return e.loop.fill(e)
 }
+
+// Room is what the engine's kernels have taken of the GPU.
+func (e *Engine) Room() *enginegpu.Room { return e.room }
 
 func (e *Engine) target() target { return targetOf(e.comm.Device().Arch(), e.ranks) }
 
@@ -395,7 +403,18 @@ func width(vectors, blocks, most int) int {
 }
 
 // live is how many ranks take part.
-func (e *Engine) live() int { return e.ranks - e.comm.Mask().Len() }
+func (e *Engine) live() int {
+	if !e.within {
+		return e.ranks - e.comm.Mask().Len()
+	}
+	n := 0
+	for r := range e.ranks {
+		if e.comm.Host(r) == e.comm.Host(e.comm.Rank()) && !e.comm.Masked(r) {
+			n++
+		}
+	}
+	return n
+}
 
 // The numbers of operations in records.
 const (

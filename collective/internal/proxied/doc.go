@@ -11,19 +11,28 @@
 // and i-1 goes back, while the host engine works on i. Each piece is a call of the host engine that carries the whole
 // call's fingerprint, so calls that differ are found in the first one.
 //
+// An all-reduce that is hierarchical is made by the hosts' kernels where each host has two ranks or more:
+//
+//	stream   reduce-scatter of the host's ranks | hand-over | all-gather of the host's ranks
+//	proxy                                        chunk -> pinned | fold with the ranks of the same number | -> chunk
+//
+// The kernels are those of package gpu, for which ranks of other hosts are as masked. So of S bytes each of G ranks
+// moves S/G over PCIe, and the network carries what the host engine's form does.
+//
 // An all-to-all-v and messages are made whole, in pinned memory that grows to what they need: ranks do not know the
 // lengths of others, and so not how many pieces those would make.
 //
 // # Results
 //
 // They are the host engine's, bit by bit: hierarchical between hosts, and hierarchical-exact where a call names it. The
-// algorithm is chosen when the call is enqueued, by the host engine's rules, and named in every piece.
+// algorithm is chosen when the call is enqueued, by the host engine's rules, and named in every piece. Kernels that fold
+// within a host do so in rank order, in fp32, and round to the type: as the host engine folds partials.
 //
 // # Graphs
 //
 // Calls may be captured, at any time, and replayed: the kernel of the hand-over counts on the device. What a replay reads
 // is read then, device counts and scalars too. A captured call cannot make pinned memory: an all-to-all-v, or messages,
-// longer than any before are refused, and go once outside of a capture first.
+// longer than any before are refused, and go once outside of a capture first. It cannot load kernels of a type either.
 //
 // # Failures
 //
@@ -33,7 +42,6 @@
 //
 // # Cost
 //
-// All operands cross PCIe twice, also between GPUs of one host: the floor is max(2 x bytes / PCIe, the host engine's),
-// where ranks of one host have one processor's memory. Reductions that are first made by the kernels of package gpu,
-// on each host, would send each host's part alone.
+// Operands cross PCIe twice, but for what kernels have folded before: the floor is max(2 x bytes / PCIe, the host
+// engine's). All that moves and does not reduce crosses, also between GPUs of one host.
 package proxied

@@ -10,6 +10,7 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/collective/internal/choice"
+	"github.com/weftgo/weft/collective/internal/gpu"
 	"github.com/weftgo/weft/collective/internal/host"
 	"github.com/weftgo/weft/collective/spec"
 	"github.com/weftgo/weft/cuda"
@@ -20,19 +21,21 @@ import (
 
 // Options configures an [Engine]. All ranks pass the same.
 type Options struct {
-	Staging     int         // bytes of pinned memory that operands go through
-	Scratch     int         // of the host engine's
-	SMs         int         // that copy
-	SerialGroup int         // as in [enginegpu.Want]
-	Force       []string    // algorithms that are used wherever they fit the request
-	Model       *spec.Model // what algorithms cost, on the host
-	Check       bool        // ranks compare their calls before they enqueue
+	Staging     int          // bytes of pinned memory that operands go through
+	Scratch     int          // of the host engine's
+	SMs         int          // that copy
+	SerialGroup int          // as in [enginegpu.Want]
+	Force       []string     // algorithms that are used wherever they fit the request
+	Model       *spec.Model  // what algorithms cost, on the host
+	Check       bool         // ranks compare their calls before they enqueue
+	DTypes      []weft.DType // whose reductions within a host are loaded from the beginning
 }
 
 // Engine runs the collectives of a communicator whose ranks are on GPUs of several hosts.
 type Engine struct {
 	comm  *weft.Comm
 	host  *host.Engine
+	near  *gpu.Engine // of each host's ranks; nil: some host has one alone
 	proxy *proxy.Proxy
 	check bool
 
@@ -79,10 +82,34 @@ func (e *Engine) open(ctx context.Context, o Options) (err error) {
 	if err := e.comm.Operations().VerifySame(ctx, opNew, "pinned memory", err); err != nil {
 		return err
 	}
+	beside := (*enginegpu.Room)(nil)
+	if e.least(func(int) bool { return true }) > 1 {
+		if e.near, err = gpu.New(ctx, e.comm, gpu.Options{
+			Staging: o.Staging, SMs: o.SMs, SerialGroup: o.SerialGroup, Model: o.Model, DTypes: o.DTypes, Within: true,
+		}); err != nil {
+			return err
+		}
+		beside = e.near.Room()
+	}
 	e.proxy, err = proxy.New(ctx, e.comm, proxy.Spec{
-		Op: opNew, Owner: "group", Words: words, SMs: o.SMs, SerialGroup: o.SerialGroup,
+		Op: opNew, Owner: "group", Words: words, SMs: o.SMs, SerialGroup: o.SerialGroup, Beside: beside,
 	})
 	return err
+}
+
+// least is how many ranks that count has the host that has the fewest of those that have any.
+func (e *Engine) least(counts func(rank int) bool) (n int) {
+	hosts := map[int]int{}
+	for r := range e.comm.Size() {
+		if counts(r) {
+			hosts[e.comm.Host(r)]++
+		}
+	}
+	n = e.comm.Size()
+	for _, ranks := range hosts {
+		n = min(n, ranks)
+	}
+	return n
 }
 
 // Close implements [spec.Engine].
@@ -92,7 +119,14 @@ func (e *Engine) Close() (released bool, err error) {
 			return false, err
 		}
 	}
-	errs := []error{err, e.wide.close()}
+	errs := []error{err}
+	if e.near != nil {
+		if released, err = e.near.Close(); !released {
+			return false, err
+		}
+		errs = append(errs, err)
+	}
+	errs = append(errs, e.wide.close())
 	if e.host != nil {
 		_, err := e.host.Close()
 		errs = append(errs, err)
@@ -168,6 +202,14 @@ func (e *Engine) start(ctx context.Context, s *weft.Stream, c *spec.Call, algori
 			return err
 		}
 	}
+	if algorithm == spec.AllReduce.String()+"/hierarchical" && e.near != nil && c.Bytes > 0 {
+		if ranks := e.least(func(r int) bool { return !e.comm.Masked(r) }); ranks > 1 {
+			if err := e.startAcross(ctx, stream, errand, ranks); err != nil {
+				return err
+			}
+			return e.proxy.Finish(ctx, s)
+		}
+	}
 	if err := e.proxy.Start(stream, numberOf(c), name, errand.run); err != nil {
 		return err
 	}
@@ -204,7 +246,6 @@ func (e *Engine) accept(c *spec.Call) (string, error) {
 	if c.Collective == spec.AllToAllV {
 		return "", nil
 	}
-	q = e.pieceOf(c, q)
 	i := e.choice.AtOnce(&q)
 	if i < 0 {
 		i = e.choice.AfterExchange(&q)

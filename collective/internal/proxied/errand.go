@@ -19,6 +19,7 @@ type errand struct {
 	*Engine
 	call spec.Call
 	wide *cuda.HostMemory // of a call that is made whole
+	most int              // of a call whose hosts have folded their inputs: bytes of the longest chunk; else 0
 
 	hand *proxy.Hand // while it runs
 }
@@ -41,10 +42,16 @@ func (x *errand) run(h *proxy.Hand) error {
 	case spec.AllToAllV:
 		return x.allToAllV()
 	}
-	if c.Collective.Reduces() && c.Op == weft.PreMulSum && c.ScalarOnDevice {
-		return x.withScalar()
+	scalar, err := x.scalar()
+	if err != nil {
+		return err
 	}
-	return x.inPieces(c)
+	d := *c
+	d.Scalar, d.ScalarOnDevice = scalar, false
+	if x.most > 0 {
+		return x.across(&d)
+	}
+	return x.inPieces(&d, cut(&d, x.comm.Rank(), x.comm.Size(), x.area), x.perform)
 }
 
 // scratch copies from the GPU to the scratch behind the areas, and waits.
@@ -57,15 +64,17 @@ func (x *errand) scratch(from cuda.Pointer, at, n int) ([]byte, error) {
 	return x.memory.Bytes()[at : at+n], err
 }
 
-func (x *errand) withScalar() error {
-	c := x.call
+// scalar is that of a pre-multiplied sum, on the host.
+func (x *errand) scalar() (weft.Tensor, error) {
+	c := &x.call
+	if !c.Collective.Reduces() || c.Op != weft.PreMulSum || !c.ScalarOnDevice {
+		return c.Scalar, nil
+	}
 	raw, err := x.scratch(c.Scalar.Pointer(), 0, c.Scalar.DType.Size())
 	if err != nil {
-		return err
+		return weft.Tensor{}, err
 	}
-	c.Scalar = weft.TensorAt(raw, c.Scalar.DType, 1)
-	c.ScalarOnDevice = false
-	return x.inPieces(&c)
+	return weft.TensorAt(raw, c.Scalar.DType, 1), nil
 }
 
 // perform makes a call of the host engine.

@@ -37,31 +37,9 @@ func (p *pieces) part(i, n int) (from, size int) {
 	return from, min(p.step, n-from)
 }
 
-// pieceOf is the request of a piece of a call.
-func (e *Engine) pieceOf(c *spec.Call, q spec.Request) spec.Request {
-	p := cut(c, e.comm.Rank(), e.comm.Size(), e.area)
-	if p.count == 1 {
-		return q
-	}
-	switch {
-	case c.Collective == spec.ReduceScatterV:
-		q.Sent = min(q.Sent, p.step*len(e.live))
-	case p.inParts:
-		q.Sent = p.step * len(e.live)
-	default:
-		q.Sent = p.step
-	}
-	q.Bytes = p.step
-	if !c.Collective.Varies() {
-		q.Count = p.step / max(q.DType.Size(), 1)
-	}
-	return q
-}
-
 // inPieces makes a call piece by piece: the next one comes, and the last one goes, while the host engine has one.
-func (x *errand) inPieces(c *spec.Call) error {
+func (x *errand) inPieces(c *spec.Call, p pieces, perform func(*spec.Call) error) error {
 	rank, size := x.comm.Rank(), x.comm.Size()
-	p := cut(c, rank, size, x.area)
 	whole := c.Fingerprint()
 	area := func(i, side int) int { return (2*(i%2) + side) * x.area }
 	var came, gone [2]proxy.Mark
@@ -95,7 +73,7 @@ func (x *errand) inPieces(c *spec.Call) error {
 			return err
 		}
 		piece.Whole = whole
-		if err := x.perform(&piece); err != nil {
+		if err := perform(&piece); err != nil {
 			return err
 		}
 		out := packing{memory: x.memory, at: area(i, 1)}

@@ -24,6 +24,8 @@ type Spec struct {
 	Words *device.Words
 	// SMs bounds the multiprocessors that copy; SerialGroup is as in [enginegpu.Want].
 	SMs, SerialGroup int
+	// Beside is room of the owner's for kernels that never run at the same time, as in [enginegpu.Want]; nil: none.
+	Beside *enginegpu.Room
 }
 
 // Proxy hands calls from streams to a goroutine. Its methods are for one goroutine at a time.
@@ -91,7 +93,8 @@ func (p *Proxy) open(ctx context.Context, s Spec) (err error) {
 	f := p.program.Functions(0)[0]
 	cost, failed := enginegpu.Cost(threads, 0, f)
 	p.room, err = enginegpu.Fit(ctx, p.comm, enginegpu.Want{
-		Op: s.Op, Cost: max(cost, threads), SMs: s.SMs, SerialGroup: s.SerialGroup, Least: 1,
+		Op: s.Op, Cost: max(cost, threads), SMs: s.SMs, SerialGroup: s.SerialGroup,
+		Beside: s.Beside, Least: 1,
 	})
 	if err != nil {
 		return err
