@@ -114,8 +114,8 @@ func (w *Window) Staging() []byte {
 }
 
 // Stage makes n bytes at an offset of this rank's segment ready to be written to other hosts, once the work that the
-// stream has now has ended: a copy to [Window.Staging], or nothing where the network reads the GPU's memory. The copy is
-// enqueued; without a stream Stage waits for it.
+// stream has now has ended: a copy to [Window.Staging], or nothing where the network reads the GPU's memory. The copy
+// is enqueued; without a stream Stage waits for it.
 //
 // A range of the Staging goes one way at a time: what other hosts write there and has not landed is lost.
 func (w *Window) Stage(ctx context.Context, s *Stream, offset, n int) error {

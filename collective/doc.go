@@ -56,9 +56,9 @@
 // On two hosts an all-reduce exchanges partials alone, S bytes or, exact, 4S/size, in one trip. The order of integers
 // makes no difference; their averages divide the exact sum, for which each host gets all inputs.
 //
-// Calls of GPUs on several hosts are the host engine's as well, by its algorithms and with its bits. A stream hands each
-// to a goroutine of the host, and waits (collective/internal/proxied). They may be captured. Norms, words, users'
-// algorithms, and a launch's blocks and threads are refused.
+// Calls of GPUs on several hosts are the host engine's as well, by its algorithms and with its bits. A stream hands
+// each to a goroutine of the host, and waits (collective/internal/proxied). They may be captured. Norms, words,
+// users' algorithms, and a launch's blocks and threads are refused.
 //
 // # On GPUs
 //

@@ -123,7 +123,8 @@ func TestGPUsOfHosts(t *testing.T) {
 	})
 }
 
-// TestGPUsOfHostsOnGPUs is the same on real GPUs, which ranks may share, without another host: they only play at several.
+// TestGPUsOfHostsOnGPUs is the same on real GPUs, which ranks may share, without another host: they only play at
+// several.
 func TestGPUsOfHostsOnGPUs(t *testing.T) {
 	g := ranktest.Real(t)
 	for i, names := range spanLayouts {
@@ -311,8 +312,10 @@ func TestRefusalsOfGPUsOfHosts(t *testing.T) {
 				{Collective: AllReduce, Out: f(0, 8), In: f(1024, 8), Algorithm: "all-reduce/one-shot"},
 				{Collective: AllReduce, Out: f(0, 8), In: f(1024, 8), Algorithm: "all-gather/pull"},
 				{Collective: AllReduce, Out: f(0, 8), In: f(1024, 8), Blocks: 1},
-				{Collective: AllReduce, Out: r.tensorOf(0, weft.Int32, 8), In: r.tensorOf(1024, weft.Int32, 8), Op: weft.Avg,
-					Algorithm: "all-reduce/hierarchical"},
+				{
+					Collective: AllReduce, Out: r.tensorOf(0, weft.Int32, 8), In: r.tensorOf(1024, weft.Int32, 8), Op: weft.Avg,
+					Algorithm: "all-reduce/hierarchical",
+				},
 				{Collective: AllGather, Out: f(0, 16), In: f(1024, 8), Words: words},
 				{Collective: Broadcast, Out: f(0, 8), In: f(0, 8), Root: 2},
 			} {
@@ -387,8 +390,8 @@ func TestGPUsOfHostsWithoutRanks(t *testing.T) {
 		})
 }
 
-// TestGPUsOfHostsCut cuts the network between two hosts: all ranks have an error that names one of them at the deadline,
-// their streams go on, and when it is whole again so do they.
+// TestGPUsOfHostsCut cuts the network between two hosts: all ranks have an error that names one of them at the
+// deadline, their streams go on, and when it is whole again so do they.
 func TestGPUsOfHostsCut(t *testing.T) {
 	network := twin(t, fabrictest.TCP(), 5)
 	onSpan(t, "aabb", network.Open, 3*time.Second, Options{Staging: spanStaging, SMs: 1},

@@ -473,8 +473,8 @@ func TestHostsReset(t *testing.T) {
 	}
 }
 
-// TestAcrossHosts folds the partials of hosts, of chunks of different lengths: ranks of the same number on all hosts get
-// their fold in the order of the hosts, and others nothing.
+// TestAcrossHosts folds the partials of hosts, of chunks of different lengths: ranks of the same number on all hosts
+// get their fold in the order of the hosts, and others nothing.
 func TestAcrossHosts(t *testing.T) {
 	for i, names := range []string{"aabb", "aabbcc", "aab", "abcd"} {
 		class := fabrictest.Classes()[i%len(fabrictest.Classes())]

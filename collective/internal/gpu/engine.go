@@ -29,7 +29,8 @@ type Options struct {
 	// Loopback makes the only rank of a communicator one of so many: see loopback.go. 0: it is not.
 	Loopback int
 	// Within: on a communicator of several hosts the engine's calls are of the ranks of each host alone. Others are as
-	// masked: they bring nothing, and their parts stay as they are. Kernels of the library alone run so.
+	// masked: they bring nothing, and their parts stay as they are. Such an engine has the flagged reduce-scatter-v and
+	// all-gather-v alone, which calls name.
 	Within bool
 }
 
@@ -141,7 +142,11 @@ func New(ctx context.Context, comm *weft.Comm, o Options) (*Engine, error) {
 	}
 	e.chooseBy(o.Force, o.Model)
 	for _, t := range o.DTypes {
-		if err == nil {
+		switch {
+		case err != nil:
+		case e.within:
+			err = e.Prepare(ctx, opNew, t)
+		default:
 			err = e.prepareLarge(ctx, opNew, t)
 		}
 	}
@@ -215,6 +220,13 @@ func (e *Engine) target() target { return targetOf(e.comm.Device().Arch(), e.ran
 // loadMoves loads the kernels that move data, and those of messages.
 func (e *Engine) loadMoves(ctx context.Context) error {
 	t, shape := e.target(), e.config()
+	if e.within {
+		var kernels []loading
+		for enc := words; enc < encodings; enc++ {
+			kernels = append(kernels, into(&e.movesV[enc].Launch, moveVSource(enc, t), shape, moveVArgs{}))
+		}
+		return e.load(ctx, kernels...)
+	}
 	kernels := []loading{
 		into(&e.barrier.Launch, barrierSource(t), shape, barrierArgs{}),
 		into(&e.directMove.Launch, directMoveSource(t), shape, directMoveArgs{}),
@@ -246,13 +258,15 @@ func (e *Engine) Prepare(ctx context.Context, op string, t weft.DType) error {
 	if err := e.uncaptured(op, t); err != nil {
 		return err
 	}
-	err := e.load(ctx,
-		into(&r.oneShot.Launch, oneShotSource(t, to), shape, allReduceArgs{}),
-		into(&r.twoShot.Launch, twoShotSource(t, to), shape, allReduceArgs{}),
-		into(&r.reduceScatter.Launch, reduceScatterSource(t, to), shape, reduceScatterArgs{}),
-		into(&r.reduceScatterV.Launch, reduceScatterVSource(t, to), shape, reduceScatterVArgs{}),
-		into(&r.direct.Launch, directReduceSource(t, to), shape, directReduceArgs{}))
-	if err != nil {
+	kernels := []loading{into(&r.reduceScatterV.Launch, reduceScatterVSource(t, to), shape, reduceScatterVArgs{})}
+	if !e.within {
+		kernels = append(kernels,
+			into(&r.oneShot.Launch, oneShotSource(t, to), shape, allReduceArgs{}),
+			into(&r.twoShot.Launch, twoShotSource(t, to), shape, allReduceArgs{}),
+			into(&r.reduceScatter.Launch, reduceScatterSource(t, to), shape, reduceScatterArgs{}),
+			into(&r.direct.Launch, directReduceSource(t, to), shape, directReduceArgs{}))
+	}
+	if err := e.load(ctx, kernels...); err != nil {
 		return err
 	}
 	e.reductions[t] = r

@@ -7,10 +7,10 @@ import (
 	"github.com/weftgo/weft/collective/spec"
 )
 
-// Across is the part of an all-reduce between hosts, where each host's ranks have folded their inputs already: rank j of
-// a host has its host's partial of the j-th chunk, of a length that the ranks j of all hosts have alike, and gets the
-// result of the chunk. All ranks call it, those without a chunk with empty operands. most is the length of the longest
-// chunk in bytes. The bits are those of the form hierarchical.
+// Across is the part of an all-reduce between hosts, where each host's ranks have folded their inputs already: rank j
+// of a host has its host's partial of the j-th chunk, of a length that the ranks j of all hosts have alike, and gets
+// the result of the chunk. All ranks call it, those without a chunk with empty operands. most is the length of the
+// longest chunk in bytes. The bits are those of the form hierarchical.
 func (e *Engine) Across(ctx context.Context, given *spec.Call, most int) error {
 	c := &e.call
 	c.given, c.name = given, given.Name()

@@ -9,9 +9,9 @@ import (
 	"github.com/weftgo/weft/cuda"
 )
 
-// startAcross enqueues an all-reduce of which each host's kernels do their part: a reduce-scatter of the host's ranks, of
-// as many chunks as ranks take part of each host; a hand-over, in which the ranks of the same number on all hosts fold
-// what they have of a chunk; and an all-gather of the chunks.
+// startAcross enqueues an all-reduce of which each host's kernels do their part: a reduce-scatter of the host's
+// ranks, of as many chunks as ranks take part of each host; a hand-over, in which the ranks of the same number on all
+// hosts fold what they have of a chunk; and an all-gather of the chunks.
 func (e *Engine) startAcross(ctx context.Context, stream *cuda.Stream, x *errand, ranks int) error {
 	c, rank, size := &x.call, e.comm.Rank(), e.comm.Size()
 	counts, at := make([]int, size), make([]int, size)

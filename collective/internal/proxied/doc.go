@@ -1,5 +1,5 @@
-// Package proxied runs the collectives of GPUs that are on several hosts: a stream hands each call to a goroutine of the
-// host (package engine/gpu/proxy), which makes it on pinned memory by the host engine.
+// Package proxied runs the collectives of GPUs that are on several hosts: a stream hands each call to a goroutine of
+// the host (package engine/gpu/proxy), which makes it on pinned memory by the host engine.
 //
 // # Data flow
 //
@@ -24,15 +24,16 @@
 //
 // # Results
 //
-// They are the host engine's, bit by bit: hierarchical between hosts, and hierarchical-exact where a call names it. The
-// algorithm is chosen when the call is enqueued, by the host engine's rules, and named in every piece. Kernels that fold
-// within a host do so in rank order, in fp32, and round to the type: as the host engine folds partials.
+// They are the host engine's, bit by bit: hierarchical between hosts, and hierarchical-exact where a call names it.
+// The algorithm is chosen when the call is enqueued, by the host engine's rules, and named in every piece. Kernels
+// that fold within a host do so in rank order, in fp32, and round to the type: as the host engine folds partials.
 //
 // # Graphs
 //
-// Calls may be captured, at any time, and replayed: the kernel of the hand-over counts on the device. What a replay reads
-// is read then, device counts and scalars too. A captured call cannot make pinned memory: an all-to-all-v, or messages,
-// longer than any before are refused, and go once outside of a capture first. It cannot load kernels of a type either.
+// Calls may be captured, at any time, and replayed: the kernel of the hand-over counts on the device. What a replay
+// reads is read then, device counts and scalars too. A captured call cannot make pinned memory: an all-to-all-v, or
+// messages, longer than any before are refused, and go once outside of a capture first. It cannot load kernels of a
+// type either.
 //
 // # Failures
 //

@@ -216,8 +216,8 @@ func (e *Engine) start(ctx context.Context, s *weft.Stream, c *spec.Call, algori
 	return e.proxy.Finish(ctx, s)
 }
 
-// accept chooses the algorithm of a call, or says why this rank cannot make the call. Of an all-to-all-v it follows from
-// what all ranks send, which the host engine finds out.
+// accept chooses the algorithm of a call, or says why this rank cannot make the call. Of an all-to-all-v it follows
+// from what all ranks send, which the host engine finds out.
 func (e *Engine) accept(c *spec.Call) (string, error) {
 	switch k := c.Collective; {
 	case c.Norm != nil:
@@ -225,7 +225,7 @@ func (e *Engine) accept(c *spec.Call) (string, error) {
 	case c.Words.Given():
 		return "", weft.Unsupportedf("%v: words are of calls within one host; leave them out", k)
 	case c.Threads != 0 || c.Blocks != 0 || len(c.Extras) > 0:
-		return "", weft.Unsupportedf("%v: between hosts a call takes neither blocks nor threads nor extras; leave them out", k)
+		return "", weft.Unsupportedf("%v: between hosts a call has neither blocks nor threads nor extras; leave them out", k)
 	}
 	if err := aligned(c); err != nil {
 		return "", err

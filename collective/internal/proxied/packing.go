@@ -27,13 +27,16 @@ func (p *packing) add(gpu cuda.Pointer, n int) {
 	if n == 0 {
 		return
 	}
-	if k := len(p.ranges) - 1; k >= 0 && p.ranges[k].at+p.ranges[k].n == p.at && p.ranges[k].gpu.Add(p.ranges[k].n) == gpu {
+	if k := len(p.ranges) - 1; k >= 0 && p.ranges[k].ends(gpu, p.at) {
 		p.ranges[k].n += n
 	} else {
 		p.ranges = append(p.ranges, packed{gpu, p.at, n})
 	}
 	p.at += n
 }
+
+// ends says whether the range ends at these places.
+func (p packed) ends(gpu cuda.Pointer, at int) bool { return p.at+p.n == at && p.gpu.Add(p.n) == gpu }
 
 // skip leaves room for a range that is not copied.
 func (p *packing) skip(n int) { p.at += n }
@@ -60,8 +63,8 @@ func (p *packing) begin(h *proxy.Hand, toHost bool) (m proxy.Mark, err error) {
 	return m, nil
 }
 
-// rooms are pinned memory for calls that are made whole. The last one is the largest; others stay, since graphs may know
-// them, and to free them would wait for kernels.
+// rooms are pinned memory for calls that are made whole. The last one is the largest; others stay, since graphs may
+// know them, and to free them would wait for kernels.
 type rooms struct {
 	context *cuda.Context
 	mu      sync.Mutex

@@ -12,10 +12,10 @@
 // # Data flow
 //
 // Start enqueues one kernel, the hand-over (hand_over.cu). When the stream comes to it, it writes the number of the
-// call into pinned memory of the host. The proxy's goroutine finds it there, and calls what Start was given. That orders
-// copies between the GPU's memory and pinned memory, which the waiting kernel makes, and waits for what it likes. When
-// it returns the kernel ends, and the stream goes on. Work before the kernel is over when the call begins, and work
-// behind it sees all that was copied.
+// call into pinned memory of the host. The proxy's goroutine finds it there, and calls what Start was given. That
+// orders copies between the GPU's memory and pinned memory, which the waiting kernel makes, and waits for what it
+// likes. When it returns the kernel ends, and the stream goes on. Work before the kernel is over when the call
+// begins, and work behind it sees all that was copied.
 //
 // The kernel copies because no stream is safe to. Its copies could share a hardware queue with work of the caller's
 // that is enqueued behind the kernel, and wait for that.
@@ -41,11 +41,11 @@
 // # Failures
 //
 // Waits of the goroutine are those of a [channel.Waiter]: they end at the communicator's deadline and by its abort
-// word. The kernel ends when the goroutine has left the call, or after twice the deadline without a beat, which blames
-// this rank. So what waits until the GPU is idle, as SetMask does, finds nothing of a call underway. What a
+// word. The kernel ends when the goroutine has left the call, or after twice the deadline without a beat, which
+// blames this rank. So what waits until the GPU is idle, as SetMask does, finds nothing of a call underway. What a
 // call returns becomes the communicator's failure: here at once, and after a while at others, which may have met it
-// by themselves by then, in their own words ([weft.Operations.FailHere]). The kernel of a failed call gives up, and leaves a wait
-// record, so its stream goes on and its caller learns of it.
+// by themselves by then, in their own words ([weft.Operations.FailHere]). The kernel of a failed call gives up, and
+// leaves a wait record, so its stream goes on and its caller learns of it.
 //
 // # Cost
 //
