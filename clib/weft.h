@@ -305,8 +305,8 @@ weft_status weft_comm_get(weft_comm comm, weft_comm_info *info);
  * enough. */
 weft_status weft_comm_mask(weft_comm comm, uint64_t *words, int n);
 
-/* Writes the host of each of the n ranks. Ranks of one host share memory; hosts are numbered from 0 in the order of their
- * lowest ranks, alike on all ranks. */
+/* Writes the host of each of the n ranks. Ranks of one host share memory; hosts are numbered from 0 in the order of
+ * their lowest ranks, alike on all ranks. */
 weft_status weft_comm_hosts(weft_comm comm, int32_t *hosts, int n);
 
 /* Returns the failure that every operation returns until weft_comm_set_mask, or WEFT_OK. */
@@ -1212,9 +1212,9 @@ typedef struct weft_port_channel_options {
 weft_status weft_port_connect(weft_port port, int peer, const weft_port_channel_options *options, weft_port_memory dst,
 							  weft_port_memory src, weft_port_channel *channel);
 
-/* Makes the channel of a number, from 1 to weft_port_info.channels, to a peer to which this rank has connected a channel
- * of the network before. Both ranks open the number that they have agreed on, with equal options whose kind is not
- * WEFT_PORT_AUTO, and neither waits. weft_port_connect takes the lowest number that is free. Local. */
+/* Makes the channel of a number, from 1 to weft_port_info.channels, to a peer to which this rank has connected a
+ * channel of the network before. Both ranks open the number that they have agreed on, with equal options whose kind is
+ * not WEFT_PORT_AUTO, and neither waits. weft_port_connect takes the lowest number that is free. Local. */
 weft_status weft_port_open(weft_port port, int peer, int number, const weft_port_channel_options *options,
 						   weft_port_memory dst, weft_port_memory src, weft_port_channel *channel);
 
