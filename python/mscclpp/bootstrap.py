@@ -48,14 +48,15 @@ class TcpBootstrap:
         made._communicator = comm
         return made
 
-    def create_unique_id(self) -> UniqueId:
-        """An id, which rank 0 makes and brings to the others."""
-        self._id = UniqueId(str(weft.UniqueId.create()))
-        return self._id
+    @staticmethod
+    def create_unique_id() -> UniqueId:
+        """An id, which rank 0 makes in its process and brings to the others."""
+        return UniqueId(str(weft.UniqueId.create()))
 
     def get_unique_id(self) -> UniqueId:
+        """The id by which the ranks have met."""
         if self._id is None:
-            raise misused("get_unique_id: there is none; call create_unique_id, or initialize with one")
+            raise misused("get_unique_id: the ranks have not met by one; initialize takes what create_unique_id gives")
         return self._id
 
     def initialize(self, unique_id: UniqueId | str, timeout_sec: float = 30) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import weft
@@ -161,10 +162,9 @@ class Semaphore:
         comm, peer = connection._comm, connection._peer
         meeting = comm._meeting()
         self._port = meeting.open(peer, number)
-        # Memory channels count for themselves.
-        self._mapped = meeting.open(peer, number + 1, "memory") if meeting.mail.near and meeting.service.rails else None
-        if self._mapped is None and meeting.mail.near:
-            self._mapped = self._port
+        self._mapped: weft.port.Channel | None = None
+        if meeting.maps(peer):  # memory channels count for themselves
+            self._mapped = meeting.open(peer, number + 1, "memory") if meeting.service.rails else self._port
 
     def connection(self) -> Connection:
         return self._connection
@@ -252,9 +252,9 @@ class ProxyService:
     def stop_proxy(self) -> None:
         """Waits until what the host has pushed has left this rank's memories."""
         for semaphore in self._semaphores:
-            if semaphore._connection._comm.closed:
-                continue
-            semaphore._port.flush()
+            if not semaphore._connection._comm.closed:
+                with suppress(weft.LeftError):  # it has read what it wanted
+                    semaphore._port.flush()
 
     def build_and_add_semaphore(self, comm: Communicator, connection: Connection) -> int:
         """Builds a semaphore of a connection, on both ranks, and numbers it."""

@@ -61,7 +61,13 @@ class Meeting:
         self.nothing = self.service.register(None)
         self.mail = Mail(comm, self.service)
         self.kind = "fabric" if self.service.rails else "memory"
+        self._hosts = comm.hosts if comm.engine == "host" else tuple(range(comm.ranks))
+        self._own = self._hosts[comm.rank]
         self._next: defaultdict[int, int] = defaultdict(lambda: _MAIL + 1)
+
+    def maps(self, peer: int) -> bool:
+        """Whether this rank and the peer map each other's windows."""
+        return self._hosts[peer] == self._own
 
     def number(self, peer: int, channels: int) -> int:
         """The first of numbers for channels to a peer, which the lower rank of a pair draws."""

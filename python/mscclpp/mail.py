@@ -27,11 +27,10 @@ class Mail:
         import numpy as np
 
         ranks, self.rank = comm.ranks, comm.rank
-        self.near = comm.engine == "host" and comm.local_ranks == ranks
-        """Whether all ranks map each other's windows."""
+        near = comm.engine == "host" and comm.local_ranks == ranks  # then windows do without libfabric
         shape = 2, ranks, _SLOTS, _SLOT
         size = 2 * ranks * _SLOTS * _SLOT
-        self._window = weft.Window(comm, size) if self.near else None
+        self._window = weft.Window(comm, size) if near else None
         flat = np.zeros(size, np.uint8) if self._window is None else self._window.array((size,), "uint8")
         self._in, self._out = flat.reshape(shape)
         memory = service.register(flat)

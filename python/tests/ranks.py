@@ -310,21 +310,20 @@ def mscclpp_channels(hosts, transport):
     assert sorted(group.register_memory_with_proxy(proxy, data, connections)) == list(range(ranks))
 
     # Where ranks map each other's windows.
-    near = len(set(hosts)) == 1
-    if near:
-        window = weft.Window(comm, 4096)
-        array = window.array((1024,), "int32")
-        array[:512] = rank
-        for r, channel in group.make_memory_channels(array, connections).items():
-            channel.put_with_signal(2048 + 4 * rank, 0, 4)
-            channel.wait()
-            assert channel.kind.name == "memory"
-            assert array[512 + r] == r
-            with pytest.raises(mscclpp._mscclpp.Error, match=r"weft\.cuh"):
-                channel.device_handle()
-    else:
+    window = weft.Window(comm, 4096)
+    array = window.array((1024,), "int32")
+    array[:512] = rank
+    near = {r: c for r, c in connections.items() if hosts[r] == hosts[rank]}
+    for r, channel in group.make_memory_channels(array, near).items():
+        channel.put_with_signal(2048 + 4 * rank, 0, 4)
+        channel.wait()
+        assert channel.kind.name == "memory"
+        assert array[512 + r] == r
+        with pytest.raises(mscclpp._mscclpp.Error, match=r"weft\.cuh"):
+            channel.device_handle()
+    for r in set(others) - set(near):
         with pytest.raises(mscclpp._mscclpp.Error, match="port channel"):
-            mscclpp.MemoryChannel(later[others[0]].get(), theirs[others[0]].get(), memory)
+            mscclpp.MemoryChannel(later[r].get(), theirs[r].get(), memory)
     with pytest.raises(weft.UnsupportedError, match="on the host"):
         channels[others[0]].device_handle()
     with pytest.raises(mscclpp._mscclpp.Error, match="itself"):
@@ -343,6 +342,122 @@ def mscclpp_channels(hosts, transport):
     proxy.stop_proxy()
     group.barrier()
     group.close()
+
+
+def mscclpp_bootstrap(folder, fabric):
+    """Ranks meet by an id; without libfabric too, where memory channels and messages are to be had."""
+    if not int(fabric):
+        os.environ["WEFT_LIBFABRIC"] = "/nowhere"
+    import pickle
+    from pathlib import Path
+
+    import mscclpp
+
+    rank, ranks, file = int(os.environ["WEFT_RANK"]), int(os.environ["WEFT_SIZE"]), Path(folder) / "id"
+    bootstrap = mscclpp.TcpBootstrap.create(rank, ranks)
+    with pytest.raises(mscclpp._mscclpp.Error, match="have not met"):
+        bootstrap.barrier()
+    with pytest.raises(mscclpp._mscclpp.Error, match="have not met"):
+        mscclpp.Communicator(bootstrap)
+    with pytest.raises(mscclpp._mscclpp.Error, match="have not met by one"):
+        bootstrap.get_unique_id()
+    if rank == 0:
+        file.with_suffix(".new").write_bytes(pickle.dumps(mscclpp.TcpBootstrap.create_unique_id()))
+        file.with_suffix(".new").rename(file)
+    until = time.monotonic() + 30
+    while not file.exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    bootstrap.initialize(pickle.loads(file.read_bytes()), timeout_sec=40)
+    bootstrap.get_unique_id()
+    with pytest.raises(mscclpp._mscclpp.Error, match="have met"):
+        bootstrap.initialize("127.0.0.1:1")
+    assert (bootstrap.get_rank(), bootstrap.get_n_ranks(), bootstrap.get_n_ranks_per_node()) == (rank, ranks, ranks)
+    comm = mscclpp.Communicator(bootstrap)
+    peer, kind = 1 - rank, mscclpp.Transport.CudaIpc
+    connection = comm.connect_on_setup(peer, 2, kind)
+    comm.setup()
+    connection = connection.get()
+    assert (comm.remote_rank_of(connection), comm.tag_of(connection)) == (peer, 2)
+    # Messages, of which the peer reads one after the other has sent more than there is room for.
+    text, room = bytes(range(200)), np.zeros(200, np.uint8)
+    bootstrap.send(text, peer, 1)
+    bootstrap.send(np.arange(200, dtype=np.uint8).ctypes.data, 100, peer, 2)
+    came = bytearray()
+    bootstrap.recv(room.ctypes.data, 200, peer, 2)
+    assert (room == [*range(100), *[0] * 100]).all()
+    bootstrap.recv(came, peer, 1)
+    assert came == text
+    if rank == 0:
+        bootstrap.send(bytes(300_000), peer, 3)
+    else:
+        bootstrap.recv(came, peer, 3)
+        assert came == bytes(300_000)
+    bootstrap.send(b"1234", rank, 4)
+    bootstrap.recv(came, rank, 4)
+    assert came == b"1234"
+    with pytest.raises(weft.InvalidError, match="has sent none"):
+        bootstrap.recv(came, rank, 4)
+    bootstrap.send(text, peer, 6)
+    with pytest.raises(mscclpp._mscclpp.Error, match="room for 10"):
+        bootstrap.recv(room.ctypes.data, 10, peer, 6)
+    with pytest.raises(weft.InvalidError, match="rank 9"):
+        bootstrap.send(text, 9, 1)
+    # Memory channels.
+    window = weft.Window(comm, 64)
+    array = window.array((8,), "int64")
+    memory = comm.register_memory(array.ctypes.data, 64, kind)
+    comm.send_memory_on_setup(memory, peer, 0)
+    theirs = comm.recv_memory_on_setup(peer, 0).get()
+    assert (theirs.data(), theirs.size(), memory.size()) == (0, 64, 64)
+    semaphore = comm.build_semaphore(connection, peer).get()
+    channel = mscclpp.MemoryChannel(semaphore, theirs, memory)
+    array[0] = 7 + rank
+    channel.put_with_signal(8, 0, 8)
+    channel.wait()
+    assert array[1] == 7 + peer
+    proxy = mscclpp.ProxyService()
+    number = proxy.build_and_add_semaphore(comm, connection)
+    device = proxy.semaphore(number)
+    device.signal()
+    proxy.base_port_channel(number).wait()
+    with pytest.raises(mscclpp._mscclpp.Error, match="port_channel"):
+        device.device_handle()
+    for wrong in (
+        lambda: proxy.port_channel(number, 0, 0),
+        lambda: proxy.semaphore(5),
+        lambda: mscclpp.ProxyService(500),
+    ):
+        with pytest.raises(mscclpp._mscclpp.Error):
+            wrong()
+    plain = np.zeros(4)
+    of_plain = proxy.add_memory(comm.register_memory(plain.ctypes.data, 32, kind))
+    again = mscclpp.RegisteredMemory.deserialize(theirs.serialize())
+    if int(fabric):
+        proxy.port_channel(number, proxy.add_memory(again), of_plain).put_with_signal_and_flush(16, 0, 8)
+        proxy.base_port_channel(number).wait()
+    else:
+        comm.send_memory(proxy._memories[of_plain], peer, 8)
+        with pytest.raises(weft.UnsupportedError, match="window"):
+            proxy.port_channel(number, proxy.add_memory(comm.recv_memory(peer, 8).get()), of_plain)
+    with pytest.raises(mscclpp._mscclpp.Error, match="no memory of this version"):
+        mscclpp.RegisteredMemory.deserialize(b"abc")
+    flags = mscclpp.TransportFlags(kind) | mscclpp.Transport.IB0
+    assert (flags.count(), flags.has(kind), (flags & kind) == kind, (flags ^ kind) == mscclpp.Transport.IB0) == (
+        2,
+        True,
+        True,
+        True,
+    )
+    assert (~flags).count() == mscclpp.Transport.NumTransports - 2
+    assert mscclpp.TransportFlags().none()
+    bootstrap.barrier()
+    if rank == 0:
+        comm.close()
+    else:
+        time.sleep(0.2)
+        proxy.stop_proxy()  # also when the peer has left
+        comm.close()
 
 
 def lost_channel(hosts):

@@ -40,10 +40,19 @@ def test_fabric(processes, fabric, hosts):
 
 
 @pytest.mark.parametrize(
-    ("hosts", "transport"), [("a,a", "CudaIpc"), ("a,a,a", "IB0"), ("a,b", "IB0"), ("a,b,c", "Ethernet")]
+    ("hosts", "transport"),
+    [("a,a", "CudaIpc"), ("a,a,a", "IB0"), ("a,b", "IB0"), ("a,a,b", "Ethernet"), ("a,b,c", "IB1")],
 )
 def test_mscclpp(processes, fabric, hosts, transport):
     passed(processes(1 + hosts.count(","), "mscclpp_channels", hosts, transport))
+
+
+def test_mscclpp_bootstrap(processes, fabric, tmp_path):
+    passed(processes(2, "mscclpp_bootstrap", tmp_path, 1))
+
+
+def test_mscclpp_without_libfabric(processes, tmp_path):
+    passed(processes(2, "mscclpp_bootstrap", tmp_path, 0))
 
 
 @pytest.mark.parametrize("hosts", ["a,a,a", "a,b,c"])
