@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/device"
 )
 
 // installed is a tree that "make install" has filled and that has been moved since.
@@ -53,6 +54,15 @@ func TestInstall(t *testing.T) {
 		if said := command(t, nil, filepath.Join(prefix, "bin", "weft"), "--version"); !strings.HasPrefix(
 			said, "weft version "+weft.Version()) {
 			t.Errorf("the command is %q, and this is %s", said, weft.Version())
+		}
+	})
+
+	t.Run("device headers", func(t *testing.T) {
+		for name, text := range device.Headers() {
+			got, err := os.ReadFile(filepath.Join(prefix, "include", "weft", name))
+			if err != nil || string(got) != text {
+				t.Errorf("%s is not what the library compiles: %v", name, err)
+			}
 		}
 	})
 

@@ -63,6 +63,7 @@ def test_contents(wheels):
     assert "\nRequires-Python: >=3.10\n" in head
     assert "\n\n# Weft for Python\n" in head
     assert {"weft/__init__.py", "weft/py.typed", "weft/libweft.so", "weft/ep/handle.py"} <= names(package)
+    assert {"weft/include/weft.cuh", "weft/include/port.cuh"} <= names(package)
     assert {"deep_ep/__init__.py", "deep_ep/utils/math.py", "deep_ep_cpp/__init__.py"} <= names(deep_ep)
     assert {"mscclpp/ext/ep/buffer.py", "mscclpp_ep_cpp/__init__.py", "mscclpp_ep_cpp/runtime.py"} <= names(mscclpp)
     everything = [n for wheel in wheels for n in names(wheel)]
