@@ -14,6 +14,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/weftgo/weft/fabric"
+	"github.com/weftgo/weft/fabric/fabrictest"
 )
 
 // ncclEP is what leaves libnccl_ep.so: what TransformerEngine calls, and nothing else.
@@ -61,6 +64,20 @@ func TestNCCLEP(t *testing.T) {
 			for r, o := range ranks(t, n, program, "exchange") {
 				if o.err != nil || o.output != "ok\n" {
 					t.Errorf("rank %d of %d: %v\n%s", r, n, o.err, o.output)
+				}
+			}
+		})
+	}
+	for _, hosts := range []string{"ab", "aab"} {
+		t.Run("hosts/"+hosts, func(t *testing.T) {
+			d := fabrictest.Libfabric(t.Context(), t, fabric.Options{Size: 1, Provider: "tcp", Source: "127.0.0.1"})
+			if err := d.Close(); err != nil {
+				t.Fatal(err)
+			}
+			env := func(rank int) []string { return []string{"WEFT_HOSTID=" + hosts[rank:][:1], "WEFT_HEARTBEAT=60s"} }
+			for r, o := range ranksWith(t, len(hosts), env, program, "exchange") {
+				if o.err != nil || o.output != "ok\n" {
+					t.Errorf("rank %d of %s: %v\n%s", r, hosts, o.err, o.output)
 				}
 			}
 		})
