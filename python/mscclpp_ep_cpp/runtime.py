@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -135,6 +137,8 @@ class Buffer:
         exchanges = Exchanges(comm)
         self._stream, self._normal, self._low_latency = exchanges.stream, Normal(exchanges), LowLatency(exchanges)
         self._layout, self._hosts = exchanges.layout, exchanges.hosts
+        if comm.engine == "host":
+            _say_who_moves(self._hosts)
         # Closing waits for no other rank; if the collector closes a buffer, its peers do not need it any
         # more.
         weakref.finalize(self, close, comm)
@@ -683,6 +687,14 @@ def _arrived(
     if given.packed_recv_src_info is not None:
         sources = given.packed_recv_src_info
     return rows, scales, counts, sources, ranges
+
+
+def _say_who_moves(hosts: Hosts) -> None:
+    """A line in the log where a program on the host asks for kernels that drive network cards."""
+    if hosts.count > 1 and hosts.rank == 0 and os.environ.get("MSCCLPP_EP_USE_IBGDA", "") not in ("", "0"):
+        logging.getLogger("mscclpp").warning(
+            "MSCCLPP_EP_USE_IBGDA: kernels drive no network card; the host moves the bytes"
+        )
 
 
 def _check_events(previous: EventHandle | None, async_finish: bool, on_comm_stream: bool) -> None:

@@ -182,6 +182,15 @@ def test_mscclpp(several, hosts):
     several(hosts, rank, ep.Buffer)
 
 
+@pytest.mark.parametrize(("hosts", "value", "lines"), [((0, 1), "1", 1), ((0, 1), "0", 0), ((0, 0), "1", 0)])
+def test_no_card_is_driven(several, caplog, monkeypatch, hosts, value, lines):
+    monkeypatch.setenv("MSCCLPP_EP_USE_IBGDA", value)
+    several(hosts, lambda _: None, ep.Buffer)
+    said = [record.getMessage() for record in caplog.records if record.name == "mscclpp"]
+    assert len(said) == lines
+    assert all("the host moves the bytes" in line for line in said)
+
+
 def test_elastic(several):
     def rank(b):
         assert (b.num_rdma_ranks, b.num_nvlink_ranks) == b.get_physical_domain_size() == (2, 3)
