@@ -31,9 +31,10 @@ var noName = regexp.MustCompile(`[^A-Za-z0-9_.+-]+`)
 
 // Algorithm makes a plan an algorithm of groups of package collective, for their Options, whose name is like
 // "all-reduce/plan/two-shot". It takes calls of the plan's collective, number of ranks, sizes, reduction and placement
-// of operands, and of its root if it broadcasts; the caller may narrow that down. Calls find it as they find the library's: by name, by Options.Force and
-// Options.Select, and without these where a table of tuning has measured it. A plan whose sums are in an order of its
-// own has other bits than the library's algorithms, and is chosen by the first three alone.
+// of operands, and of its root if it broadcasts; the caller may narrow that down. Calls find it as they find the
+// library's: by name, by Options.Force and Options.Select, and without these where a table of tuning has measured it. A
+// plan whose sums are in an order of its own has other bits than the library's algorithms, and is chosen by the first
+// three alone.
 func Algorithm(f *plan.File) (spec.Algorithm, error) {
 	p, err := launch.Of(f)
 	if err != nil {
@@ -83,8 +84,8 @@ func rootOf(p *launch.Plan) (root int, err error) {
 		}
 	}
 	if roots != 1 || slices.ContainsFunc(f.Ranks, func(r planspec.Rank) bool { return r.Output != f.Ranks[root].Input }) {
-		return 0, weft.Unsupportedf("%s: a broadcast of a group has an input on one rank, and outputs as long on all; run it "+
-			"with an executor", p.Name)
+		return 0, weft.Unsupportedf("%s: a broadcast of a group has an input on one rank, and outputs as long on all; run "+
+			"it with an executor", p.Name)
 	}
 	for _, x := range verify.InPlace(f).Findings {
 		if !x.Warning {
@@ -125,8 +126,8 @@ func (p program) Open(ctx context.Context, comm *weft.Comm, rounds *enginehost.R
 	r := &runner{plan: p.plan, rank: comm.Rank(), rounds: rounds}
 	if rounds == nil {
 		if p.plan.File.Collective == planspec.Broadcast && p.plan.Inputs {
-			return nil, weft.Unsupportedf("%s: its ranks read the root's input, and on GPUs operands that peers reach lie at the "+
-				"same place on all ranks; have the root write to them", p.plan.Name)
+			return nil, weft.Unsupportedf("%s: its ranks read the root's input, and on GPUs operands that peers reach lie at "+
+				"the same place on all ranks; have the root write to them", p.plan.Name)
 		}
 		engine, err := gpu.New(ctx, comm, room)
 		if err != nil {

@@ -230,15 +230,21 @@ func TestKilledRank(t *testing.T) {
 
 // TestStoppedRank stops a rank in plans: the others return an error that names it at their deadline.
 func TestStoppedRank(t *testing.T) {
-	const deadline = 2 * time.Second
 	interruptions(t, func(t *testing.T, name string, across bool, step, victim int) {
 		t.Parallel() // they wait
+		deadline := 2 * time.Second
+		if across { // to join takes longer
+			deadline = 6 * time.Second
+		}
 		crew, others := startCrew(t, name, across, deadline, victim, step)
 		crew.Stop(victim)
 		for r, f := range crew.Answers(others) {
 			if f.Took < deadline*9/10 || f.Peer != victim || f.Cause != "timeout" {
 				t.Errorf("rank %d fails: %+v", r, f)
 			}
+		}
+		if across && victim == 0 {
+			return // what ranks of different hosts say to each other goes by its process, until that is given up
 		}
 		crew.Must(others, "mask", memberArgs{Masked: []int{victim}})
 		crew.Continue(victim)

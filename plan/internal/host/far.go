@@ -51,7 +51,11 @@ func (f *far) claim(ctx context.Context, op string, n int) error {
 	}
 	enough := len(f.signals) >= n
 	for _, note := range notes {
-		enough = enough && len(note) == 4 && int(binary.LittleEndian.Uint32(note)) == len(f.signals)
+		if len(note) == 4 {
+			has := int(binary.LittleEndian.Uint32(note))
+			enough = enough && has == len(f.signals)
+			n = max(n, has)
+		}
 	}
 	if enough {
 		return nil

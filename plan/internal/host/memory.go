@@ -56,8 +56,8 @@ type scratch struct {
 	chunk int
 }
 
-// claim makes scratch ready for a launch, and says whether it is new, or whether this rank has changed its own: then the
-// ranks meet before any uses it.
+// claim makes scratch ready for a launch, and says whether it is new, or whether this rank has changed its own: then
+// the ranks meet before any uses it.
 func (s *scratch) claim(ctx context.Context, comm *weft.Comm, p *launch.Plan, chunk int, round uint64,
 ) (fresh, changed bool, err error) {
 	n := p.Scratch(chunk)
