@@ -51,6 +51,7 @@ func wanted(collective string, ranks, rank, at, in int) (v uint32) {
 func TestExecuted(t *testing.T) {
 	tops := map[string]*cost.Topology{
 		"ring": cost.Ring(4, 50, 1), "one broken link": cost.AllToAll(4, 60, 1).Without(0, 1),
+		"two hosts": cost.TwoHosts(4, 60, 1, 50, 5),
 	}
 	if all {
 		tops = topologies(4)
@@ -65,7 +66,10 @@ func TestExecuted(t *testing.T) {
 				continue
 			}
 			var files []*plan.File
-			for _, bytes := range []int{1 << 10, 1 << 20, 256 << 20} {
+			for _, bytes := range []int{1 << 10, 64 << 10, 1 << 20, 256 << 20} {
+				if !all && (name == "two hosts") != (bytes == 64<<10) {
+					continue
+				}
 				f, _ := synthesize(t, synthesis.Spec{Collective: c, Topology: top, Bytes: bytes, Root: 1})
 				files = append(files, f)
 			}

@@ -235,12 +235,14 @@ const (
 	leastWindow = 4 << 10
 )
 
+// name is the plan's.
+func (x *search) name() string {
+	return cmp.Or(x.Name, fmt.Sprintf("synthesised-%s-%d", x.Collective, x.graph.ranks))
+}
+
 // build makes the plan of a candidate.
 func (x *search) build(c *candidate, windows int) (*plan.File, error) {
-	name := x.Name
-	if name == "" {
-		name = fmt.Sprintf("synthesised-%s-%d", x.Collective, c.ranks)
-	}
+	name := x.name()
 	if c.packets {
 		p := plan.New(name, c.shape(), plan.Options{Protocol: plan.LL, DoubleScratch: true})
 		c.route.packed(p, x.Collective != spec.Broadcast)
@@ -269,6 +271,19 @@ func (x *search) choose() (*plan.File, Report, error) {
 	var all []made
 	model := cost.Model{Topology: x.Topology}
 	least := math.Inf(1)
+	add := func(f *plan.File, chunks, sends int, form string) error {
+		taken, err := model.Of(f, x.Bytes)
+		if err != nil {
+			return fmt.Errorf("synthesis: %w", err)
+		}
+		step := chunks * align
+		all = append(all, made{f, Report{Bytes: (x.Bytes + step - 1) / step * step, Cost: taken, Form: form}, sends})
+		least = min(least, taken.Time)
+		return nil
+	}
+	if err := x.exchanges(add); err != nil {
+		return nil, Report{}, err
+	}
 	for _, c := range x.finalists() {
 		before := math.Inf(1)
 		for windows := 1; windows <= c.windows && c.guess <= least*near; windows *= 2 {
@@ -279,15 +294,10 @@ func (x *search) choose() (*plan.File, Report, error) {
 			if err != nil {
 				return nil, Report{}, fmt.Errorf("synthesis: %w", err)
 			}
-			taken, err := model.Of(f, x.Bytes)
-			if err != nil {
-				return nil, Report{}, fmt.Errorf("synthesis: %w", err)
+			if err := add(f, c.chunks, len(c.route.sends), c.words(windows)); err != nil {
+				return nil, Report{}, err
 			}
-			step := c.chunks * align
-			all = append(all, made{f, Report{
-				Bytes: (x.Bytes + step - 1) / step * step, Cost: taken, Form: c.words(windows),
-			}, len(c.route.sends)})
-			least = min(least, taken.Time)
+			taken := all[len(all)-1].report.Cost
 			if taken.Time > before/near {
 				break // more windows bring nothing
 			}
