@@ -1,7 +1,6 @@
 package shm
 
 import (
-	"cmp"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
@@ -17,18 +16,6 @@ var thisProcess = sync.OnceValue(random)
 func random() (b [16]byte) {
 	rand.Read(b[:]) // never fails: the runtime ends the process first
 	return b
-}
-
-// HostName is the name by which a rank knows its host: one that it was given, the environment's, or the machine's.
-func HostName(given string) (string, error) {
-	if given = cmp.Or(given, os.Getenv("WEFT_HOSTID"), os.Getenv("MSCCLPP_HOSTID")); given != "" {
-		return given, nil
-	}
-	name, err := os.Hostname()
-	if err != nil {
-		return "", fmt.Errorf("identify host: %w", err)
-	}
-	return name, nil
 }
 
 // hostIdentity names the set of processes that can reach each other's abstract sockets and resolve
