@@ -41,6 +41,7 @@ const (
 	Exact              = spec.Exact
 	Partial            = spec.Partial
 	PartialBySelection = spec.PartialBySelection
+	PartialByHost      = spec.PartialByHost
 
 	Weighted = spec.Weighted
 	Plain    = spec.Plain

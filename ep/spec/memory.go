@@ -41,7 +41,7 @@ func (g *Geometry) WindowSizes(s Spec) windowSizes {
 		return size
 	}
 	size.Stage = max(size.Stage, rows*output)
-	if s.Reduction != Exact && s.Layout.ByExpert() {
+	if (s.Reduction == Partial || s.Reduction == PartialBySelection) && s.Layout.ByExpert() {
 		size.Partial = int64(g.Ranks) * tokens * output
 	}
 	perRow := int64(1)

@@ -44,6 +44,11 @@ const (
 	// PartialBySelection is Partial with another order of the home's sum: by the last selection of
 	// the token that has a row on each rank.
 	PartialBySelection
+	// PartialByHost sums a token's rows on each host first: fp32, ranks ascending, and k ascending on each rank,
+	// rounded once to the row's type. The home adds these sums in fp32, in the order of hosts, and rounds once.
+	// Between hosts one row for each token and host comes home, where Partial brings one for each rank and Exact one
+	// for each selection. Each host's sum has one more rounding: for bf16 a relative error of up to 2^-9 of that sum.
+	PartialByHost
 	reductions
 )
 
@@ -109,7 +114,7 @@ const (
 
 var (
 	LayoutNames     = [Layouts]string{"expert-major", "expert-packed", "rank-major", "token-major"}
-	ReductionNames  = [reductions]string{"exact", "partial", "partial-by-selection"}
+	ReductionNames  = [reductions]string{"exact", "partial", "partial-by-selection", "partial-by-host"}
 	WeightingNames  = [weightings]string{"weighted", "plain"}
 	PayloadNames    = [payloads]string{"bf16", "fp16", "fp32", "fp8", "fp8-ue8m0", "opaque"}
 	CountNames      = [countings]string{"host", "device"}

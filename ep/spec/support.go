@@ -135,6 +135,10 @@ var detailRules = []rule{
 // gpuRules hold on GPUs, beside all others: they refuse what only the host engine supports.
 var gpuRules = []rule{
 	{
+		func(s request) bool { return s.Reduction == PartialByHost },
+		"on GPUs rows are not summed host by host; use the partial reduction, or a host communicator", nil,
+	},
+	{
 		func(s request) bool { return s.MaxTokens > maxTokensGPU },
 		fmt.Sprintf("handles on GPUs take up to %d tokens a rank; lower MaxTokens and call more often, or "+
 			"use a host communicator", maxTokensGPU), mostTokens,

@@ -1,6 +1,7 @@
 package eptest
 
 import (
+	"bytes"
 	"context"
 	"time"
 	"unsafe"
@@ -11,12 +12,15 @@ import (
 )
 
 // Host is the engine of ranks on the host.
-type Host struct{ *ranktest.Groups }
+type Host struct {
+	*ranktest.Groups
+	hosts []int // by rank; nil: all are of one
+}
 
 // NewHost makes an engine whose ranks are goroutines. Communicators are kept between calls of Ranks
 // until Close.
 func NewHost(options ...weft.Option) *Host {
-	return &Host{ranktest.Goroutines("goroutines", func(int) []weft.Option { return options })}
+	return &Host{Groups: ranktest.Goroutines("goroutines", func(int) []weft.Option { return options })}
 }
 
 // NewHosts makes an engine whose ranks are goroutines on hosts of the given names, a letter for each rank.
@@ -25,12 +29,21 @@ func NewHosts(names string, options ...weft.Option) *Host {
 		return append([]weft.Option{weft.WithHostID(names[rank:][:1])}, options...)
 	})
 	g.OfSizes(len(names))
-	return &Host{g}
+	h := &Host{Groups: g}
+	var seen []byte
+	for i := range len(names) {
+		host := bytes.IndexByte(seen, names[i])
+		if host < 0 {
+			host, seen = len(seen), append(seen, names[i])
+		}
+		h.hosts = append(h.hosts, host)
+	}
+	return h
 }
 
 // NewHostRank makes the engine of a process that is one rank of several. The communicator stays the
 // caller's.
-func NewHostRank(c *weft.Comm) *Host { return &Host{ranktest.Process("processes", c)} }
+func NewHostRank(c *weft.Comm) *Host { return &Host{Groups: ranktest.Process("processes", c)} }
 
 // Kind implements [Engine].
 func (h *Host) Kind() ep.Engine { return ep.HostEngine }

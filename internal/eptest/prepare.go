@@ -13,6 +13,14 @@ type batch struct {
 	topk    [][]int32   // by rank: [tokens, k]
 	weights [][]float32 // by rank: [tokens, k]
 	masked  []bool
+	hosts   []int // by rank; nil: all are of one
+}
+
+func (b *batch) host(rank int) int {
+	if b.hosts == nil {
+		return 0
+	}
+	return b.hosts[rank]
 }
 
 func (b *batch) local() int         { return b.spec.Experts / b.ranks }

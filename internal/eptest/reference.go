@@ -149,6 +149,30 @@ func (b *batch) combine(p *prepared, src int, y [][]byte, bias [][]byte, weighte
 						acc = add(acc, k)
 					}
 				}
+			case b.spec.Reduction == ep.PartialByHost:
+				for host := range b.ranks {
+					var sum float32
+					any := false
+					for rank := range b.ranks {
+						if b.host(rank) != host {
+							continue
+						}
+						once := false
+						for k, dest := range home {
+							if dest.ok && dest.rank == rank && (b.byExpert() || !once) {
+								any, once = true, true
+								if b.byExpert() {
+									sum = add(sum, k)
+								} else {
+									sum += at(dest)
+								}
+							}
+						}
+					}
+					if any {
+						acc += rounded(d, sum)
+					}
+				}
 			default:
 				for _, rank := range b.order(home) {
 					var sum float32

@@ -29,8 +29,17 @@ func run(t *testing.T, e Engine, cases, shapes, masks int) {
 	t.Run("masks", func(t *testing.T) { runMasks(t, e, masks) })
 }
 
+// hostsOf are the hosts of an engine's ranks, or nil where all ranks share memory.
+func hostsOf(e Engine) []int {
+	if h, ok := e.(*Host); ok {
+		return h.hosts
+	}
+	return nil
+}
+
 func check(e Engine, c Case) error {
 	trial := newTrial(c)
+	trial.hosts = hostsOf(e)
 	if err := e.Ranks(c.Ranks, func(comm *weft.Comm) error { return trial.do(e, comm) }); err != nil {
 		return fmt.Errorf("%v\n%w", c, err)
 	}
@@ -195,6 +204,7 @@ func runMasks(t *testing.T, e Engine, limit int) {
 		c := drawCase(rt, e, sizes, cell, detail, rapid.Bool().Draw(rt, "split"), ep.HostCounts)
 		masked := rapid.SliceOfNDistinct(rapid.IntRange(0, c.Ranks-1), 1, c.Ranks-1, rapid.ID).Draw(rt, "masked")
 		trial := newTrial(c, masked...)
+		trial.hosts = hostsOf(e)
 		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
 		err := e.Ranks(c.Ranks, func(comm *weft.Comm) error {

@@ -129,7 +129,7 @@ func (c *gather) offer(ctx context.Context) (enginehost.OperandRef, error) {
 // eachNear does j for the received tokens of this host's ranks.
 func (c *gather) eachNear(bytes int, j job) {
 	h, r := c.h, c.r
-	if h.far == nil {
+	if h.far == nil || h.byHost() { // sums for other hosts are formed of all rows
 		h.each(len(r.recvTokens), bytes, j)
 		return
 	}
@@ -248,17 +248,30 @@ func (c *gather) home(ctx context.Context) error {
 		}
 		h.scratch.operands[d] = operand{pointer(mem), len(mem) / n, false}
 	}
+	if h.byHost() {
+		if err := c.shipSums(ctx); err != nil {
+			return err
+		}
+	}
 	if h.far != nil {
 		if err := c.homeByBlocks(ctx); err != nil {
 			return err
 		}
 	} else {
-		h.each(c.r.batch.Tokens, c.r.traffic.Selections*n, (*sumHome)(c))
+		h.each(c.r.batch.Tokens, c.r.traffic.Selections*n, c.homeJob())
 	}
 	if d := c.bad.Load(); d != 0 {
 		return h.rounds.Broken(outside(int(d)-1, c.op))
 	}
 	return nil
+}
+
+// homeJob sums tokens at home.
+func (c *gather) homeJob() job {
+	if c.h.byHost() {
+		return (*hostHome)(c)
+	}
+	return (*sumHome)(c)
 }
 
 type sumHome gather

@@ -147,6 +147,7 @@ func (h *host) takeWeights(r *hostRouting, round uint64) int {
 			}
 		}
 	}
+	h.reweigh(r, round)
 	r.batch.Weights = spec.WeightsEverywhere
 	return -1
 }

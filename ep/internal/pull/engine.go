@@ -27,6 +27,7 @@ type host struct {
 	partial *enginehost.Stage // this rank's partial sums for the others
 	scalars *enginehost.Stage // a number per selection, for gradients of weights
 	far     *far              // nil where all ranks are of one host
+	hosts   int
 
 	sent struct { // the operation that was last sent to be received later
 		op    string // "" once it was received
@@ -90,6 +91,9 @@ func newScratch(g *spec.Geometry) scratch {
 
 func NewHost(ctx context.Context, of *spec.Base) (spec.RowEngine, error) {
 	h := &host{Base: of}
+	for r := range h.Comm.Size() {
+		h.hosts = max(h.hosts, h.Comm.Host(r)+1)
+	}
 	h.workers = max(1, runtime.NumCPU()/h.Comm.LocalSize())
 	if err := h.allocate(ctx); err != nil {
 		_, again := h.Close()

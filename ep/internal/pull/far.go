@@ -21,6 +21,7 @@ type far struct {
 	window *weft.Window // where ranks of other hosts put rows
 	outbox *weft.Window // rows and numbers on their way home, where they lie in no window; nil: nothing is combined
 	landings
+	hostLast []int32
 	order    []int  // ranks, host by host
 	followed uint64 // 1 + the generation
 
@@ -42,7 +43,8 @@ type landings struct {
 const (
 	spreadAt   = 0
 	broughtAt  = channel.Stride
-	farCounter = 2 * channel.Stride
+	summedAt   = 2 * channel.Stride
+	farCounter = 3 * channel.Stride
 )
 
 // Counters show the number of a round and, in the lowest bits, how many chunks of its rows have come.
@@ -67,11 +69,7 @@ func farLines(comm *weft.Comm) int { return max(4, min(2*mostChunks, linesOfAll/
 
 func newLandings(h *host) (l landings, err error) {
 	g, s, n := &h.Geometry, &h.Spec, h.Comm.Size()
-	hosts := 0
-	for r := range n {
-		hosts = max(hosts, h.Comm.Host(r)+1)
-	}
-	l.index = make([][]int32, hosts)
+	l.index = make([][]int32, h.hosts)
 	others := int32(0)
 	for at := range l.index {
 		l.index[at] = make([]int32, n)
@@ -131,11 +129,11 @@ func (h *host) newFar(ctx context.Context, alloc func(size int) (*weft.Window, e
 		return err
 	}
 	if h.Spec.Combines() {
-		n := h.Geometry.Rows()
-		if f.outbox, err = alloc(n*h.Spec.OutputSize() + f.numberOutbox()); err != nil {
+		if f.outbox, err = alloc(f.dotsAt() + f.numberOutbox()); err != nil {
 			return err
 		}
 	}
+	f.hostLast = make([]int32, h.hosts)
 	h.far = f
 	return nil
 }
@@ -299,10 +297,10 @@ func (f *far) await(ctx context.Context, op string, src, counter int, value uint
 }
 
 func (f *far) counters(src, counter int) []byte {
-	if counter == broughtAt {
-		return f.h.rounds.OwnBytes(src)
+	if counter == spreadAt {
+		return f.h.rounds.Shown(src)
 	}
-	return f.h.rounds.Shown(src)
+	return f.h.rounds.OwnBytes(src)
 }
 
 // keep waits until all rows have come that this rank keeps for its host: others read them, and nobody else looks for

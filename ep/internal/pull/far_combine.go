@@ -16,7 +16,7 @@ const directBytes = 8 << 10
 // ship sends the rows, or this rank's sums of them, to their homes on other hosts.
 func (c *gather) ship(ctx context.Context) error {
 	h, f, r := c.h, c.h.far, c.r
-	if f == nil {
+	if f == nil || h.byHost() {
 		return nil
 	}
 	if err := f.claim(ctx, c.op, c.round, &f.brought); err != nil {
@@ -147,7 +147,12 @@ func (f *far) claimDots(ctx context.Context, op string, round uint64) error {
 }
 
 // dotsAt is where numbers begin in the outbox.
-func (f *far) dotsAt() int { return f.h.Geometry.Rows() * f.h.Spec.OutputSize() }
+func (f *far) dotsAt() int {
+	if f.h.byHost() {
+		return f.numberAt - f.sumsAt
+	}
+	return f.h.Geometry.Rows() * f.h.Spec.OutputSize()
+}
 
 // packDots copies the number of each selection of a rank's tokens into the outbox, behind those that are there, and
 // returns how many they are.
@@ -194,16 +199,22 @@ func (f *far) shipDots(ctx context.Context, op string, round uint64, r *hostRout
 	if err := f.claim(ctx, op, round, &f.dotted); err != nil {
 		return err
 	}
+	f.shipNumbers(r, round, pointer(f.h.scalars.Window.Bytes()))
+	return nil
+}
+
+// shipNumbers sends numbers of rows home, and nothing else.
+func (f *far) shipNumbers(r *hostRouting, round uint64, numbers unsafe.Pointer) {
 	behind := 0
 	for _, home := range f.h.rounds.Live {
 		if !f.h.rounds.Far(home) || r.firstToken[home] == r.firstToken[home+1] {
 			continue
 		}
-		n := f.packDots(r, home, pointer(f.h.scalars.Window.Bytes()), behind)
-		f.h.rounds.Ship(home, broughtAt, complete(round), []mirror.Part{f.dotsPart(home, behind, n)})
+		n := f.packDots(r, home, numbers, behind)
+		f.parts = append(f.parts, f.dotsPart(home, behind, n))
+		f.h.rounds.Ship(home, broughtAt, complete(round), f.parts[len(f.parts)-1:len(f.parts):len(f.parts)])
 		behind += n
 	}
-	return nil
 }
 
 // sumsFrom is where the rows come from a rank of another host that go home to this one.
@@ -240,6 +251,13 @@ func (c *gather) homeByBlocks(ctx context.Context) error {
 	}
 	for c.first = 0; c.first < r.batch.Tokens; c.first += homeBlock {
 		k := min(homeBlock, r.batch.Tokens-c.first)
+		if h.byHost() {
+			if err := c.awaitSums(ctx, c.first, c.first+k); err != nil {
+				return err
+			}
+			h.each(k, k*topk*n, c.homeJob())
+			continue
+		}
 		clear(last)
 		if h.selects() {
 			for i := c.first * topk; i < (c.first+k)*topk; i++ {
@@ -267,9 +285,12 @@ func (c *gather) homeByBlocks(ctx context.Context) error {
 				return err
 			}
 		}
-		h.each(k, k*topk*n, (*sumHome)(c))
+		h.each(k, k*topk*n, c.homeJob())
 	}
 	c.first = 0
+	if h.byHost() {
+		return nil
+	}
 	for _, d := range h.rounds.Live { // what nobody needs has landed, too
 		if h.rounds.Far(d) && r.selected[d] > 0 {
 			if err := h.far.await(ctx, c.op, d, broughtAt, complete(c.round)); err != nil {

@@ -32,6 +32,16 @@ func metadataAt(g *spec.Geometry, mem []byte, round uint64) metadata {
 	return m
 }
 
+// span is where the records for a rank stand, as far as there is room for them.
+func (m *metadata) span(g *spec.Geometry, rank int) (from, to int) {
+	from = int(m.first[rank])
+	to = from + int(m.tokens[rank])
+	if from < 0 || to < from || to > g.Records() {
+		return 0, 0
+	}
+	return from, to
+}
+
 // record is a token on its way to one rank: its index at the source, and for each selection the
 // expert's index there, or -1, and the weight.
 type record struct {

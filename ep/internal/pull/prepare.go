@@ -204,7 +204,11 @@ func (h *host) newBatch(own *metadata, topk, weights weft.Tensor) (*hostRouting,
 	}
 	g.ExpertZones(&r.zones, h.Comm.Rank(), h.scratch.total)
 	h.placeTokens(r, own, topk, weights)
-	return r, h.readTokens(r)
+	bad := h.readTokens(r)
+	if bad < 0 && h.byHost() {
+		bad = h.readHosts(r)
+	}
+	return r, bad
 }
 
 func (h *host) SetWeights(_ context.Context, s *weft.Stream, r *spec.Batch, weights weft.Tensor) error {
@@ -239,6 +243,8 @@ func (h *host) placeTokens(r *hostRouting, own *metadata, topk, weights weft.Ten
 	r.destinations = sized(r.destinations, total)[:0]
 
 	h.firstRows()
+	r.hostTokens = sized(r.hostTokens, h.hosts)
+	clear(r.hostTokens)
 	sel := spec.SelectionsOf(topk)
 	clear(h.scratch.sent)
 	for t := range tokens {
@@ -341,6 +347,7 @@ func (h *host) placeDestinations(r *hostRouting, t int) {
 			}
 		}
 	}
+	h.countHosts(r, t)
 	if h.Spec.Reduction == spec.PartialBySelection {
 		r.orderDestinations(t)
 	}

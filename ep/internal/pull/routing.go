@@ -18,6 +18,8 @@ type hostRouting struct {
 	// Of several hosts: the number of each selection among those of this rank's that go to the same rank, and
 	// by rank how many these are.
 	nth, selected []int32
+	hostTokens    []int32  // by host: this rank's tokens that go there
+	sums          hostSums // with sums for each host
 	// The ranks that have token t, in the order in which their sums are added:
 	// destinations[firstDestination[t]:firstDestination[t+1]].
 	firstDestination []int32
@@ -40,11 +42,12 @@ type hostRouting struct {
 
 // destination is a rank that has one of this rank's tokens.
 type destination struct {
-	rank  int32
-	nth   int32 // of the token among those that this rank sends there
-	index int32 // of the token among those that the rank receives: where it leaves its partial sum
-	row   int32 // the token's row, for layouts with one row per rank; -1 if it was dropped
-	live  bool  // at least one row of it was kept
+	rank      int32
+	nthOfHost int32 // of the token among those that this rank sends to the rank's host
+	nth       int32 // of the token among those that this rank sends there
+	index     int32 // of the token among those that the rank receives: where it leaves its partial sum
+	row       int32 // the token's row, for layouts with one row per rank; -1 if it was dropped
+	live      bool  // at least one row of it was kept
 }
 
 // recvToken is a token that a rank sends here.
