@@ -64,3 +64,6 @@ func Grids(h *Handle) (blocks, threads [3]int) { return gpu.HookGrids(h.engine) 
 
 // GraphedRoutings is how many of the Routings that nobody has are written by graphs.
 func GraphedRoutings(h *Handle) int { return gpu.HookGraphedRoutings(h.engine) }
+
+// Shipped is how many bytes of rows and numbers a rank of a handle on the host has sent to other hosts.
+func Shipped(h *Handle) uint64 { return h.engine.(interface{ Shipped() uint64 }).Shipped() }

@@ -31,6 +31,7 @@ type far struct {
 	showing [headers]uint64          // rounds with which own bytes are shown
 	shown   [headers][][]mirror.Part // by host: these bytes
 	shipped []uint64                 // by rank: the last item of the kind
+	bytes   uint64                   // shipped
 }
 
 // cut is a part of a payload.
@@ -281,9 +282,20 @@ func (r *Rounds) KeeperHere(rank int) int { return r.far.keeper(r.far.here(), ra
 // announces. Unlike what is told, rounds do not wait until it is on its way: [Rounds.AwaitTold] does. The parts may
 // change when [Rounds.AwaitLeft] has returned, or AwaitShipped.
 func (r *Rounds) Ship(rank, counter int, value uint64, parts []mirror.Part) {
+	for i := range parts {
+		r.far.bytes += uint64(parts[i].Bytes)
+	}
 	r.far.shipped[rank] = r.far.mirrors.Send(rank, mirror.Item{
 		Counter: r.far.ownAt + counter, Value: value, Parts: parts, Bulk: true,
 	})
+}
+
+// Shipped is how many bytes this rank has shipped.
+func (r *Rounds) Shipped() uint64 {
+	if r.far == nil {
+		return 0
+	}
+	return r.far.bytes
 }
 
 // AwaitShipped waits until all that was shipped has left this rank's memory.

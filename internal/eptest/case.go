@@ -33,6 +33,7 @@ type Case struct {
 	Wild    bool // contents include NaN, infinities, denormals and zeros of both signs
 	Ones    bool // contents include words of ones, which are NaNs
 	Seed    uint64
+	Hosts   []int // by rank; nil: all are of one
 }
 
 // Operand says where the operands of operations stand.

@@ -41,6 +41,9 @@ func NewHosts(names string, options ...weft.Option) *Host {
 	return h
 }
 
+// Hosts are those of the ranks, by rank; nil where all share memory.
+func (h *Host) Hosts() []int { return h.hosts }
+
 // NewHostRank makes the engine of a process that is one rank of several. The communicator stays the
 // caller's.
 func NewHostRank(c *weft.Comm) *Host { return &Host{Groups: ranktest.Process("processes", c)} }

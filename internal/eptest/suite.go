@@ -38,8 +38,8 @@ func hostsOf(e Engine) []int {
 }
 
 func check(e Engine, c Case) error {
+	c.Hosts = hostsOf(e)
 	trial := newTrial(c)
-	trial.hosts = hostsOf(e)
 	if err := e.Ranks(c.Ranks, func(comm *weft.Comm) error { return trial.do(e, comm) }); err != nil {
 		return fmt.Errorf("%v\n%w", c, err)
 	}
@@ -203,8 +203,8 @@ func runMasks(t *testing.T, e Engine, limit int) {
 		detail := rapid.SampledFrom(details(cell)).Draw(rt, "detail")
 		c := drawCase(rt, e, sizes, cell, detail, rapid.Bool().Draw(rt, "split"), ep.HostCounts)
 		masked := rapid.SliceOfNDistinct(rapid.IntRange(0, c.Ranks-1), 1, c.Ranks-1, rapid.ID).Draw(rt, "masked")
+		c.Hosts = hostsOf(e)
 		trial := newTrial(c, masked...)
-		trial.hosts = hostsOf(e)
 		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
 		err := e.Ranks(c.Ranks, func(comm *weft.Comm) error {

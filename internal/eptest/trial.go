@@ -26,6 +26,7 @@ func newTrial(c Case, masked ...int) *trial {
 	t := &trial{Case: c}
 	n := c.Ranks
 	t.batch = batch{spec: c.Spec, ranks: n, topk: c.TopK, weights: make([][]float32, n), masked: make([]bool, n)}
+	t.batch.hosts = c.Hosts
 	for _, r := range masked {
 		t.masked[r] = true
 	}

@@ -225,9 +225,13 @@ func (h *host) offerRows(ctx context.Context, round uint64, tokens int, x *spec.
 	if err := h.stage.Claim(ctx, op, round); err != nil {
 		return enginehost.OperandRef{}, enginehost.OperandRef{}, false, err
 	}
-	data = enginehost.In(h.stage.Window, 0, uint32(spec.AlignUp(rowBytes)))
+	apart := spec.AlignUp[int]
+	if h.far != nil { // gaps would cross the network
+		apart = func(n int) int { return n }
+	}
+	data = enginehost.In(h.stage.Window, 0, uint32(apart(rowBytes)))
 	if scaleBytes > 0 {
-		scales = enginehost.In(h.stage.Window, uint64(s.MaxTokens*spec.AlignUp(rowBytes)), uint32(spec.AlignUp(scaleBytes)))
+		scales = enginehost.In(h.stage.Window, uint64(s.MaxTokens*spec.AlignUp(rowBytes)), uint32(apart(scaleBytes)))
 	}
 	g := &h.scratch.stager
 	*g = stager{

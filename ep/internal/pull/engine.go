@@ -160,6 +160,9 @@ func (h *host) Resources() (r spec.Resources) {
 	return r
 }
 
+// Shipped is how many bytes of rows and numbers this rank has sent to other hosts.
+func (h *host) Shipped() uint64 { return h.rounds.Shipped() }
+
 func (h *host) CountWaits(dispatch, combine weft.Tensor) {
 	numbers := func(t weft.Tensor) []int64 {
 		if t.IsZero() {

@@ -85,6 +85,9 @@ func (m *hostRank) checked(i, n int) bool {
 func (m *hostRank) setUp() (err error) {
 	me, ranks, cfg := m.Comm.Rank(), m.Comm.Size(), m.cfg
 	m.me, m.ranks = me, ranks
+	for r := range ranks {
+		m.hosts = append(m.hosts, m.Comm.Host(r))
+	}
 	if m.spec, err = cfg.Spec(ranks); err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ import (
 // alone.
 type expected struct {
 	me, ranks int
+	hosts     []int // by rank; nil: all are of one
 	cfg       Shape
 	spec      ep.Spec
 	rows      *pattern
@@ -276,6 +277,19 @@ func (m *expected) someTokens(iteration int) []int {
 	return some
 }
 
+// byHost joins what each host's ranks have.
+func byHost[T any](m *expected, byRank [][]T) [][]T {
+	joined := make([][]T, len(byRank))
+	for r, all := range byRank {
+		host := 0
+		if m.hosts != nil {
+			host = m.hosts[r]
+		}
+		joined[host] = append(joined[host], all...)
+	}
+	return joined
+}
+
 // home computes the sum of a token's rows.
 func (m *expected) home(out []byte, b *batch, t int, weighted bool) ([]byte, error) {
 	me, local, k := m.me, m.cfg.Experts/m.ranks, m.cfg.TopK
@@ -309,6 +323,9 @@ func (m *expected) home(out []byte, b *batch, t int, weighted bool) ([]byte, err
 		if m.spec.Reduction != ep.PartialBySelection {
 			ranks = append(ranks, r)
 		}
+	}
+	if m.spec.Reduction == ep.PartialByHost {
+		byRank = byHost(m, byRank)
 	}
 	for _, r := range ranks {
 		if byRank[r] != nil {
