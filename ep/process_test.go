@@ -179,11 +179,21 @@ func without(n int, out ...int) []int {
 
 const crewSize = 4
 
-func startExchange(t *testing.T, deadline time.Duration) *processes.Crew {
+func startExchange(t *testing.T, deadline time.Duration, hosts string) *processes.Crew {
 	t.Helper()
-	crew := processes.Start(t, "exchange", crewSize)
+	crew := processes.StartWith(t, "exchange", crewSize, onHost(hosts))
 	crew.Must(without(crewSize), "join", exchangeArgs{ID: crew.ID(), Deadline: deadline})
 	return crew
+}
+
+// onHost is the environment of ranks on hosts of the given names, a letter for each rank; none: all are on this one.
+func onHost(hosts string) func(rank int) []string {
+	return func(rank int) []string {
+		if hosts == "" {
+			return nil
+		}
+		return []string{"WEFT_HOSTID=" + hosts[rank:][:1], "WEFT_HEARTBEAT=60s"}
+	}
 }
 
 // The phases at which a rank is lost.
@@ -238,15 +248,15 @@ func TestKill(t *testing.T) {
 					continue
 				}
 				t.Run(fmt.Sprintf("%s/%s/%v", op, phase, victims), func(t *testing.T) {
-					killOneByOne(t, op, phase, victims)
+					killOneByOne(t, op, phase, victims, "")
 				})
 			}
 		}
 	}
 }
 
-func killOneByOne(t *testing.T, op, phase string, victims []int) {
-	crew := startExchange(t, 30*time.Second)
+func killOneByOne(t *testing.T, op, phase string, victims []int, hosts string) {
+	crew := startExchange(t, 30*time.Second, hosts)
 	for i, victim := range victims {
 		gone := victims[:i]
 		alive := without(crewSize, gone...)
@@ -279,7 +289,7 @@ func TestStop(t *testing.T) {
 			victim := (i + 3) % crewSize
 			t.Run(op+"/"+phase, func(t *testing.T) {
 				t.Parallel()
-				crew := startExchange(t, deadline)
+				crew := startExchange(t, deadline, "")
 				all := without(crewSize)
 				crew.Must(all, "begin", exchangeArgs{Seed: 1})
 				longest := time.Duration(0)

@@ -46,7 +46,13 @@ func (h *Host) Hosts() []int { return h.hosts }
 
 // NewHostRank makes the engine of a process that is one rank of several. The communicator stays the
 // caller's.
-func NewHostRank(c *weft.Comm) *Host { return &Host{Groups: ranktest.Process("processes", c)} }
+func NewHostRank(c *weft.Comm) *Host {
+	h := &Host{Groups: ranktest.Process("processes", c)}
+	for r := range c.Size() {
+		h.hosts = append(h.hosts, c.Host(r))
+	}
+	return h
+}
 
 // Kind implements [Engine].
 func (h *Host) Kind() ep.Engine { return ep.HostEngine }

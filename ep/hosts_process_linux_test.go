@@ -1,0 +1,63 @@
+package ep_test
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/weftgo/weft/fabric"
+	"github.com/weftgo/weft/fabric/fabrictest"
+	"github.com/weftgo/weft/internal/ranktest/processes"
+)
+
+func needLibfabric(t *testing.T) {
+	if err := fabrictest.Libfabric(t.Context(), t, fabric.Options{Size: 1}).Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestHostProcesses runs a sample of the suite on ranks that are processes of several hosts, by libfabric.
+func TestHostProcesses(t *testing.T) {
+	needLibfabric(t)
+	every := 9
+	if os.Getenv("WEFT_TEST_ALL") != "" {
+		every = 1
+	}
+	for _, hosts := range []string{"ab", "aabb"} {
+		t.Run(hosts, func(t *testing.T) {
+			n := len(hosts)
+			crew := processes.StartWith(t, "conformance", n, onHost(hosts))
+			for r, a := range crew.All(without(n), "run", exchangeArgs{ID: crew.ID(), Every: every}) {
+				if a.Err != "" {
+					t.Errorf("rank %d: %s", r, a.Err)
+				}
+				if string(a.Value) == "0" {
+					t.Errorf("rank %d ran no case", r)
+				}
+			}
+		})
+	}
+}
+
+// TestHostKill kills ranks of several hosts in operations, one of them with its whole host. The others say which
+// one, leave it out, and go on with right results.
+func TestHostKill(t *testing.T) {
+	needLibfabric(t)
+	turn := 0
+	for _, op := range operations {
+		for _, phase := range phases(op) {
+			for _, tc := range []struct {
+				hosts   string
+				victims []int
+			}{{"aabb", []int{2, 3}}, {"aabb", []int{0, 3}}, {"aaab", []int{3}}, {"abcc", []int{1}}} {
+				turn++
+				if os.Getenv("WEFT_TEST_ALL") == "" && turn%5 != 0 {
+					continue
+				}
+				t.Run(fmt.Sprintf("%s/%s/%v of %s", op, phase, tc.victims, tc.hosts), func(t *testing.T) {
+					killOneByOne(t, op, phase, tc.victims, tc.hosts)
+				})
+			}
+		}
+	}
+}
