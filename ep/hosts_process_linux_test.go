@@ -61,3 +61,20 @@ func TestHostKill(t *testing.T) {
 		}
 	}
 }
+
+// TestHostStop stops a rank of another host in an operation. The others leave it out at the deadline and go on; what it
+// has underway, and what it sends when it wakes up, disturbs nobody.
+func TestHostStop(t *testing.T) {
+	needLibfabric(t)
+	for i, op := range operations {
+		for j, phase := range phases(op) {
+			if os.Getenv("WEFT_TEST_ALL") == "" && (i+j)%4 != 1 {
+				continue
+			}
+			t.Run(op+"/"+phase, func(t *testing.T) {
+				t.Parallel()
+				stopOne(t, op, phase, (i+3)%crewSize, "aabb")
+			})
+		}
+	}
+}

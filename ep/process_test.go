@@ -192,7 +192,7 @@ func onHost(hosts string) func(rank int) []string {
 		if hosts == "" {
 			return nil
 		}
-		return []string{"WEFT_HOSTID=" + hosts[rank:][:1], "WEFT_HEARTBEAT=60s"}
+		return []string{"WEFT_HOSTID=" + hosts[rank:][:1], "WEFT_HEARTBEAT=12s"}
 	}
 }
 
@@ -277,7 +277,6 @@ func killOneByOne(t *testing.T, op, phase string, victims []int, hosts string) {
 // TestStop stops a rank in every operation. The others say at the deadline which one, leave it out
 // and go on; when it wakes up it disturbs nobody.
 func TestStop(t *testing.T) {
-	const deadline = 1500 * time.Millisecond
 	for i, op := range operations {
 		if testing.Short() && op != "dispatch" {
 			continue
@@ -289,58 +288,72 @@ func TestStop(t *testing.T) {
 			victim := (i + 3) % crewSize
 			t.Run(op+"/"+phase, func(t *testing.T) {
 				t.Parallel()
-				crew := startExchange(t, deadline, "")
-				all := without(crewSize)
-				crew.Must(all, "begin", exchangeArgs{Seed: 1})
-				longest := time.Duration(0)
-				for r, a := range lose(crew, all, victim, op, phase, crew.Stop) {
-					if a.Peer != victim || a.Cause != "timeout" {
-						t.Errorf("rank %d while %d is stopped: %q (%s, rank %d)", r, victim, a.Err, a.Cause, a.Peer)
-					}
-					var took time.Duration
-					if err := json.Unmarshal(a.Value, &took); err != nil {
-						t.Fatal(err)
-					}
-					longest = max(longest, took)
-				}
-				if longest < deadline || longest > deadline+2*time.Second {
-					t.Errorf("the deadline of %v came after %v", deadline, longest)
-				}
-				alive := without(crewSize, victim)
-				crew.Must(alive, "mask", exchangeArgs{Masked: []int{victim}})
-				crew.Must(alive, "rounds", exchangeArgs{Seed: 100, Masked: []int{victim}, Rounds: 3})
-
-				for _, r := range alive {
-					crew.Tell(r, "rounds", exchangeArgs{Seed: 200, Masked: []int{victim}, Rounds: 50})
-				}
-				crew.Continue(victim)
-				switch phase {
-				case inside:
-					if a := crew.Answer(victim); a.Err == "" {
-						t.Errorf("the stopped rank finished %s without the others", op)
-					}
-				case between:
-					crew.Tell(victim, "go on", exchangeArgs{})
-					if a := crew.Answer(victim); a.Err == "" {
-						t.Errorf("the stopped rank received %s after it was left out", op)
-					}
-				}
-				if a := crew.Ask(victim, "op", exchangeArgs{Op: "prepare"}); a.Err == "" {
-					t.Error("the stopped rank goes on alone")
-				}
-				if a := crew.Ask(victim, "close", exchangeArgs{}); a.Err != "" {
-					t.Errorf("the stopped rank leaves: %s", a.Err)
-				}
-				for r, a := range crew.Answers(alive) {
-					if a.Err != "" {
-						t.Errorf("rank %d, while the stopped one woke up: %s", r, a.Err)
-					}
-				}
-				crew.Must(alive, "rounds", exchangeArgs{Seed: 300, Masked: []int{victim}})
-				crew.Must(alive, "close", exchangeArgs{})
+				stopOne(t, op, phase, victim, "")
 			})
 		}
 	}
+}
+
+const (
+	stopDeadline = 1500 * time.Millisecond
+	// Between hosts a neighbour in the tree of processes is left after a third of the heartbeat.
+	stopDeadlineOfHosts = 8 * time.Second
+)
+
+func stopOne(t *testing.T, op, phase string, victim int, hosts string) {
+	deadline := stopDeadline
+	if hosts != "" {
+		deadline = stopDeadlineOfHosts
+	}
+	crew := startExchange(t, deadline, hosts)
+	all := without(crewSize)
+	crew.Must(all, "begin", exchangeArgs{Seed: 1})
+	longest := time.Duration(0)
+	for r, a := range lose(crew, all, victim, op, phase, crew.Stop) {
+		if a.Peer != victim || a.Cause != "timeout" {
+			t.Errorf("rank %d while %d is stopped: %q (%s, rank %d)", r, victim, a.Err, a.Cause, a.Peer)
+		}
+		var took time.Duration
+		if err := json.Unmarshal(a.Value, &took); err != nil {
+			t.Fatal(err)
+		}
+		longest = max(longest, took)
+	}
+	if longest < deadline || longest > deadline+2*time.Second {
+		t.Errorf("the deadline of %v came after %v", deadline, longest)
+	}
+	alive := without(crewSize, victim)
+	crew.Must(alive, "mask", exchangeArgs{Masked: []int{victim}})
+	crew.Must(alive, "rounds", exchangeArgs{Seed: 100, Masked: []int{victim}, Rounds: 3})
+
+	for _, r := range alive {
+		crew.Tell(r, "rounds", exchangeArgs{Seed: 200, Masked: []int{victim}, Rounds: 50})
+	}
+	crew.Continue(victim)
+	switch phase {
+	case inside:
+		if a := crew.Answer(victim); a.Err == "" {
+			t.Errorf("the stopped rank finished %s without the others", op)
+		}
+	case between:
+		crew.Tell(victim, "go on", exchangeArgs{})
+		if a := crew.Answer(victim); a.Err == "" {
+			t.Errorf("the stopped rank received %s after it was left out", op)
+		}
+	}
+	if a := crew.Ask(victim, "op", exchangeArgs{Op: "prepare"}); a.Err == "" {
+		t.Error("the stopped rank goes on alone")
+	}
+	if a := crew.Ask(victim, "close", exchangeArgs{}); a.Err != "" {
+		t.Errorf("the stopped rank leaves: %s", a.Err)
+	}
+	for r, a := range crew.Answers(alive) {
+		if a.Err != "" {
+			t.Errorf("rank %d, while the stopped one woke up: %s", r, a.Err)
+		}
+	}
+	crew.Must(alive, "rounds", exchangeArgs{Seed: 300, Masked: []int{victim}})
+	crew.Must(alive, "close", exchangeArgs{})
 }
 
 // construction is the part of a rank that makes handles and sets masks.
