@@ -96,6 +96,42 @@
 // registers. A rank thus writes no memory but its own. Therefore a rank that was stopped, masked
 // and woken again cannot harm the ranks that continued without it.
 //
+// # Between hosts
+//
+// Ranks of other hosts cannot map a rank's memory, so the host engine writes to them by package fabric. What
+// crosses the network is what one host needs of another, once:
+//
+//	prepare   counts, and the records for the host's ranks, with the round, by the mirrors of package engine/host
+//	dispatch  each token's row, once for each other host that has an expert for it, to the keeper of this rank's
+//	          mirror there; its host's ranks map the keeper's window and pull from it as from a source
+//	combine   rows or sums, from the rank that has them to the home itself; partial-by-host sends one sum for each
+//	          token and host, which a rank there makes of the rows of all its host's ranks, where they lie
+//
+// A window has a landing for each rank of other hosts, as large as the worst case: rows by their token's number, sums
+// by their number among those of the same sender. So nothing is counted before rows leave, no ring stalls,
+// and a rank that was left out writes late into its own landing alone. Rows leave from windows where they lie, in
+// chunks of 256 KiB at least; tokens that follow each other go in one write.
+//
+// Why the order is right: a chunk is followed on its way by a line of its sender's mirror with the value of a counter,
+// the round and the number of chunks, so who sees the value sees the rows. A rank writes into a landing in round n
+// when it has seen all ranks open a round behind the one in which it wrote there last: they have left that. A
+// keeper waits for all rows that it keeps, since nobody else looks for them.
+//
+// After SetMask what was not begun is dropped, and ranks wait until all else has landed. Then the keepers are chosen
+// anew.
+//
+// Bytes that a rank sends to other hosts, beside 176 bytes at most for each chunk, and for each round and host:
+//
+//	prepare            4 E + 8 R for each host, and (8 + 6 k) rounded for each (token, rank) there
+//	dispatch           tokens x hosts that have an expert for them, x (row + scales)
+//	combine, exact     selections of other hosts' tokens here x output row
+//	combine, partial   (token, rank) pairs of other hosts' tokens here x output row
+//	partial-by-host    tokens of the homes that this rank sums for x output row
+//	dispatch backward  as combine; and 4 for each selection, with gradients of weights
+//	combine backward   as dispatch, of output rows; and the same
+//
+// The floor is these bytes at the network's speed, one way through it, and for the last chunk a copy inside the host.
+//
 // # Memory
 //
 // A handle's windows are: the signal pad; a pool of Live buffers for received rows; a staging
@@ -137,7 +173,8 @@
 // Exact reductions are fp32 fused multiply-adds, k ascending, from +0 (or from the fp32 sum of the
 // biases), rounded once. Partial ones do the same on each rank and round to the row's type; then
 // the home adds in fp32, in rank order or in that of the token's last selections on each rank, and
-// rounds once. Rows are ordered by source rank, then token. Results are bit-identical from run to
+// rounds once. Partial-by-host sums a host's rows in one go, ranks ascending, and rounds once; the home adds hosts in
+// their order. The first three give the same bits however ranks are spread over hosts. Rows are ordered by source rank, then token. Results are bit-identical from run to
 // run, for any number of goroutines, and on every instruction set.
 //
 // # Floor

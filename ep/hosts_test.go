@@ -1,6 +1,7 @@
 package ep_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -179,4 +180,20 @@ func sumsFor(c eptest.Case, here, home int) int {
 		}
 	}
 	return ranks[number%len(ranks)]
+}
+
+// TestHostCountWaits has a rank that others of two hosts wait for.
+func TestHostCountWaits(t *testing.T) {
+	const ranks, late = 3, 1
+	ctx, e, s := testContext(t), onHosts(t, "aab", fabrictest.TCP()), sized(exactRows, ranks)
+	b := evenly(s, ranks, 1, min(s.MaxTokens, 20)).Batch()
+	if err := e.Ranks(ranks, func(c *weft.Comm) error {
+		h, err := ep.NewHandle(ctx, c, s)
+		if err != nil {
+			return err
+		}
+		return errors.Join(lateness(ctx, e, c, h, b, late), h.Close())
+	}); err != nil {
+		t.Fatal(err)
+	}
 }

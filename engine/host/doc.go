@@ -58,6 +58,9 @@
 // Nobody moves a mirror but its keeper, in waits. It waits for each round that the ranks of its host wait for, so
 // none of them waits in vain. [Rounds.Await] does not return before all that this rank says is with the fabric.
 //
+// [Rounds.Show] adds ranges of the own bytes to a round. [Rounds.Ship] sends parts of other windows, with a counter of
+// the own bytes that says how far they have come: rounds do not wait for these, [Rounds.AwaitTold] does.
+//
 // After SetMask keepers are chosen anew, and each rank's mirrors begin with what is said then: all numbers are higher.
 //
 // # Operands

@@ -148,7 +148,7 @@ const leaveTime = 2 * time.Second
 // await waits until a round of all ranks has come, what this rank has said is on its way, and what it said two
 // rounds before has completed: it may then fill the header of the next but one. As it waits it moves what it keeps
 // for others.
-func (f *far) await(ctx context.Context, r *Rounds, op string, round uint64) error {
+func (f *far) await(ctx context.Context, r *Rounds, op string, round uint64, waits []int64) error {
 	before := f.sent[(round-2)%headers]
 	for i := 0; i <= len(r.Live); i++ {
 		var done func() bool
@@ -170,7 +170,15 @@ func (f *far) await(ctx context.Context, r *Rounds, op string, round uint64) err
 				return f.mirrors.Waits() < 0
 			}
 		}
-		if err := f.until(ctx, r, op, peer, f.sleepFor(peer), done); err != nil {
+		begun := time.Time{}
+		if waits != nil && i < len(r.Live) && !done() {
+			begun = time.Now()
+		}
+		err := f.until(ctx, r, op, peer, f.sleepFor(peer), done)
+		if !begun.IsZero() {
+			waits[peer] += int64(time.Since(begun))
+		}
+		if err != nil {
 			return err
 		}
 	}

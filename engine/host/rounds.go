@@ -213,7 +213,7 @@ func (r *Rounds) Await(ctx context.Context, op string, round uint64) error {
 
 func (r *Rounds) await(ctx context.Context, op string, round uint64, waits []int64) error {
 	if r.far != nil {
-		if err := r.far.await(ctx, r, op, round); err != nil {
+		if err := r.far.await(ctx, r, op, round, waits); err != nil {
 			return err
 		}
 	}

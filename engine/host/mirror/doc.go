@@ -11,6 +11,8 @@
 // counter, and a range of its pad that the value announces. [Mirrors.Send] takes that down and does not wait;
 // [Mirrors.Pump] moves it on, and takes what has come. Whoever waits pumps.
 //
+// An item may have parts of other windows, which its value announces as well: they are written before its line.
+//
 // # Layout
 //
 // Each rank's part of the window begins with its pad. Behind it lie an inbox and an outbox, in both of which each

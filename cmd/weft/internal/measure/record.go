@@ -21,7 +21,7 @@ type Record struct {
 	DType     string `json:"dtype,omitempty"`
 	Scales    string `json:"scales,omitempty"` // row-major, column-major: the order of those that arrive with FP8 rows
 	Layout    string `json:"layout,omitempty"`
-	Reduction string `json:"reduction,omitempty"` // exact, partial, partial-by-selection; collectives: sum, max, ...
+	Reduction string `json:"reduction,omitempty"` // exact, partial, ...; collectives: sum, max, ...
 	Weighting string `json:"weighting,omitempty"` // weighted, plain
 	Counts    string `json:"counts,omitempty"`    // host, device
 	Routing   string `json:"routing,omitempty"`   // uniform, zipf, hot
