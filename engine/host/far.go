@@ -349,6 +349,11 @@ func (r *Rounds) AwaitFar(ctx context.Context, op string, peer int, done func() 
 	return r.far.until(ctx, r, op, peer, r.far.sleep, done)
 }
 
+// AwaitShowing is AwaitFar for what a rank shows this one's host, which another rank here may keep.
+func (r *Rounds) AwaitShowing(ctx context.Context, op string, peer int, done func() bool) error {
+	return r.far.until(ctx, r, op, peer, r.far.sleepFor(peer), done)
+}
+
 // Lose says that a rank of another host cannot be written to any more: see [Rounds.AwaitFar], which then fails.
 func (r *Rounds) Lose(rank int, cause error) { r.far.mirrors.Fail(rank, cause) }
 

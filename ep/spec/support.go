@@ -225,6 +225,8 @@ func WriteSupport(w io.Writer) error {
 		s := c.Spec(4)
 		if r := s.refusal(HostEngine, 4); r != nil {
 			fmt.Fprintf(&b, " refused (%d) |", note(r.because))
+		} else if s.refusal(GPUEngine, 4) != nil {
+			b.WriteString(" tested on the host |")
 		} else {
 			b.WriteString(" tested |")
 		}

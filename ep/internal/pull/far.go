@@ -293,7 +293,11 @@ func (f *far) await(ctx context.Context, op string, src, counter int, value uint
 	if c.Load() >= value {
 		return nil
 	}
-	return f.h.rounds.AwaitFar(ctx, op, src, func() bool { return c.Load() >= value })
+	come := func() bool { return c.Load() >= value }
+	if counter == spreadAt {
+		return f.h.rounds.AwaitShowing(ctx, op, src, come)
+	}
+	return f.h.rounds.AwaitFar(ctx, op, src, come)
 }
 
 func (f *far) counters(src, counter int) []byte {
