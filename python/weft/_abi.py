@@ -110,6 +110,8 @@ class Reduction(Choice):
     """each rank sums its rows of a token, the home sums these in rank order"""
     partial_by_selection = 2
     """the same, but the home goes by each rank's last selection that has a row"""
+    partial_by_host = 3
+    """each host sums its rows of a token, the home sums these; not on GPUs"""
 
 
 class Weighting(Choice):
