@@ -174,8 +174,10 @@
 // biases), rounded once. Partial ones do the same on each rank and round to the row's type; then
 // the home adds in fp32, in rank order or in that of the token's last selections on each rank, and
 // rounds once. Partial-by-host sums a host's rows in one go, ranks ascending, and rounds once; the home adds hosts in
-// their order. The first three give the same bits however ranks are spread over hosts. Rows are ordered by source rank, then token. Results are bit-identical from run to
-// run, for any number of goroutines, and on every instruction set.
+// their order. The first three give the same bits however ranks are spread over hosts.
+//
+// Rows are ordered by source rank, then token. Results are bit-identical from run to run, for any number of
+// goroutines, and on every instruction set.
 //
 // # Floor
 //

@@ -73,7 +73,8 @@ func (h *host) CombineBackward(ctx context.Context, s *weft.Stream, a spec.Sprea
 	r := h.routingOf(a.Batch)
 	m := &h.scratch.mover
 	*m = mover{
-		h: h, r: r, round: round, rowBytes: h.Spec.OutputSize(), dst: a.GradRows.Data, each: h.gradRow(a.Rows, a.GradRows, dots),
+		h: h, r: r, round: round, rowBytes: h.Spec.OutputSize(), dst: a.GradRows.Data,
+		each: h.gradRow(a.Rows, a.GradRows, dots),
 	}
 	if err := m.pull(ctx, op); err != nil {
 		return err

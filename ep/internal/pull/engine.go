@@ -253,8 +253,8 @@ func (h *host) awaitCalls(ctx context.Context, round uint64, op string, own erro
 }
 
 // leave says that this rank has finished reading the operands of its peers, and sees to it that what it sends to other
-// hosts is on its way. It fails if this rank was told of a failure meanwhile: the others may have gone on without it, and what it has read may
-// be what they wrote later.
+// hosts is on its way. It fails if this rank was told of a failure meanwhile: the others may have gone on without it,
+// and what it has read may be what they wrote later.
 func (h *host) leave(ctx context.Context, op string) error {
 	h.rounds.Leave()
 	if err := h.rounds.AwaitTold(ctx, op); err != nil {

@@ -166,7 +166,8 @@ func progress(round uint64, row, chunk int) uint64 { return round<<chunkBits | u
 func complete(round uint64) uint64 { return round<<chunkBits | allChunks }
 
 // claim is what comes before this rank writes into others' landings in a round that it has opened. It waits until
-// nobody reads what it wrote there last. The ranks have then opened a later round, and of the last one that has been seen.
+// nobody reads what it wrote there last: until all ranks have opened a later round. Of the last one this rank has seen
+// that.
 func (f *far) claim(ctx context.Context, op string, round uint64, last *uint64) error {
 	before := *last
 	*last = round
