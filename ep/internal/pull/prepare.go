@@ -347,7 +347,9 @@ func (h *host) placeDestinations(r *hostRouting, t int) {
 			}
 		}
 	}
-	h.countHosts(r, t)
+	if h.byHost() {
+		h.countHosts(r, t)
+	}
 	if h.Spec.Reduction == spec.PartialBySelection {
 		r.orderDestinations(t)
 	}
