@@ -1,6 +1,9 @@
 package weft
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // DType is the type of a tensor's elements.
 type DType uint8
@@ -74,7 +77,11 @@ func ParseDType(name string) (DType, error) {
 			return d, nil
 		}
 	}
-	return InvalidDType, fmt.Errorf("unknown dtype %q", name)
+	var names []string
+	for d := BFloat16; d < dtypes; d++ {
+		names = append(names, dtypeInfo[d].name)
+	}
+	return InvalidDType, fmt.Errorf("unknown dtype %q: want one of %s", name, strings.Join(names, ", "))
 }
 
 // Op is a reduction.

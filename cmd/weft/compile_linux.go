@@ -63,7 +63,7 @@ func newCompile() *cobra.Command {
 	describe(cmd, "compile")
 	cmd.Flags().Var(&archs, "arch", "which GPUs to compile for")
 	cmd.Flags().StringVar(&out, "out", "", "the `directory` to fill; it is made if it does not exist")
-	cmd.Flags().IntSliceVar(&of.ranks, "ranks", nil, "also for collectives and plans among so many ranks, a list as 2,4,8")
+	cmd.Flags().Var(&of.ranks, "ranks", "also for collectives and plans among so many ranks, a list as 2,4,8")
 	cmd.Flags().StringSliceVar(&of.dtypes, "dtypes", nil,
 		"the types that those collectives and plans reduce, a list as bf16,fp32 (default: all)")
 	return cmd
@@ -86,7 +86,7 @@ func catalogue(arch string) []kernel.Spec {
 
 // groups are groups' numbers of ranks, and the types that they reduce.
 type groups struct {
-	ranks  []int
+	ranks  counts
 	dtypes []string
 }
 
