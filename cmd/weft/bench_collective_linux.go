@@ -228,8 +228,8 @@ func (c *collectiveFlags) check(cmd *cobra.Command) error {
 	if c.norm {
 		c.sweep.Hidden, c.noPeers = max(c.hidden, 1), true
 	}
-	return errors.Join(timing.Within("operations", c.ops, 1, timing.MostOperations),
-		timing.Within("replays", c.replays, 1, timing.MostReplays), c.sweep.Validate(true))
+	return errors.Join(timing.Within("--operations", c.ops, 1, timing.MostOperations),
+		timing.Within("--replays", c.replays, 1, timing.MostReplays), c.sweep.Validate(true))
 }
 
 // planned makes the sweep one by a plan.

@@ -615,6 +615,26 @@ func TestBenchRefusesBeforeItStarts(t *testing.T) {
 	}
 }
 
+// What is refused is called as the flag is, with what was given and what can be.
+func TestRefusalsNameFlags(t *testing.T) {
+	for _, c := range []struct{ args, want string }{
+		{"bench ep --topk 100", "--topk is 100: want 1 to 32"},
+		{"bench ep --hidden 7", "--hidden is 7, and a row"},
+		{"bench ep --experts 5", "--experts is 5 on 4 ranks"},
+		{"bench ep --ranks 5000", "--ranks 5000: want 1 to 1024"},
+		{"bench ep --iters -1", "--iters -1: want 0"},
+		{"bench ep --time -1s", "--time -1s: want 0"},
+		{"run -n 2 --grace -1s true", "--grace -1s: want 0"},
+		{"plan synthesise --collective foo", `--collective "foo": want one of allgather`},
+		{"compile --out k --ranks x", `--ranks "x": want whole numbers from 1 on, as 2,4`},
+		{"compile --out k --ranks 2 --dtypes foo", `--dtypes: unknown dtype "foo": want one of bf16, fp16, fp32`},
+	} {
+		if _, errs := command(t, 2, strings.Fields(c.args)...); !strings.Contains(errs, c.want) {
+			t.Errorf("%s: %q, want %q", c.args, errs, c.want)
+		}
+	}
+}
+
 func TestLists(t *testing.T) {
 	var c counts
 	if err := c.Set("2, 4"); err != nil || c.String() != "2,4" {

@@ -31,7 +31,8 @@ func newPlanSynthesise() *cobra.Command {
 			case len(args) > 0:
 				return usageError{fmt.Errorf("%q is no flag: want none but flags", args[0])}
 			case !slices.Contains(synthesis.Collectives, s.Collective):
-				return usageError{fmt.Errorf("--collective: want one of %s", strings.Join(synthesis.Collectives, ", "))}
+				return usageError{fmt.Errorf("--collective %q: want one of %s", s.Collective,
+					strings.Join(synthesis.Collectives, ", "))}
 			case topology == "":
 				return usageError{errors.New("--topology: want the name of a file of ranks and links")}
 			case len(bytes) != 1:

@@ -160,12 +160,12 @@ func (t *tuneCollectives) check(cmd *cobra.Command) error {
 		if gpu {
 			most = device.MaxRanks
 		}
-		if err := timing.Within("ranks", n, 0, most); err != nil {
+		if err := timing.Within("--ranks", n, 0, most); err != nil {
 			return err
 		}
 	}
-	return errors.Join(timing.Within("operations", t.ops, 1, timing.MostOperations),
-		timing.Within("replays", t.replays, 1, timing.MostReplays), t.sweep.Validate(gpu))
+	return errors.Join(timing.Within("--operations", t.ops, 1, timing.MostOperations),
+		timing.Within("--replays", t.replays, 1, timing.MostReplays), t.sweep.Validate(gpu))
 }
 
 // onHost measures ranks of the host.

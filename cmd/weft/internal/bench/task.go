@@ -33,7 +33,7 @@ func (t Task) time() time.Duration {
 // Validate checks a task for so many ranks. Ranks take a task as it comes, so it must be asked
 // before any is started.
 func (t Task) Validate(ranks int) error {
-	if err := timing.Within("ranks", ranks, 1, weft.MaxRanks); err != nil {
+	if err := timing.Within("--ranks", ranks, 1, weft.MaxRanks); err != nil {
 		return err
 	}
 	switch {

@@ -86,13 +86,13 @@ func (j *Job) Validate() error {
 		return fmt.Errorf("%d hosts for %d ranks: want a rank on each, and at most %d hosts", j.Hosts, j.Size, mostHosts)
 	}
 	if !slices.Contains(Binds(), j.Bind) {
-		return fmt.Errorf("bind %q: want one of %v", j.Bind, Binds())
+		return fmt.Errorf("--bind %q: want one of %v", j.Bind, Binds())
 	}
 	if j.Grace < 0 {
-		return fmt.Errorf("grace %v: want 0 or more", j.Grace)
+		return fmt.Errorf("--grace %v: want 0 or more", j.Grace)
 	}
 	if j.Timeout < 0 {
-		return fmt.Errorf("timeout %v: want 0, which is none, or more", j.Timeout)
+		return fmt.Errorf("--timeout %v: want 0, which is none, or more", j.Timeout)
 	}
 	for _, kv := range j.Env {
 		k, _, ok := strings.Cut(kv, "=")

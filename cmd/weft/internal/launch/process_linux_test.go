@@ -601,8 +601,8 @@ func TestJobsThatMakeNoSense(t *testing.T) {
 	for want, change := range map[string]func(*Job){
 		"at least one rank": func(j *Job) { j.Size = 0 },
 		"bind":              func(j *Job) { j.Bind = "hard" },
-		"grace -1s":         func(j *Job) { j.Grace = -time.Second },
-		"timeout -1s":       func(j *Job) { j.Timeout = -time.Second },
+		"--grace -1s":       func(j *Job) { j.Grace = -time.Second },
+		"--timeout -1s":     func(j *Job) { j.Timeout = -time.Second },
 		"KEY=VALUE":         func(j *Job) { j.Env = []string{"=x"} },
 		envRank:             func(j *Job) { j.Env = []string{envRank + "=1"} },
 	} {

@@ -65,7 +65,7 @@ func (s *Sweep) Validate(gpu bool) error {
 		return fmt.Errorf("%v: there is no algorithm on %s", k.Collective, where)
 	}
 	if s.Algorithm != "" && s.Plan == "" && !slices.Contains(list, s.Algorithm) {
-		return fmt.Errorf("algorithm %q: want one of %s", s.Algorithm, strings.Join(list, ", "))
+		return fmt.Errorf("--algorithm %q: want one of %s", s.Algorithm, strings.Join(list, ", "))
 	}
 	if len(s.sizes()) == 0 {
 		return errors.New("no sizes")

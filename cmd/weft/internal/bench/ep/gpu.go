@@ -42,7 +42,7 @@ func (e Shape) DeviceSpec(ranks int) (ep.Spec, error) {
 	if err != nil {
 		return s, err
 	}
-	return s, s.ValidateOn(ep.GPUEngine, ranks)
+	return s, inFlags(s.ValidateOn(ep.GPUEngine, ranks))
 }
 
 // Measure measures the shapes one after the other, and calls each with every row, from one

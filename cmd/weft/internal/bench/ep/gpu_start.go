@@ -116,7 +116,7 @@ func (s Start) Measure(ctx context.Context, shape Shape, each func(StartRow) err
 		return err
 	}
 	s.Rounds = cmp.Or(s.Rounds, 5)
-	if err := timing.Within("rounds", s.Rounds, 1, MostRounds); err != nil {
+	if err := timing.Within("--rounds", s.Rounds, 1, MostRounds); err != nil {
 		return err
 	}
 	spec, err := shape.DeviceSpec(g.Ranks)

@@ -148,7 +148,7 @@ func TestStartRefusals(t *testing.T) {
 	_, s := starting(t, 1, 1, t.TempDir())
 	for want, change := range map[string]func(s *Start, e *Shape){
 		"no GPUs":           func(s *Start, _ *Shape) { s.Contexts = nil },
-		"ranks 73":          func(s *Start, _ *Shape) { s.Ranks = 73 },
+		"--ranks 73":        func(s *Start, _ *Shape) { s.Ranks = 73 },
 		"rounds -1: want 1": func(s *Start, _ *Shape) { s.Rounds = -1 },
 		"rounds 101":        func(s *Start, _ *Shape) { s.Rounds = 101 },
 		"tokens 0":          func(_ *Start, e *Shape) { e.Tokens = 0 },

@@ -3,6 +3,7 @@ package ep
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
@@ -69,7 +70,7 @@ func (e Shape) Spec(ranks int) (ep.Spec, error) {
 		}
 		if e.InPlace {
 			return s, fmt.Errorf("experts cannot overwrite %v rows with theirs, which are %v; leave "+
-				"in-place out", s.Payload, s.Output)
+				"--in-place out", s.Payload, s.Output)
 		}
 	case ep.Opaque:
 		return s, fmt.Errorf("opaque rows are not measured: they have no type to combine")
@@ -82,7 +83,25 @@ func (e Shape) Spec(ranks int) (ep.Spec, error) {
 	}
 	untuned := s // which Validate is not for
 	untuned.Tuning = ep.Tuning{}
-	return s, untuned.Validate(ranks)
+	return s, inFlags(untuned.Validate(ranks))
+}
+
+// fields are those of a Spec that flags set, and the flags.
+var fields = strings.NewReplacer("Hidden is ", "--hidden is ", "TopK is ", "--topk is ", "Experts is ", "--experts is ",
+	"MaxTokens is ", "--tokens is ")
+
+// flagError says a Spec's error in the words of the command line.
+type flagError struct{ error }
+
+func (e flagError) Error() string { return fields.Replace(e.error.Error()) }
+
+func (e flagError) Unwrap() error { return e.error }
+
+func inFlags(err error) error {
+	if err == nil {
+		return nil
+	}
+	return flagError{err}
 }
 
 // Validate checks a shape for the host.
@@ -97,9 +116,9 @@ func (e *Shape) Validate(ranks int) error {
 		return err
 	}
 	if e.Tokens < 1 { // Spec knows the upper bound
-		return fmt.Errorf("tokens %d: want at least 1", e.Tokens)
+		return fmt.Errorf("--tokens %d: want at least 1", e.Tokens)
 	}
-	if err := timing.Within("batches", e.Batches, 1, timing.MostIterations); err != nil {
+	if err := timing.Within("--batches", e.Batches, 1, timing.MostIterations); err != nil {
 		return err
 	}
 	return e.Effort.Validate()

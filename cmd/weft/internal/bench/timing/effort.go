@@ -24,13 +24,13 @@ type Effort struct {
 
 // Validate checks an effort.
 func (e Effort) Validate() error {
-	if err := Within("iters", e.Iterations, 0, MostIterations); err != nil {
+	if err := Within("--iters", e.Iterations, 0, MostIterations); err != nil {
 		return err
 	}
 	if e.Time < 0 || e.Time > MostTime {
-		return fmt.Errorf("time %v: want 0 to %v", e.Time, MostTime)
+		return fmt.Errorf("--time %v: want 0 to %v", e.Time, MostTime)
 	}
-	return Within("warmup", e.Warmup, 0, MostIterations)
+	return Within("--warmup", e.Warmup, 0, MostIterations)
 }
 
 // Within is an error unless v lies between two bounds, both included.

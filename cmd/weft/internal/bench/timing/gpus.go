@@ -65,9 +65,9 @@ func (g GPUs) WithDefaults() (GPUs, error) {
 	if len(g.Contexts) == 0 {
 		return g, errors.New("no GPUs")
 	}
-	return g, errors.Join(Within("ranks", g.Ranks, 1, device.MaxRanks),
-		Within("operations", g.Operations, 1, MostOperations),
-		Within("replays", g.Replays, 1, MostReplays), Within("samples", g.Samples, 1, MostIterations))
+	return g, errors.Join(Within("--ranks", g.Ranks, 1, device.MaxRanks),
+		Within("--operations", g.Operations, 1, MostOperations),
+		Within("--replays", g.Replays, 1, MostReplays), Within("samples", g.Samples, 1, MostIterations))
 }
 
 // Run runs body on all ranks, after they have joined and opened the objects that every measurement
