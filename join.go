@@ -15,7 +15,9 @@ import (
 	"github.com/weftgo/weft/channel"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/internal/control"
+	"github.com/weftgo/weft/internal/relay"
 	"github.com/weftgo/weft/internal/shm"
+	"github.com/weftgo/weft/internal/simd"
 )
 
 // Join makes this process, or this goroutine, a rank of a communicator. Without [WithBootstrap] the
@@ -91,6 +93,9 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 	ctx, cancel := awake(ctx, cfg.deadline)
 	defer cancel()
 	host, err := hostOf(cfg.host, b.Rank())
+	if err == nil {
+		err = checkVariables()
+	}
 	if err != nil {
 		return nil, giveUp(b, err)
 	}
@@ -236,6 +241,19 @@ func hostOf(name string, rank int) (string, error) {
 	default:
 		return "", Invalidf("join: %s=%s: set it to 1 or 0", NoPeerVariable, text)
 	}
+}
+
+// checkVariables refuses values that mean nothing, also of variables that this job has no use for: who set one
+// believes that it works.
+func checkVariables() error {
+	if _, err := multicastAsked(); err != nil {
+		return err
+	}
+	if err := simd.CheckName(os.Getenv(simd.Variable)); err != nil {
+		return Invalidf("join: %v", err)
+	}
+	_, err := heartbeatOf(os.Getenv(relay.Variable))
+	return err
 }
 
 // newsTime bounds the wait for the reason why a peer ended while ranks join. The reason arrives

@@ -333,3 +333,16 @@ func TestWaitPolicies(t *testing.T) {
 		})
 	}
 }
+
+// TestVariables: a value that means nothing is refused also where it has no effect, as on the host of one machine.
+func TestVariables(t *testing.T) {
+	for _, v := range [][2]string{{"WEFT_SIMD", "foo"}, {"WEFT_MULTICAST", "2"}, {"WEFT_HEARTBEAT", "x"}} {
+		t.Run(v[0], func(t *testing.T) {
+			t.Setenv(v[0], v[1])
+			_, err := ranktest.JoinEach(2, func(int) []weft.Option { return nil })
+			if !errors.Is(err, weft.ErrInvalid) || !strings.Contains(err.Error(), v[0]+"="+v[1]+": it is ") {
+				t.Errorf("%v, want a refusal of %s=%s", err, v[0], v[1])
+			}
+		})
+	}
+}

@@ -1,6 +1,13 @@
 package simd
 
-import "os"
+import (
+	"fmt"
+	"os"
+	"slices"
+)
+
+// Variable is the environment variable that asks for a path.
+const Variable = "WEFT_SIMD"
 
 // An isa is one of the three implementations of every kernel.
 type isa uint8
@@ -19,8 +26,16 @@ func (i isa) String() string { return isaNames[i] }
 // active.
 var (
 	best   = detect()
-	active = choose(best, os.Getenv("WEFT_SIMD"))
+	active = choose(best, os.Getenv(Variable))
 )
+
+// CheckName is an error about a value of the variable that names no path.
+func CheckName(want string) error {
+	if want != "" && !slices.Contains(isaNames[:], want) {
+		return fmt.Errorf("%s=%s: it is portable, avx2, avx512 or empty", Variable, want)
+	}
+	return nil
+}
 
 // choose returns the path named by want, lowered to best; any other name leaves the choice to the
 // machine.
