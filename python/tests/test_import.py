@@ -41,7 +41,15 @@ def test_without_a_library(script):
     ended = script("import weft; weft.join()", WEFT_LIBRARY="/nonexistent/libweft.so")
     assert ended.code == 1
     assert "weft.errors.LibraryError" in ended.out
-    assert "/nonexistent/libweft.so" in ended.out
+    assert "WEFT_LIBRARY=/nonexistent/libweft.so does not load" in ended.out
+
+
+def test_another_library(script):
+    """What WEFT_LIBRARY names may be any library: the C library, say, which every process has."""
+    ended = script("import weft; weft.join()", WEFT_LIBRARY="libc.so.6")
+    assert ended.code == 1
+    assert "weft.errors.LibraryError: WEFT_LIBRARY=libc.so.6 is another library" in ended.out
+    assert "unset WEFT_LIBRARY" in ended.out
 
 
 @pytest.mark.parametrize("text", ["from weft import *", "import weft.ep, weft.errors, weft.dtypes"])

@@ -15,6 +15,12 @@ from typing import Any, NoReturn
 from . import _abi, _signals, errors
 
 _NAME = "libweft.so"
+_NAMED = "WEFT_LIBRARY"
+
+
+def _called(path: str) -> str:
+    """The path, with the variable that named it."""
+    return f"{_NAMED}={path}" if path == os.environ.get(_NAMED) else path
 
 
 class Library:
@@ -24,11 +30,16 @@ class Library:
         try:
             functions = ctypes.CDLL(path, mode=os.RTLD_LOCAL | os.RTLD_NOW)
         except OSError as e:
-            raise errors.LibraryError(f"{path} does not load: {e}") from e
-        version = functions.weft_version()
+            raise errors.LibraryError(f"{_called(path)} does not load: {e}") from e
+        try:
+            version = functions.weft_version()
+        except AttributeError:
+            raise errors.LibraryError(
+                f"{_called(path)} is another library: it has no weft_version; name {_NAME}, or unset {_NAMED}"
+            ) from None
         if version < _abi.VERSION:
             raise errors.LibraryError(
-                f"{path} serves version {version} of its interface, and this package needs {_abi.VERSION}: "
+                f"{_called(path)} serves version {version} of its interface, and this package needs {_abi.VERSION}: "
                 f"update the library"
             )
         for name, arguments in _abi.FUNCTIONS.items():
@@ -36,7 +47,7 @@ class Library:
                 function = getattr(functions, name)
             except AttributeError:
                 raise errors.LibraryError(
-                    f"{path} has no {name}: it is older than this package; update the library"
+                    f"{_called(path)} has no {name}: it is older than this package; update the library"
                 ) from None
             function.argtypes = arguments
             function.restype = _abi.RESULTS.get(name, ctypes.c_int)
@@ -62,7 +73,7 @@ class Library:
 def find() -> str:
     """The path of the library: WEFT_LIBRARY, else beside this file (in wheels), else the library that ``make
     clib`` built in the source tree."""
-    if named := os.environ.get("WEFT_LIBRARY"):
+    if named := os.environ.get(_NAMED):
         return named
     here = os.path.dirname(os.path.realpath(__file__))
     for folder in (here, os.path.join(here, "..", "..", "build", "clib")):
