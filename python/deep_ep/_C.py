@@ -7,6 +7,7 @@ from typing import Any
 from weft._buffer.config import Config
 from weft._buffer.events import EventHandle
 
+from . import _files  # noqa: F401 - it refuses a mixture
 from .buffer import Buffer as _Buffer
 from .buffer import topk_idx_t
 

@@ -22,6 +22,7 @@ from weft._buffer.exchanges import Exchanges, Kept, where
 from weft._buffer.opaque import opaque
 from weft._buffer.ranks import close, join
 
+from . import _files  # noqa: F401 - it refuses a mixture
 from .buffer import check_stats, rows_and_scales
 from .routes import Route, Sent, Shape
 from .utils.envs import get_logical_domain_size, get_nvlink_gbs

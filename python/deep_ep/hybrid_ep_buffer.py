@@ -18,6 +18,7 @@ from weft._buffer.opaque import opaque
 from weft._buffer.ranks import close, join
 from weft._buffer.traces import leave, recall
 
+from . import _files  # noqa: F401 - it refuses a mixture
 from .routes import Route, Shape
 
 _DEADLINE = 100.0  # seconds

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import gc
 import inspect
+import pathlib
+import re
+import shutil
 import weakref
-from pathlib import Path
 
 import pytest
 
@@ -550,24 +552,53 @@ def test_communicators_of_nccl(monkeypatch):
             call()
 
 
-def test_files_of_another_package(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("deep_ep/_C.abi3.so", ""),
+        ("deep_ep/sgl_only.py", ""),
+        ("deep_ep_cpp.abi3.so", ""),
+        ("sgl_deep_ep-1.0.dist-info", "deep_ep/__init__.py,,\n"),
+        ("deep_ep-1.2.1.dist-info", "deep_ep_cpp.so,,\ndeep_ep/buffer.py,sha256=0,19\n"),
+    ],
+)
+def test_files_of_another_package(tmp_path, monkeypatch, name, content):
     from deep_ep import _files
 
+    def record(folder, text):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "RECORD").write_text(text)
+
     _files.refuse_mixture()
-    (tmp_path / "_C.py").touch()
-    monkeypatch.setattr(_files, "__file__", str(tmp_path / "_files.py"))
+    record("weft_deep_ep-0.1.0.dist-info", "deep_ep/__init__.py,,\ndeep_ep_cpp/__init__.py,,\n")
+    record("torch-2.13.0.dist-info", "torch/deep_ep/__init__.py,,\n")
+    (tmp_path / "deep_ep").mkdir()
+    (tmp_path / "deep_ep" / "_C.py").touch()
+    monkeypatch.setattr(_files, "__file__", str(tmp_path / "deep_ep" / "_files.py"))
     _files.refuse_mixture()
-    folder = Path(deep_ep.__file__).parent
+    folder = pathlib.Path(deep_ep.__file__).parent
     assert {file.stem for file in folder.glob("*.py")} == _files.OURS
-    beside = tmp_path / "deep_ep"
-    beside.mkdir()
-    monkeypatch.setattr(_files, "__file__", str(beside / "_files.py"))
-    for foreign in (beside / "_C.abi3.so", beside / "sgl_only.py", tmp_path / "deep_ep_cpp.abi3.so"):
-        foreign.touch()
-        with pytest.raises(ImportError, match=rf"{foreign.name} is of another package.*sgl-deep-ep.*PYTHONPATH"):
-            _files.refuse_mixture()
-        foreign.unlink()
     _files.refuse_mixture()
+    if content:
+        record(name, content)
+    else:
+        (tmp_path / name).touch()
+    found = re.escape(str(tmp_path / name))
+    with pytest.raises(ImportError, match=rf"{found} is of another package.*sgl-deep-ep.*PYTHONPATH"):
+        _files.refuse_mixture()
+
+
+def test_another_package_installed_over_this(script, tmp_path):
+    """Its __init__.py is the package's then, and each module of ours that is left refuses."""
+    (tmp_path / "weft").symlink_to(pathlib.Path(weft.__file__).parent)
+    shutil.copytree(pathlib.Path(deep_ep.__file__).parent, tmp_path / "deep_ep")
+    (tmp_path / "deep_ep" / "__init__.py").write_text("")
+    (tmp_path / "sgl_deep_ep-1.0.dist-info").mkdir()
+    (tmp_path / "sgl_deep_ep-1.0.dist-info" / "RECORD").write_text("deep_ep/__init__.py,,\n")
+    for module in ("hybrid_ep_buffer", "elastic", "_C"):
+        ended = script(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import deep_ep.{module}")
+        assert ended.code == 1
+        assert "ImportError: deep_ep: " in ended.out, ended.out
 
 
 def test_the_first_in_the_path_wins(script, tmp_path):
