@@ -72,8 +72,14 @@ func TestInstall(t *testing.T) {
 			t.Skip("no pkg-config")
 		}
 		env := []string{"PKG_CONFIG_PATH=" + filepath.Join(prefix, "lib", "pkgconfig")}
-		if got := strings.TrimSpace(command(t, env, tool, "--modversion", "weft")); got != weft.Version() {
-			t.Errorf("version %q, want %s", got, weft.Version())
+		for _, name := range []string{"weft", "nccl_ep"} {
+			if got := strings.TrimSpace(command(t, env, tool, "--modversion", name)); got != weft.Version() {
+				t.Errorf("version %q of %s, want %s", got, name, weft.Version())
+			}
+		}
+		// Where PKG_CONFIG_PATH is relative, programs need the place of the installation, too.
+		if libs := command(t, env, tool, "--libs", "weft"); !strings.Contains(libs, "-Wl,-rpath,/opt/weft/lib ") {
+			t.Errorf("%q does not search /opt/weft/lib", libs)
 		}
 		flags := strings.Fields(command(t, env, tool, "--cflags", "--libs", "weft", "nccl_ep"))
 		command(t, nil, compiler(t), append([]string{"-o", "program", "main.c"}, flags...)...)

@@ -36,5 +36,5 @@ put 644 include clib/weft.h clib/nccl/weft_nccl_ep.h
 put 644 include/weft device/*.cuh
 put 755 bin "$build/install/weft"
 put 644 share/doc/weft LICENSE CHANGELOG.md "$build/install/NOTICES"
-package_files "$to" lib include "$to/lib/pkgconfig" "$to/lib/cmake/weft"
+package_files "$to" lib include "$to/lib/pkgconfig" "$to/lib/cmake/weft" "$prefix"
 printf 'installed the C library and the command weft %s below %s\n' "$(cat VERSION)" "$to"

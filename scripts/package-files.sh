@@ -2,16 +2,16 @@
 # their own place, so the tree that they are in can be moved as a whole.
 # shellcheck shell=sh
 
-# package_files FOLDER LIB INCLUDE PC CMAKE: writes the files into the folders PC and CMAKE of a tree
-# at FOLDER, whose folders LIB and INCLUDE have the libraries and the headers.
+# package_files FOLDER LIB INCLUDE PC CMAKE [PLACE]: writes the files into the folders PC and CMAKE of a
+# tree at FOLDER, whose folders LIB and INCLUDE have the libraries and the headers. PLACE is where the
+# tree will stand, if not at FOLDER.
 package_files() {
-	version=$(cat VERSION) lib=$2 include=$3
+	version=$(cat VERSION) lib=$2 include=$3 place=${6:-$1}
 	mkdir -p "$4" "$5"
 	up=$(above "$1" "$4")
 	package_file weft "$version" 'Tensors between the ranks of a machine-learning job' >"$4/weft.pc"
-	nccl=$(sed -n 's/^#define NCCL_EP_VERSION \([0-9]*\).*/\1/p' clib/nccl/weft_nccl_ep.h)
 	{
-		package_file nccl_ep "$nccl" "NCCL EP's functions over Weft"
+		package_file nccl_ep "$version" "NCCL EP's functions over Weft"
 		printf 'Libs.private: -lpthread -ldl\n'
 	} >"$4/nccl_ep.pc"
 
@@ -47,8 +47,9 @@ above() {
 	printf '%s' "${2#"$1"}" | sed 's|/[^/]*|/..|g'
 }
 
-# package_file NAME VERSION DESCRIPTION: a file for pkg-config. A library is searched where it stood
-# when the program was linked, so PKG_CONFIG_PATH must have whole paths.
+# package_file NAME VERSION DESCRIPTION: a file for pkg-config. A program searches the library where
+# this file was when it was linked. By a relative PKG_CONFIG_PATH that is a relative path, which leads
+# nowhere from other folders, so the place of the installation comes behind it.
 package_file() {
 	cat <<PC
 prefix=\${pcfiledir}$up
@@ -59,6 +60,6 @@ Name: $1
 Description: $3
 Version: $2
 Cflags: -I\${includedir}
-Libs: -L\${libdir} -Wl,-rpath,\${libdir} -l$1
+Libs: -L\${libdir} -Wl,-rpath,\${libdir} -Wl,-rpath,$place/$lib -l$1
 PC
 }
