@@ -206,6 +206,9 @@ func TestDocsCommands(t *testing.T) {
 	cli, found := source.String(), 0
 	sources(t, func(path, text string) {
 		for _, line := range code.FindAllString(text, -1) {
+			if strings.Contains(line, "pip install") && strings.Contains(line, ".whl") {
+				t.Errorf("%s: %q: after make release the pattern names wheels for other machines; name the project", path, line)
+			}
 			for _, m := range made.FindAllStringSubmatch(line, -1) {
 				found++
 				if !strings.Contains("\n"+string(makefile), "\n"+m[1]+":") {
