@@ -375,6 +375,24 @@ func (p *Peer) Flush(ctx context.Context) error {
 	return p.usable(op) // a write that failed has completed, too
 }
 
+// Settle waits until all that was posted to the peer before has landed, whatever the provider's completions say.
+func (p *Peer) Settle(ctx context.Context) error {
+	const op = "settle"
+	d := p.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	w := wait{d: d, ctx: ctx}
+	defer w.end()
+	err := p.repeat(&w, op, func() error {
+		return p.request(op, func() request { return request{kind: requestMark} })
+	})
+	asked := p.asked
+	if err == nil {
+		err = p.await(&w, op, func() bool { return p.executed >= asked })
+	}
+	return err
+}
+
 // Signalled is the value of a signal that the peer raises here: how often it has called Signal.
 // Of an id beyond [Options].Signals it is 0.
 func (p *Peer) Signalled(id int) uint64 {
