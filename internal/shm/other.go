@@ -92,3 +92,18 @@ func (*Mesh) Send(int, []byte) error { return ErrNeedsLinux }
 
 // Close returns [ErrNeedsLinux].
 func (*Mesh) Close() error { return ErrNeedsLinux }
+
+// Alias is one more mapping of a Region's memory. It exists on Linux only.
+type Alias struct{}
+
+// Alias returns [ErrNeedsLinux].
+func (*Region) Alias() (*Alias, error) { return nil, ErrNeedsLinux }
+
+// Bytes returns nil.
+func (*Alias) Bytes() []byte { return nil }
+
+// Retire returns [ErrNeedsLinux].
+func (*Alias) Retire() error { return ErrNeedsLinux }
+
+// Close returns [ErrNeedsLinux].
+func (*Alias) Close() error { return ErrNeedsLinux }
