@@ -11,6 +11,7 @@ import (
 
 	"github.com/weftgo/weft/channel"
 	"github.com/weftgo/weft/fabric"
+	"github.com/weftgo/weft/internal/shm"
 )
 
 // WithFabric makes the domain by which a communicator of several hosts reaches the windows of the others. The
@@ -32,6 +33,11 @@ type reach struct {
 	lost   map[int]error  // ranks that are gone
 	signal int            // the next that is free
 	staged sync.Once      // it was said that windows of GPUs are
+
+	renewals uint64 // of regions, in which this rank took part
+	begun    bool   // one that has not ended
+	retired  []*shm.Alias
+	cut      RankSet // lost ranks whose connections ended at one of them
 }
 
 // spans says whether there are ranks on other hosts.
@@ -105,12 +111,49 @@ func (c *Comm) register(ctx context.Context, w *Window) (*fabric.Region, error) 
 	if err != nil || w.size == 0 || w.region != nil {
 		return w.region, err
 	}
-	memory := w.mem
-	if w.staging != nil {
-		memory = w.staging.Bytes()
+	return w.region, c.grant(d, w)
+}
+
+// grant lets peers write into a window's memory, on the host by an alias: what is still on its way when that is over
+// must not land in the memory, and not every provider can stop it. Memory of a GPU, and what stages it, has no alias.
+func (c *Comm) grant(d *fabric.Domain, w *Window) (err error) {
+	switch {
+	case w.staging != nil:
+		w.region, err = d.Register(w.staging.Bytes(), uint32(c.control.Generation()))
+		return err
+	case w.mem == nil:
+		w.region, err = c.registerDevice(d, w)
+		return err
 	}
-	w.region, err = d.Register(memory, uint32(c.control.Generation()))
-	return w.region, err
+	if w.alias, err = w.regions[c.rank].Alias(); err != nil {
+		return err
+	}
+	if w.region, err = d.Register(w.alias.Bytes(), uint32(c.control.Generation())); err != nil {
+		err = errors.Join(err, w.alias.Close())
+		w.alias = nil
+	}
+	return err
+}
+
+// revoke ends that. The alias stays as long as someone may write to it, which is where no reader is.
+func (w *Window) revoke(late bool) error {
+	region, alias := w.region, w.alias
+	w.region, w.alias = nil, nil
+	if region == nil {
+		return nil
+	}
+	err := region.Close()
+	if alias == nil {
+		return err
+	}
+	if !late {
+		return errors.Join(err, alias.Close())
+	}
+	r := &w.comm.reach
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.retired = append(r.retired, alias)
+	return errors.Join(err, alias.Retire())
 }
 
 // meetFar connects to all unmasked ranks of other hosts and takes note of their parts of a window.
@@ -210,7 +253,19 @@ func (r *reach) close() error {
 	if r.domain == nil {
 		return nil
 	}
-	return r.domain.Close()
+	errs := []error{r.domain.Close()}
+	for _, a := range r.retired {
+		errs = append(errs, a.Close())
+	}
+	r.retired = nil
+	return errors.Join(errs...)
+}
+
+// late says whether a rank may have something on its way that nobody waits for.
+func (r *reach) late() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.ContainsFunc(r.peers, func(p *fabric.Peer) bool { return p != nil && p.Err() != nil })
 }
 
 // Spans says whether the communicator has ranks on several hosts.

@@ -56,7 +56,10 @@ func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 	if errors.Is(err, ErrMismatch) {
 		return err
 	}
-	return c.fail(err)
+	if err != nil {
+		return c.fail(err)
+	}
+	return c.fail(c.renewRegions(ctx, op))
 }
 
 // finish lets this rank's work on its GPU end before others are told that it goes on. Kernels that

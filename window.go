@@ -39,6 +39,7 @@ type Window struct {
 	staging *cuda.HostMemory // on a GPU: what other hosts reach in place of the segment; nil: they reach that, or none is
 
 	region  *fabric.Region  // of this rank's segment, where there are other hosts
+	alias   *shm.Alias      // the memory of that
 	remotes []fabric.Remote // by rank: segments on other hosts
 
 	once sync.Once
@@ -372,7 +373,7 @@ func (w *Window) release() error {
 		var errs []error
 		if w.region != nil { // before its memory is used anew
 			w.comm.reach.rest(w.comm.control.Waiter.Timeout, w.comm.Masked)
-			errs = append(errs, w.region.Close())
+			errs = append(errs, w.revoke(w.comm.reach.late()))
 		}
 		for _, r := range w.regions {
 			if r != nil {

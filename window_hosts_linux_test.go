@@ -164,3 +164,69 @@ func TestWindowOfHostsRefused(t *testing.T) {
 		}
 	}
 }
+
+// TestRegionsOfTheGone: a rank that its peers have lost, and left out, has a write underway, which does not land when
+// the network is whole again. The others write to each other by new keys.
+func TestRegionsOfTheGone(t *testing.T) {
+	const size, gone = 1 << 12, 2
+	for _, class := range fabrictest.Classes() {
+		for seed := range uint64(4) {
+			t.Run(fmt.Sprint(class.Name, seed), func(t *testing.T) {
+				network := fabrictest.New(class, seed)
+				group := joinHosts(t, []string{"a", "b", "c"}, weft.WithFabric(network.Open))
+				windows := make([]*weft.Window, len(group))
+				must(t, group, func(c *weft.Comm) (err error) {
+					windows[c.Rank()], err = c.Alloc(testContext(t), size)
+					return err
+				})
+				old := windows[0].Remote(1)
+				network.Cut(0, gone)
+				network.Cut(1, gone)
+				own := windows[gone]
+				for i := range own.Bytes() {
+					own.Bytes()[i] = 0xaa
+				}
+				for r := range gone {
+					p := group[gone].Operations().FabricPeer(r)
+					if err := p.Write(testContext(t), own.Remote(r), 0, own.Region(), 0, size); err != nil {
+						t.Fatal(err)
+					}
+				}
+				rest := group[:gone]
+				must(t, rest, func(c *weft.Comm) error {
+					c.Operations().FabricPeer(gone).Fail(errors.New("nothing was heard of it"))
+					return c.SetMask(testContext(t), gone)
+				})
+				if windows[0].Remote(1) == old {
+					t.Error("the key is the same")
+				}
+				must(t, rest, func(c *weft.Comm) error {
+					clear(windows[c.Rank()].Bytes()) // it is used anew
+					return c.Operations().VerifySame(testContext(t), "test", "cleared", nil)
+				})
+				network.Heal(0, gone)
+				network.Heal(1, gone)
+				must(t, rest, func(c *weft.Comm) error {
+					w, other := windows[c.Rank()], 1-c.Rank()
+					p := c.Operations().FabricPeer(other)
+					for i := range 50 {
+						w.Bytes()[0] = byte(i)
+						if err := errors.Join(p.Write(testContext(t), w.Remote(other), 8, w.Region(), 0, 1),
+							p.Settle(testContext(t))); err != nil {
+							return err
+						}
+					}
+					return c.Operations().VerifySame(testContext(t), "test", "written", nil)
+				})
+				for r := range gone {
+					if i := bytes.IndexByte(windows[r].Bytes(), 0xaa); i >= 0 {
+						t.Errorf("rank %d: byte %d of the one that is gone has landed", r, i)
+					}
+					if got := windows[r].Bytes()[8]; got != 49 {
+						t.Errorf("rank %d: the other's last byte is %d", r, got)
+					}
+				}
+			})
+		}
+	}
+}

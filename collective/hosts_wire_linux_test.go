@@ -1,6 +1,7 @@
 package collective
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 	"time"
@@ -146,5 +147,42 @@ func TestWireReset(t *testing.T) {
 			w.Must(w.near, "mask", memberArgs{Masked: []int{farRank}})
 			w.Must(w.near, "repeat", memberArgs{Times: 20})
 		})
+	}
+}
+
+// TestWireLate cuts the wire in the midst of a long write. The others mask its rank and use the memory anew. When the
+// wire is whole again, TCP sends what it holds, and nothing of it lands there.
+func TestWireLate(t *testing.T) {
+	const size = 32 << 20
+	w := startWired(t, 8)
+	w.Must(w.all, "window", memberArgs{Bytes: size})
+	ones := func() (landed int) {
+		for _, a := range w.All(w.near, "ones", memberArgs{}) {
+			n := 0
+			if err := json.Unmarshal(a.Value, &n); err != nil {
+				t.Fatal(err)
+			}
+			landed += n
+		}
+		return landed
+	}
+	w.SetBoth(wire.Way{Delay: 5 * time.Millisecond}) // so that it takes a while
+	w.Tell(farRank, "flood", memberArgs{})
+	for ones() == 0 {
+	}
+	w.SetBoth(wire.Way{Cut: true})
+	for _, r := range w.near {
+		w.Tell(r, "barrier", memberArgs{})
+	}
+	w.Answers(w.near)
+	w.Must(w.near, "mask", memberArgs{Masked: []int{farRank}})
+	t.Logf("%d bytes have landed since the first", ones())
+	w.SetBoth(wire.Way{})
+	for range 80 { // TCP tries again after up to twice the time that has passed
+		w.Must(w.near, "barrier", memberArgs{})
+		time.Sleep(100 * time.Millisecond)
+	}
+	if n := ones(); n > 0 {
+		t.Errorf("%d bytes of the rank that is gone have landed in memory that is used anew", n)
 	}
 }

@@ -1,6 +1,7 @@
 package collective
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -26,6 +27,7 @@ func playPart() bool {
 
 // member is a rank that repeats one operation and checks each result.
 type member struct {
+	window *weft.Window
 	comm   *weft.Comm
 	group  *Group
 	rounds *enginehost.Rounds
@@ -92,6 +94,28 @@ func (m *member) Do(r *processes.Rank, c processes.Command) (any, error) {
 		return nil, nil
 	case "barrier":
 		return nil, m.group.Barrier(ctx, nil)
+	case "window":
+		w, err := m.comm.Alloc(ctx, a.Bytes)
+		m.window = w
+		return nil, err
+	case "flood": // the windows of other hosts with ones
+		for i := range m.window.Bytes() {
+			m.window.Bytes()[i] = 1
+		}
+		for peer := range m.comm.Size() {
+			p, to := m.comm.Operations().FabricPeer(peer), m.window.Remote(peer)
+			if p == nil {
+				continue
+			}
+			if err := p.Write(ctx, to, 0, m.window.Region(), 0, to.Bytes()); err != nil {
+				return nil, err
+			}
+		}
+		return nil, nil
+	case "ones": // in this rank's part of the window, which is cleared
+		n := bytes.Count(m.window.Bytes(), []byte{1})
+		clear(m.window.Bytes())
+		return n, nil
 	case "mask":
 		// What was repeated when the operation failed is not the same on all: the next is.
 		m.times = 1000

@@ -96,6 +96,9 @@ func (m *Mirrors) Kept(keeper, rank int) []byte {
 func (m *Mirrors) Settle(op string) error {
 	m.live, m.lost = m.live[:0], nil
 	for r, s := range m.streams {
+		if s != nil {
+			s.remote = m.Window.Remote(r) // SetMask may have renewed it
+		}
 		if s != nil && !m.comm.Masked(r) {
 			m.live = append(m.live, s)
 			if s.err != nil && m.lost == nil {
