@@ -2,6 +2,7 @@ package collective
 
 import (
 	"encoding/json"
+	"math/rand/v2"
 	"strings"
 	"testing"
 	"time"
@@ -184,5 +185,36 @@ func TestWireLate(t *testing.T) {
 	}
 	if n := ones(); n > 0 {
 		t.Errorf("%d bytes of the rank that is gone have landed in memory that is used anew", n)
+	}
+}
+
+// TestSoakOnWire mixes collectives and messages between two hosts, whose wire loses packets and is cut again and again,
+// for less than the heartbeat.
+func TestSoakOnWire(t *testing.T) {
+	ops := *soakOps / 10 // as many as TestSoak has take ten times as long
+	if testing.Short() {
+		ops = min(ops, 40)
+	}
+	w := startWired(t, 8)
+	random := rand.New(rand.NewPCG(*soakSeed, 3))
+	const atOnce = 50 // each time with other operands
+	for seed := *soakSeed; ops > 0; seed++ {
+		for _, r := range w.all {
+			w.Tell(r, "soak", memberArgs{Times: min(ops, atOnce), Seed: seed})
+		}
+		w.SetBoth(wire.Way{Delay: time.Duration(random.IntN(300)) * time.Microsecond, Loss: 0.01 * random.Float64()})
+		time.Sleep(time.Duration(random.IntN(500)) * time.Millisecond)
+		w.Set(random.IntN(2), wire.Way{Cut: true})
+		time.Sleep(time.Duration(random.IntN(700)) * time.Millisecond)
+		w.SetBoth(wire.Way{})
+		for r, a := range w.Answers(w.all) {
+			if a.Err != "" {
+				t.Errorf("seed %d: rank %d: %s", seed, r, a.Err)
+			}
+		}
+		if t.Failed() {
+			t.FailNow()
+		}
+		ops -= atOnce
 	}
 }

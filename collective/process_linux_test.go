@@ -28,6 +28,7 @@ func playPart() bool {
 // member is a rank that repeats one operation and checks each result.
 type member struct {
 	window *weft.Window
+	soak   *gpuRank
 	comm   *weft.Comm
 	group  *Group
 	rounds *enginehost.Rounds
@@ -38,6 +39,11 @@ type member struct {
 	steps  int // of the operation in progress
 }
 
+// soakTypes are those whose sums are the same between hosts as on one: of others partials are rounded.
+var soakTypes = slices.DeleteFunc(slices.Clone(dtypes), func(d weft.DType) bool {
+	return enginehost.Arithmetic(d).Float()
+})
+
 type memberArgs struct {
 	ID        string
 	Deadline  time.Duration
@@ -47,6 +53,7 @@ type memberArgs struct {
 	Step      int
 	Times     int
 	Masked    []int
+	Seed      uint64
 }
 
 func (m *member) Do(r *processes.Rank, c processes.Command) (any, error) {
@@ -94,6 +101,14 @@ func (m *member) Do(r *processes.Rank, c processes.Command) (any, error) {
 		return nil, nil
 	case "barrier":
 		return nil, m.group.Barrier(ctx, nil)
+	case "soak": // so many mixed operations, by a seed
+		if m.soak == nil {
+			var err error
+			if m.soak, err = soakRank(ctx, m.comm, soakTypes, true); err != nil {
+				return nil, err
+			}
+		}
+		return nil, mixed(plan{seed: a.Seed, ops: a.Times, messages: 1, types: soakTypes})(ctx, m.soak)
 	case "window":
 		w, err := m.comm.Alloc(ctx, a.Bytes)
 		m.window = w
