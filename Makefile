@@ -1,7 +1,7 @@
 # Everything is built into ./build, or kept in the user's cache directory; nothing is installed elsewhere. Only Go and make are required.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build clib install python wheel release test test-all test-torch test-faults race soak fuzz lint format generate bench bench-peers bench-fabric gpu-bundle docs clean
+.PHONY: help demo build clib install python wheel release test test-all test-torch test-faults race soak fuzz lint format generate bench bench-peers bench-fabric bench-hosts gpu-bundle docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -65,6 +65,9 @@ bench-peers: ## compare with Open MPI, MPICH and Gloo, installed where possible
 
 bench-fabric: ## compare libfabric from Go with libfabric from C
 	@sh scripts/bench-fabric.sh
+
+bench-hosts: ## compare an all-reduce between two hosts with Gloo and Open MPI, in network namespaces
+	@sh scripts/bench-hosts.sh
 
 gpu-bundle: ## build what a GPU host without Go needs to run the tests, into build/gpu
 	@sh scripts/gpu-bundle.sh

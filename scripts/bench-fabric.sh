@@ -3,37 +3,22 @@
 # rounds. Of each row the best round counts, so that the load of others shows as little as it can. Both
 # sides open the same kind of queue, one with a descriptor: without it libfabric 2.5's tcp stalls at times.
 #
-# The program in C is built outside of the repository's files, in build/. Its headers are the system's or, where
-# apt-get is at hand, those of Debian's package, which is unpacked into build/ and not installed.
-# PROVIDERS, ROUNDS and SIZES change what is run.
+# The program in C is built outside of the repository's files: see fabric-c.sh. PROVIDERS, ROUNDS and SIZES
+# change what is run.
 set -eu
 . "$(dirname "$0")/env.sh"
 
 providers=${PROVIDERS:-tcp tcp;ofi_rxm}
 rounds=${ROUNDS:-5}
 sizes=${SIZES:-4096 65536 1048576}
-log=$build/logs/bench-fabric.log
 rows=$build/logs/bench-fabric.jsonl
-mkdir -p "$build/bin"
-: >"$log"
 : >"$rows"
 
 folder=$(sh scripts/libfabric.sh) || fail "no libfabric: $(cat "$build/logs/libfabric.reason")"
 export WEFT_LIBFABRIC="$folder" LD_LIBRARY_PATH="$folder"
 sh scripts/build.sh weft
 
-headers=
-if ! printf '#include <rdma/fabric.h>\n' | cc -x c -fsyntax-only - >>"$log" 2>&1; then
-	headers=$build/libfabric-dev
-	if [ ! -d "$headers/usr/include/rdma" ]; then
-		command -v apt-get >/dev/null 2>&1 || fail 'no headers of libfabric, and no apt-get that would fetch them'
-		mkdir -p "$headers"
-		(cd "$headers" && apt-get download libfabric-dev && dpkg -x libfabric-dev_*.deb .) >>"$log" 2>&1 ||
-			fail 'apt-get could not fetch libfabric-dev: see build/logs/bench-fabric.log'
-	fi
-fi
-cc -O2 ${headers:+-I "$headers/usr/include"} scripts/peers/fabric.c -o "$build/bin/fabric-c" \
-	"$folder/libfabric.so.1" >>"$log" 2>&1 || fail 'cc failed: see build/logs/bench-fabric.log'
+sh scripts/fabric-c.sh "$folder"
 
 for round in $(seq "$rounds"); do
 	printf 'round %d of %d\n' "$round" "$rounds" >&2

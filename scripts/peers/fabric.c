@@ -1,7 +1,12 @@
 // What "weft bench fabric" measures, from C: two processes, one provider of libfabric, the same bursts, batches
 // and statistics, the best burst by its median. Both poll without a pause.
 //   cc -O2 fabric.c -lfabric && ./a.out PROVIDER ADDRESS [BYTES...]
+//
+// With OTHER_ADDRESS and OTHER_NAMESPACE, a file like /proc/PID/ns/net, in the environment the second process is there.
+#define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -206,9 +211,18 @@ int main(int argc, char **argv) {
 	pid_t child = fork();
 	if (child < 0) return 1;
 	int first = child != 0;
+	const char *address = argv[2], *other = getenv("OTHER_NAMESPACE");
+	if (!first && other != NULL) {
+		int fd = open(other, O_RDONLY);
+		if (fd < 0 || setns(fd, CLONE_NEWNET)) {
+			perror(other);
+			return 1;
+		}
+		address = getenv("OTHER_ADDRESS");
+	}
 	memory = calloc(1, bytes);
 	memset(memory, 1, bytes);
-	open_endpoint(argv[1], argv[2]);
+	open_endpoint(argv[1], address);
 	meet(wire[first]);
 	measure(first, wire[first], argc - 3, argv + 3);
 	int status = 0;

@@ -1,10 +1,13 @@
 """Times a collective of Gloo on float32 and verifies it, as mpi.c does for MPI.
 
 gloo.py OP RANKS SECONDS BYTES...
+
+Under weft run it is one of the ranks, which meet at rank 0's address, one port above WEFT_ADDRESS's.
 """
 
 import json
 import os
+import socket
 import sys
 import tempfile
 import time
@@ -93,12 +96,12 @@ def measure(op, rank, ranks, seconds, size):
     return bytes, float(times.median()) * 1e6, int(wrong) == 0
 
 
-def run(rank, op, ranks, store, seconds, sizes):
+def run(rank, op, ranks, meeting, seconds, sizes):
     torch.set_num_threads(1)
     cpus = sorted(os.sched_getaffinity(0))
     if ranks <= len(cpus):
         os.sched_setaffinity(0, {cpus[rank]})
-    dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=ranks)
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=ranks)
     for size in sizes:
         bytes, p50, verified = measure(op, rank, ranks, seconds, size)
         if rank == 0:
@@ -109,5 +112,11 @@ def run(rank, op, ranks, store, seconds, sizes):
 
 if __name__ == "__main__":
     op, ranks, seconds, sizes = (sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), [int(a) for a in sys.argv[4:]])
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(run, (op, ranks, os.path.join(folder, "store"), seconds, sizes), nprocs=ranks)
+    if "WEFT_RANK" in os.environ:
+        os.environ["GLOO_SOCKET_IFNAME"] = next(name for _, name in socket.if_nameindex() if name != "lo")
+        host, port = os.environ["WEFT_ADDRESS"].rsplit(":", 1)
+        run(int(os.environ["WEFT_RANK"]), op, ranks, f"tcp://{host}:{int(port) + 1}", seconds, sizes)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            meeting = "file://" + os.path.join(folder, "store")
+            mp.spawn(run, (op, ranks, meeting, seconds, sizes), nprocs=ranks)
