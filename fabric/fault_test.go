@@ -214,8 +214,8 @@ func TestReset(t *testing.T) {
 	})
 }
 
-// TestLostSignal: a connection ends whose writes have completed, in part before they had landed, and the network connects
-// again. No signal is seen that was not sent, and the sender hears of one that is missing.
+// TestLostSignal: a connection ends whose writes have completed, in part before they had landed, and the network
+// connects again. No signal is seen that was not sent, and the sender hears of one that is missing.
 func TestLostSignal(t *testing.T) {
 	missed := false
 	for _, class := range []fabrictest.Class{fabrictest.TCP(), fabrictest.RXM()} {

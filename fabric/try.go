@@ -69,7 +69,8 @@ func (p *Peer) TrySignal(id int) (bool, error) {
 
 // TryWriteSignal is [Peer.TryWrite] and, if all is taken, [Peer.TrySignal]. It reports how many bytes were taken, and
 // whether the signal was. The two are one message where the provider is a byte stream and one write carries the bytes.
-func (p *Peer) TryWriteSignal(to Remote, at int, from *Region, offset, n, id int) (done int, signalled bool, err error) {
+func (p *Peer) TryWriteSignal(to Remote, at int, from *Region, offset, n, id int,
+) (done int, signalled bool, err error) {
 	if err := p.checkSignal(id); err != nil {
 		return 0, false, err
 	}

@@ -225,8 +225,11 @@ func TestHosts(t *testing.T) {
 		top       *cost.Topology
 		exchanges bool
 	}{
-		{"two hosts", two, true}, {"three hosts", three, true}, {"all to all", cost.AllToAll(4, 60, 1), false},
-		{"a broken link between hosts", two.Without(0, 2), false}, {"a broken link within one", two.Without(0, 1), false},
+		{"two hosts", two, true},
+		{"three hosts", three, true},
+		{"all to all", cost.AllToAll(4, 60, 1), false},
+		{"a broken link between hosts", two.Without(0, 2), false},
+		{"a broken link within one", two.Without(0, 1), false},
 	} {
 		if !all && x.name != "two hosts" && x.name != "a broken link between hosts" {
 			continue // a search takes seconds

@@ -143,7 +143,8 @@ func configure(name string, a netip.Addr) (err error) {
 		return nil
 	}
 	if a.IsValid() {
-		if err := set("address", unix.SIOCSIFADDR, func(r *unix.Ifreq) error { return r.SetInet4Addr(a.AsSlice()) }); err != nil {
+		address := func(r *unix.Ifreq) error { return r.SetInet4Addr(a.AsSlice()) }
+		if err := set("address", unix.SIOCSIFADDR, address); err != nil {
 			return err
 		}
 		mask := []byte{255, 255, 255, 0}
