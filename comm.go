@@ -49,6 +49,7 @@ type Comm struct {
 	node        *relay.Node   // of this process, where there are ranks on other hosts
 	between     *relay.Member // this rank's part in it
 	reach       reach
+	carriers    carriers
 
 	device   *Device        // nil on the host
 	record   *device.Record // the device's, or noRecord

@@ -323,6 +323,12 @@ func (o Operations) FabricSignals(ctx context.Context, op string, n int) (first 
 	return first, nil
 }
 
+// Carries makes known what carries to other ranks for kernels, which find that it has failed, but not why: lost says
+// it of a rank, or is nil. It waits for nothing, and asks the communicator nothing. remove takes it back.
+func (o Operations) Carries(lost func(rank int) error) (remove func()) {
+	return o.comm.carriers.add(lost)
+}
+
 // Unreachable is the error of an operation that cannot write to a rank of another host any more. The other ranks
 // are told.
 func (o Operations) Unreachable(op string, rank int, why error) error {

@@ -1,6 +1,7 @@
 package weft
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -11,6 +12,7 @@ import (
 	"github.com/weftgo/weft/channel"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/device"
+	"github.com/weftgo/weft/fabric"
 	"github.com/weftgo/weft/internal/control"
 )
 
@@ -61,6 +63,9 @@ func (c *Comm) verdict(r device.Record) channel.Fault {
 			return channel.Fault{Cause: channel.CauseMismatch, Rank: peer}
 		}
 	}
+	if r.Cause == device.CauseLost && peer != c.rank && peer >= 0 && peer < c.size && !c.Masked(peer) {
+		return c.lost(peer)
+	}
 	if r.Cause != device.CauseTimeout || peer < 0 || peer >= c.size || c.Masked(peer) {
 		// It left for an abort word that meant nothing, or for no reason that we know: the
 		// operation is not complete all the same.
@@ -86,6 +91,72 @@ func (c *Comm) verdict(r device.Record) channel.Fault {
 // deviceGrace is how long a rank whose device has given up waits for others to show that theirs
 // have, too.
 const deviceGrace = 500 * time.Millisecond
+
+// lostTime is how long a rank that has lost its connection to a peer waits for news of why: a connection ends before
+// the end of its process is known.
+const lostTime = time.Second
+
+// lost says who is to blame where kernels have found that the port channel to a peer has failed.
+func (c *Comm) lost(peer int) channel.Fault {
+	for end := time.Now().Add(min(lostTime, c.Deadline()/4)); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if f := c.control.Fault(nil); f.Cause != channel.CauseNone {
+			return f // also of a third rank, whose end has ended what was to go to this peer
+		}
+		if c.control.Left(peer) {
+			return channel.Fault{Cause: channel.CauseLeft, Rank: peer}
+		}
+	}
+	why := c.carriers.lost(peer)
+	c.logger.Warn("port channel lost", "peer", peer, "error", why)
+	if p, ok := errors.AsType[*PeerError](why); ok {
+		why = p.Err
+	}
+	switch {
+	case why == nil:
+		why = errors.New("the port channel to it has failed")
+	case errors.Is(why, fabric.ErrLost):
+	case errors.Is(why, fabric.ErrTimeout):
+		return channel.Fault{Cause: channel.CauseTimeout, Rank: peer}
+	default:
+		return channel.Fault{Cause: channel.CauseAbort, Rank: c.rank}
+	}
+	c.noteEnd(peer, why)
+	return channel.Fault{Cause: channel.CauseDied, Rank: peer}
+}
+
+// carriers know why ranks are not written to any more.
+type carriers struct {
+	sync.Mutex
+	all map[int]func(rank int) error
+	n   int
+}
+
+func (s *carriers) add(lost func(rank int) error) (remove func()) {
+	s.Lock()
+	defer s.Unlock()
+	if s.all == nil {
+		s.all = map[int]func(int) error{}
+	}
+	n := s.n
+	s.all[n], s.n = lost, n+1
+	return func() {
+		s.Lock()
+		defer s.Unlock()
+		delete(s.all, n)
+	}
+}
+
+// lost is why a rank is not written to; nil if nobody knows.
+func (s *carriers) lost(rank int) error {
+	s.Lock()
+	defer s.Unlock()
+	for _, lost := range s.all {
+		if err := lost(rank); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // recordError is the error of a fault that this rank told the others of after a wait on its device
 // had ended.

@@ -16,6 +16,7 @@ import (
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/device"
+	"github.com/weftgo/weft/fabric"
 )
 
 // abortKinds are machines that pin the control page, and that refuse to.
@@ -238,6 +239,75 @@ func TestDeviceRecordOfOneThatLeft(t *testing.T) {
 		runtime.Gosched()
 	}
 	blames(t, 0, giveUp(group[0], 1), 1, weft.ErrLeft)
+}
+
+// TestDeviceLosesAPeer: kernels find that a port channel has failed, and the host who is to blame.
+func TestDeviceLosesAPeer(t *testing.T) {
+	channelTo := func(rank int, why error) error { return &weft.PeerError{Rank: rank, Op: "channel", Err: why} }
+	for name, c := range map[string]struct {
+		why  error                          // of this rank's channels
+		soon func(group []*weft.Comm) error // at about the same time
+		want int
+		err  error
+		says string
+	}{
+		"nobody knows why": {want: 1, err: weft.ErrDied, says: "the port channel to it has failed"},
+		"the connection broke": {
+			why: channelTo(1, fmt.Errorf("%w: by a test", fabric.ErrLost)), want: 1, err: weft.ErrDied,
+			says: "connection lost: by a test",
+		},
+		"the fabric stands still": {why: channelTo(1, fabric.ErrTimeout), want: 1, err: weft.ErrTimeout},
+		"an error of this rank's": {why: fabric.ErrInvalid, want: 0, err: weft.ErrAborted},
+		"it leaves": {
+			why: channelTo(1, fabric.ErrLost), soon: func(group []*weft.Comm) error { return group[1].Close() },
+			want: 1, err: weft.ErrLeft,
+		},
+		"a third rank gives up": {
+			why: fabric.ErrLost, soon: func(group []*weft.Comm) error { group[2].Abort(); return nil },
+			want: 2, err: weft.ErrAborted,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, d := machine(t, cudatest.Config{})
+			newSpin(m)
+			group := joinOn(t, d, []int{0, 0, 0})
+			ctx := testContext(t)
+			ops := group[0].Operations()
+			ops.Carries(func(int) error { return errors.New("of what has been taken back") })()
+			defer ops.Carries(func(rank int) error {
+				if rank != 1 {
+					return nil
+				}
+				return c.why
+			})()
+			if err := launch(group[0], "give up", ops.WaitRecord(), uint32(device.CauseLost), int32(1)); err != nil {
+				t.Fatal(err)
+			}
+			soon := make(chan error, 1)
+			go func() {
+				time.Sleep(20 * time.Millisecond)
+				if c.soon == nil {
+					soon <- nil
+					return
+				}
+				soon <- c.soon(group)
+			}()
+			for range 2 {
+				err := group[0].Err()
+				blames(t, 0, err, c.want, c.err)
+				if err != nil && !strings.Contains(err.Error(), c.says) {
+					t.Errorf("%q does not say %q", err, c.says)
+				}
+			}
+			if err := <-soon; err != nil {
+				t.Error(err)
+			}
+			blames(t, 2, group[2].Err(), c.want, c.err)
+			if c.err != weft.ErrLeft {
+				must(t, group, func(c *weft.Comm) error { return errors.Join(c.SetMask(ctx), c.Err()) })
+			}
+		})
+	}
 }
 
 // TestSetMaskWaitsForTheDevice: a rank that has a kernel running does not go on, nor do the others.

@@ -80,6 +80,16 @@ func (x *Proxy) Connect(ctx context.Context, rank int, card []byte) (*Peer, erro
 // Rank is the peer's.
 func (p *Peer) Rank() int { return p.rank }
 
+// Err is why a channel to the peer has failed, if one has, or nil. It waits for nothing.
+func (p *Peer) Err() error {
+	for _, l := range *p.proxy.lanes.Load() {
+		if err := l.err(); l.peer == p && err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Fail ends the channels to the peer with a cause that comes from elsewhere, as [fabric.Peer.Fail] does. The
 // first cause stays.
 func (p *Peer) Fail(cause error) {

@@ -75,6 +75,14 @@ func (s *Service) sound(op string, peer int) error {
 // gone says whether a rank has left in good order.
 func (s *Service) gone(peer int) bool { return s.waiter.Gone != nil && s.waiter.Gone(peer) }
 
+// lost is why a channel to a rank has failed, for the communicator, which may ask while a lock is held.
+func (s *Service) lost(rank int) error {
+	if p := s.meetings[rank].port.Load(); p != nil {
+		return p.Err()
+	}
+	return nil
+}
+
 // lose ends the channels to a rank.
 func (s *Service) lose(rank int, why error) {
 	if rank < 0 || rank >= len(s.meetings) {

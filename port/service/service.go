@@ -31,6 +31,7 @@ type Service struct {
 	proxy   *port.Proxy
 	cards   [][]byte // of the proxies, by rank
 	board   *Memory  // for hellos by the fabric
+	silence func()   // of what the communicator is told of failures
 
 	mu       sync.Mutex
 	kernels  *port.Kernels
@@ -49,6 +50,7 @@ func New(ctx context.Context, comm *weft.Comm, o Options) (*Service, error) {
 	}
 	s := &Service{comm: comm, ops: ops, options: o, meetings: make([]*meeting, comm.Size())}
 	s.waiter = ops.WaiterOf("port service")
+	s.silence = ops.Carries(s.lost)
 	for r := range s.meetings {
 		s.meetings[r] = &meeting{taken: append([]bool{true}, make([]bool, o.Channels)...)}
 	}
@@ -303,6 +305,7 @@ func (s *Service) Close() error {
 
 func (s *Service) release() error {
 	var errs []error
+	s.silence()
 	if s.kernels != nil {
 		errs = append(errs, s.kernels.Close())
 	}
