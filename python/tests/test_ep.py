@@ -420,7 +420,10 @@ def test_specs():
     assert ep.Spec(**good, payload="float8_e4m3fn").payload == ep.Payload.fp8
     with pytest.raises(weft.InvalidError, match="layout 'sideways', want one of expert_major"):
         ep.Spec(**good, layout="sideways")
-    with pytest.raises(TypeError, match="no type 'fp3'"):
+    for name, of_type in (("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32"), ("fp64", "float64")):
+        assert ep.Spec(**good, output=name).output == ep.Spec(**good, output=of_type).output == weft.DType[of_type]
+        assert ep.Spec(**good, quantize=name).quantize == weft.DType[of_type]
+    with pytest.raises(weft.OperandError, match="no type 'fp3'"):
         ep.Spec(**good, output="fp3")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from typing import Any
 
+from .errors import OperandError
+
 
 class DType(enum.IntEnum):
     """The type of an array's elements, by the numbers of weft.h."""
@@ -44,8 +46,12 @@ SIZES: dict[int, int] = {
     **dict.fromkeys((DType.float64, DType.int64, DType.uint64), 8),
 }
 
-# The names that PyTorch and ml_dtypes have for types whose name here is another.
+# The names that PyTorch and ml_dtypes have for types whose name here is another, and those of payloads and commands.
 ALIASES = {
+    "bf16": DType.bfloat16,
+    "fp16": DType.float16,
+    "fp32": DType.float32,
+    "fp64": DType.float64,
     "float8_e4m3fn": DType.float8_e4m3,
     "float8_e8m0fnu": DType.ue8m0,
     "half": DType.float16,
@@ -71,7 +77,7 @@ def dtype_of(like: DTypeLike) -> DType:
     try:
         return ALIASES.get(name) or DType[name]
     except KeyError:
-        raise TypeError(f"no type {like!r} here, want one of {', '.join(d.name for d in DType)}") from None
+        raise OperandError(f"no type {like!r} here, want one of {', '.join(d.name for d in DType)}") from None
 
 
 def foreign_name(dtype: DType) -> str:
