@@ -144,6 +144,10 @@ func agreed(op string, all [][]byte) error {
 			first = r
 		} else if !bytes.Equal(n, all[first]) {
 			a, b := words(all[first]), words(n)
+			if apart(a, b) {
+				return fmt.Errorf("%s: %w: rank %d makes another call here than rank %d; make the same calls in the same order "+
+					"on every rank", op, ErrMismatch, r, first)
+			}
 			// Of notes that were cut the end is a hash.
 			if what := difference(a, b, first, r); what != "" && max(len(n), len(all[first])) < noteSize {
 				return fmt.Errorf("%s: %w on %s", op, ErrMismatch, what)
@@ -171,6 +175,17 @@ func difference(a, b string, rankA, rankB int) string {
 		}
 	}
 	return strings.Join(differ, "; ")
+}
+
+// apart says whether two such texts have no name in common: they are of different operations, and their values say
+// nothing.
+func apart(a, b string) bool {
+	namesA, _ := pairs(a)
+	namesB, valuesB := pairs(b)
+	return len(namesA) > 0 && len(namesB) > 0 && !slices.ContainsFunc(namesA, func(name string) bool {
+		_, both := valuesB[name]
+		return both
+	})
 }
 
 // pairs takes such a text apart; it returns nothing for other texts.

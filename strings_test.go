@@ -54,6 +54,11 @@ func TestDisagreements(t *testing.T) {
 			"op: ranks disagree on Hidden: 8 on rank 0, 16 on rank 2; TopK: 2 on rank 0, 1 on rank 2; " +
 				"Tuning.Dispatch.Threads: unset on rank 0, 64 on rank 2",
 		},
+		{
+			[3]string{"Hidden: 8, TopK: 2", "", "Staging: 64, DTypes: []"},
+			"op: ranks disagree: rank 2 makes another call here than rank 0; make the same calls in the same order on " +
+				"every rank",
+		},
 		{[3]string{"ready", "", "Hidden: 16"}, `op: ranks disagree: rank 0 says "ready", rank 2 "Hidden: 16"`},
 	} {
 		c.texts[1] = c.texts[0]
