@@ -282,7 +282,7 @@ func TestPlanSynthesise(t *testing.T) {
 	line[3] = "allgather"
 	for more, want := range map[string]string{
 		"--root 1":            "plan synthesise: --root is of broadcasts; see weft plan synthesise --help",
-		"--collective gather": "plan synthesise: --collective: want one of allgather, allreduce, alltoall, broadcast, ",
+		"--collective gather": `plan synthesise: --collective "gather": want one of allgather, allreduce, alltoall, `,
 		"--topology=":         "plan synthesise: --topology: want the name of a file of ranks and links; ",
 		"--bytes 1K,2K":       "plan synthesise: --bytes: want one size; ",
 		"ring":                `plan synthesise: "ring" is no flag`,

@@ -249,7 +249,7 @@ func WriteSupport(w io.Writer) error {
 	ways(detailRules)
 	b.WriteString("\nRefused on GPUs:\n\n")
 	ways(gpuRules)
-	b.WriteString("\nRefused between GPUs of several hosts, as are CombineBackward and gradients of weights:\n\n")
+	b.WriteString("\nRefused between GPUs of several hosts, as are gradients of combines and of weights:\n\n")
 	ways(betweenRules)
 	_, err := io.WriteString(w, b.String())
 	return err
