@@ -30,8 +30,14 @@ func TestBetweenGPUs(t *testing.T) {
 			if where == "emulated" {
 				m, cases = fewMachine, emulatedCases(t)
 			}
-			on := m(t)
-			for _, way := range []struct{ hosts, each int }{{2, 1}, {2, 2}, {4, 1}} {
+			on, ways := m(t), []struct{ hosts, each int }{{2, 2}, {2, 1}, {4, 1}}
+			if where == "emulated" && !emulate.Everything() {
+				cases = (cases + 2) / 3
+			}
+			if testing.Short() {
+				ways = ways[:1]
+			}
+			for _, way := range ways {
 				t.Run(fmt.Sprintf("%d x %d ranks", way.hosts, way.each), func(t *testing.T) {
 					eptest.RunSome(t, on.between(way.each).engine(t, way.hosts*way.each, gpuDeadline), cases)
 				})
@@ -56,7 +62,11 @@ func eachHost(t *testing.T, body func(t *testing.T, m *gpuMachine)) {
 func TestLateRankBetweenGPUs(t *testing.T) {
 	eachHost(t, func(t *testing.T, m *gpuMachine) {
 		const ranks, late = 3, 1
-		for i, way := range hostWays {
+		ways := hostWays
+		if !emulate.Everything() && testing.Short() {
+			ways = ways[:2]
+		}
+		for i, way := range ways {
 			op := []string{"prepare", "dispatch", "combine", "receive"}[i%4]
 			t.Run(way.name+"/"+op, func(t *testing.T) {
 				m := m.parallel(t)
