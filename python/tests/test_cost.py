@@ -14,7 +14,7 @@ from conftest import alone
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no PyTorch")
 @pytest.mark.parametrize(
     ("program", "lines"),
-    [((Path(__file__).with_name("cost.py"), "2"), 5), (("-m", "weft.bench_calls", "--turns", "2"), 15)],
+    [((Path(__file__).with_name("cost.py"), "2"), 5), (("-m", "weft.bench_calls", "--turns", "2"), 16)],
 )
 def test_cost(program, lines):
     p = subprocess.run(
