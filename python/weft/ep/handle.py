@@ -691,7 +691,10 @@ class Handle(Made):
             self._lib.ep_prepare(self._handle, on, args.topk.absent(why), 0, args.out_address)
         finally:
             self._dispatches.give(args)
-        raise why
+        try:
+            raise why
+        finally:
+            del why  # else its traceback, which has this frame, would keep the caller's arrays
 
     def _end(self, refused: Exception | None, status: int) -> None:
         """The end of a call. This package passes its refusals to the library as text, so that the other ranks
