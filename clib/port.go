@@ -271,28 +271,41 @@ func channelOptions(options *C.weft_port_channel_options) (o service.ChannelOpti
 	return service.ChannelOptions{Kind: service.Kind(v.kind), Spread: v.spread != 0}, nil
 }
 
+// makes is how a service makes a channel, from this rank's part of a memory to the peer's of another.
+type makes func(o service.ChannelOptions, to, from *service.Memory) (*service.Channel, error)
+
+// add makes a channel, and its handle.
+func (x *portService) add(options *C.weft_port_channel_options, dst, src C.uint64_t, out *C.weft_port_channel,
+	channel makes,
+) error {
+	if err := result(unsafe.Pointer(out), "weft_port_channel"); err != nil {
+		return err
+	}
+	o, err := channelOptions(options)
+	if err != nil {
+		return err
+	}
+	to, from, err := memoriesOf(dst, src)
+	if err != nil {
+		return err
+	}
+	c, err := channel(o, to, from)
+	if err != nil {
+		return err
+	}
+	made := &portChannel{port: x, channel: c}
+	return add(portChannels, made, &made.alone, unsafe.Pointer(out))
+}
+
 //export goweft_port_connect
 func goweft_port_connect(id C.uint64_t, peer C.int, options *C.weft_port_channel_options, dst, src C.uint64_t,
 	out *C.weft_port_channel, ms C.int64_t,
 ) C.int {
 	return making(id, ms, func(ctx context.Context, x *portService) error {
-		if err := result(unsafe.Pointer(out), "weft_port_channel"); err != nil {
-			return err
-		}
-		o, err := channelOptions(options)
-		if err != nil {
-			return err
-		}
-		to, from, err := memoriesOf(dst, src)
-		if err != nil {
-			return err
-		}
-		c, err := x.service.Connect(ctx, int(peer), o, to, from)
-		if err != nil {
-			return err
-		}
-		made := &portChannel{port: x, channel: c}
-		return add(portChannels, made, &made.alone, unsafe.Pointer(out))
+		return x.add(options, dst, src, out, func(o service.ChannelOptions, to, from *service.Memory,
+		) (*service.Channel, error) {
+			return x.service.Connect(ctx, int(peer), o, to, from)
+		})
 	})
 }
 
@@ -301,23 +314,10 @@ func goweft_port_open(id C.uint64_t, peer, number C.int, options *C.weft_port_ch
 	out *C.weft_port_channel,
 ) C.int {
 	return run(ports, id, func(x *portService) error {
-		if err := result(unsafe.Pointer(out), "weft_port_channel"); err != nil {
-			return err
-		}
-		o, err := channelOptions(options)
-		if err != nil {
-			return err
-		}
-		to, from, err := memoriesOf(dst, src)
-		if err != nil {
-			return err
-		}
-		c, err := x.service.Open(int(peer), int(number), o, to, from)
-		if err != nil {
-			return err
-		}
-		made := &portChannel{port: x, channel: c}
-		return add(portChannels, made, &made.alone, unsafe.Pointer(out))
+		return x.add(options, dst, src, out, func(o service.ChannelOptions, to, from *service.Memory,
+		) (*service.Channel, error) {
+			return x.service.Open(int(peer), int(number), o, to, from)
+		})
 	})
 }
 

@@ -33,32 +33,16 @@ func onSpanOf(t *testing.T, g *ranktest.GPUs, names string, open opener, deadlin
 ) {
 	t.Helper()
 	t.Setenv("WEFT_HEARTBEAT", "60s")
-	ranks := len(names)
 	prompt := fabrictest.TCP()
 	prompt.Prompt = true
 	beside, _ := newSpan(t, names, twin(t, prompt, 1).Open)
-	err := ranktest.Run(ranks, func(rank int) []weft.Option {
+	onGPURanks(t, beside.comms, func(rank int) []weft.Option {
 		return append(g.Options(rank), weft.WithDeadline(deadline), weft.WithHostID(names[rank:][:1]),
 			weft.WithFabric(open))
-	}, func(ctx context.Context, comm *weft.Comm) (err error) {
-		r := &gpuRank{comm: comm, beside: beside.comms[comm.Rank()], span: true}
-		if r.memory, err = comm.Device().Context().Alloc(gpuMemory); err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, r.memory.Close()) }()
-		if r.host, err = New(ctx, r.beside, Options{}); err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, r.host.Close()) }()
-		if r.Group, err = New(ctx, comm, o); err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, r.Close()) }()
+	}, o, func(ctx context.Context, r *gpuRank) error {
+		r.span = true
 		return body(ctx, r)
 	})
-	if err != nil {
-		t.Error(err)
-	}
 }
 
 // spanLayouts are ranks by the names of their hosts: 2 x 1, 2 x 2, 3 x 1.

@@ -77,11 +77,19 @@ func withDeadline(t *testing.T, g *ranktest.GPUs, ranks int, deadline time.Durat
 ) {
 	t.Helper()
 	o.SMs *= (ranks + len(g.Contexts) - 1) / len(g.Contexts) // those of all ranks on a GPU
-	hosts := ranktest.New(t, ranks)
-	err := ranktest.Run(ranks, func(rank int) []weft.Option {
+	onGPURanks(t, ranktest.New(t, ranks), func(rank int) []weft.Option {
 		return append(g.Options(rank), weft.WithDeadline(deadline))
-	}, func(ctx context.Context, comm *weft.Comm) (err error) {
-		r := &gpuRank{comm: comm, beside: hosts[comm.Rank()]}
+	}, o, body)
+}
+
+// onGPURanks runs a test as ranks with GPUs, which join with the options, and each of which has a group of the host
+// beside it, by one of the communicators.
+func onGPURanks(t *testing.T, beside []*weft.Comm, options func(rank int) []weft.Option, o Options,
+	body func(ctx context.Context, r *gpuRank) error,
+) {
+	t.Helper()
+	err := ranktest.Run(len(beside), options, func(ctx context.Context, comm *weft.Comm) (err error) {
+		r := &gpuRank{comm: comm, beside: beside[comm.Rank()]}
 		if r.memory, err = comm.Device().Context().Alloc(gpuMemory); err != nil {
 			return err
 		}

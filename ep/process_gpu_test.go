@@ -193,19 +193,7 @@ func TestKillOnGPUs(t *testing.T) {
 					for _, r := range survivors {
 						crew.Tell(r, "fail", args)
 					}
-					time.Sleep(50 * time.Millisecond) // they are inside, or will be: the same is true
-					crew.Kill(victim)
-					for r, a := range crew.Answers(survivors) {
-						if a.Peer != victim || a.Cause != "died" {
-							t.Errorf("rank %d after the death of %d: %q (%s, rank %d)", r, victim, a.Err, a.Cause, a.Peer)
-						}
-					}
-					args.Masked = []int{victim}
-					crew.Must(survivors, "go on", args)
-					for args.Seed = range 3 {
-						crew.Must(survivors, "batch", args)
-					}
-					crew.Must(survivors, "close", args)
+					survive(t, crew, victim, survivors, "batch", args)
 				})
 			}
 		}
@@ -218,6 +206,24 @@ func TestKillOnGPUs(t *testing.T) {
 		ranktest.Real(t)
 		run(t, false)
 	})
+}
+
+// survive kills a rank for which the others wait. They name it, leave it out and go on with exchanges of a kind.
+func survive(t *testing.T, crew *processes.Crew, victim int, survivors []int, next string, args gpuExchangeArgs) {
+	t.Helper()
+	time.Sleep(50 * time.Millisecond) // they are inside, or will be: the same is true
+	crew.Kill(victim)
+	for r, a := range crew.Answers(survivors) {
+		if a.Peer != victim || a.Cause != "died" {
+			t.Errorf("rank %d after the death of %d: %q (%s, rank %d)", r, victim, a.Err, a.Cause, a.Peer)
+		}
+	}
+	args.Masked = []int{victim}
+	crew.Must(survivors, "go on", args)
+	for args.Seed = range 3 {
+		crew.Must(survivors, next, args)
+	}
+	crew.Must(survivors, "close", args)
 }
 
 // TestKillBetweenGPUs has processes on several hosts exchange by libfabric. One is killed while the others wait for
@@ -246,19 +252,7 @@ func TestKillBetweenGPUs(t *testing.T) {
 				for _, r := range survivors {
 					crew.Tell(r, "fail", args)
 				}
-				time.Sleep(50 * time.Millisecond) // they are inside, or will be: the same is true
-				crew.Kill(victim)
-				for r, a := range crew.Answers(survivors) {
-					if a.Peer != victim || a.Cause != "died" {
-						t.Errorf("rank %d after the death of %d: %q (%s, rank %d)", r, victim, a.Err, a.Cause, a.Peer)
-					}
-				}
-				args.Masked = []int{victim}
-				crew.Must(survivors, "go on", args)
-				for args.Seed = range 3 {
-					crew.Must(survivors, "exchange", args)
-				}
-				crew.Must(survivors, "close", args)
+				survive(t, crew, victim, survivors, "exchange", args)
 			})
 		}
 	}

@@ -49,13 +49,10 @@ func (s *Service) Connect(ctx context.Context, peer int, o ChannelOptions, dst, 
 		return nil, err
 	}
 	defer s.gate.Leave()
-	if peer < 0 || peer >= s.comm.Size() || peer == s.comm.Rank() {
-		return nil, weft.Invalidf("%s: rank %d: want another rank of %d", op, peer, s.comm.Size())
-	}
-	if err := s.sound(op, peer); err != nil {
+	m, err := s.meetingWith(op, peer)
+	if err != nil {
 		return nil, err
 	}
-	m := s.meetings[peer]
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	number := m.next()
@@ -86,6 +83,14 @@ func (s *Service) Connect(ctx context.Context, peer int, o ChannelOptions, dst, 
 	return s.link(peer, m, number, kind, o.Spread, dst, src)
 }
 
+// meetingWith is where this rank makes its channels to a peer.
+func (s *Service) meetingWith(op string, peer int) (*meeting, error) {
+	if peer < 0 || peer >= s.comm.Size() || peer == s.comm.Rank() {
+		return nil, weft.Invalidf("%s: rank %d: want another rank of %d", op, peer, s.comm.Size())
+	}
+	return s.meetings[peer], s.sound(op, peer)
+}
+
 // Open makes the channel of a number, from 1 to [Service.Channels], to a peer with which this rank has connected once.
 // The two agree on it by means of their own: each opens the same number with the same options, of a Kind other than
 // Auto, and waits for nothing. Connect takes the lowest number that is free.
@@ -95,13 +100,10 @@ func (s *Service) Open(peer, number int, o ChannelOptions, dst, src *Memory) (*C
 		return nil, err
 	}
 	defer s.gate.Leave()
-	if peer < 0 || peer >= s.comm.Size() || peer == s.comm.Rank() {
-		return nil, weft.Invalidf("%s: rank %d: want another rank of %d", op, peer, s.comm.Size())
-	}
-	if err := s.sound(op, peer); err != nil {
+	m, err := s.meetingWith(op, peer)
+	if err != nil {
 		return nil, err
 	}
-	m := s.meetings[peer]
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
