@@ -34,7 +34,7 @@ func TestBenchEPOnGPUsFindsMistakes(t *testing.T) {
 		"--gradients":                                  "--gradients is for --device gpu",
 		"--mode phases":                                "want ll or ht",
 		"--device gpu --mode ht --reduction exact":     "use a partial reduction",
-		"--device gpu --ranks 3":                       "Experts is",
+		"--device gpu --ranks 3":                       "--experts is",
 		"--device gpu --lines " + t.TempDir() + "/x/y": "no such file",
 	} {
 		_, errs := command(t, 2, append([]string{"bench", "ep"}, strings.Fields(line)...)...)

@@ -18,7 +18,7 @@ func TestBenchOverlapFindsMistakes(t *testing.T) {
 		"--deadline 0s":                        "more than 0s",
 		"--layout sideways":                    "want expert-major",
 		"--tokens 0":                           "tokens 0",
-		"--ranks 3":                            "Experts is",
+		"--ranks 3":                            "--experts is",
 		"--product-rows 100":                   "multiples of 64",
 		"--lines " + t.TempDir() + "/x/y":      "no such file",
 		"extra":                                "weft: ",

@@ -22,7 +22,7 @@ func TestBenchStartFindsMistakes(t *testing.T) {
 		"--gpus -1":                "want at least 0",
 		"--ranks -1":               "want at least 0",
 		"--ranks 1,2":              "want a whole number",
-		"--ranks 3":                "Experts is",
+		"--ranks 3":                "--experts is",
 		"--rounds 0":               "1 to 100",
 		"--rounds 101":             "1 to 100",
 		"--deadline 0s":            "more than 0s",
