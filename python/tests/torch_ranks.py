@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from datetime import timedelta
+from glob import glob
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -20,7 +23,16 @@ def exchange(c):
         assert g.all_gather(torch.tensor([c.rank])).flatten().tolist() == list(range(RANKS))
 
 
+def leave():
+    """Destroys the process groups. Nothing of ours may keep one, which would live until the process ends and abort it:
+    threads of its are then still running."""
+    dist.destroy_process_group()
+    threads = [Path(name).read_text() for name in glob("/proc/self/task/*/comm")]
+    assert not [name for name in threads if "gloo" in name], threads
+
+
 def process_group():
+    gc.disable()
     dist.init_process_group("gloo")
     for _ in range(2):
         with weft.Communicator.from_process_group(deadline=20) as c:
@@ -29,7 +41,8 @@ def process_group():
     if RANK == 0:
         with weft.Communicator.from_process_group(alone) as c:
             assert c.ranks == 1
-    dist.destroy_process_group()
+    del alone
+    leave()
 
 
 def store():
@@ -67,7 +80,6 @@ def training(steps):
     """Trains with Weft's averages, with Gloo's, and with what PyTorch sums in rank order."""
     import json
     import runpy
-    from pathlib import Path
 
     example = runpy.run_path(str(Path(__file__).resolve().parents[1] / "examples" / "data_parallel.py"))
     dist.init_process_group("gloo")
@@ -123,6 +135,7 @@ def deep_ep_buffer():
     import deep_ep
     from deep_ep.utils.comm import get_nccl_comm_handle
 
+    gc.disable()
     dist.init_process_group("gloo")
     buffer = deep_ep.Buffer(dist.group.WORLD, 1 << 20, 0, explicitly_destroy=True)
     assert (buffer.rank, buffer.group_size, buffer.runtime.get_num_rdma_ranks()) == (RANK, RANKS, 1)
@@ -158,7 +171,8 @@ def deep_ep_buffer():
     buffer.destroy()
     with pytest.raises(weft.UnsupportedError, match="rank 0 has no communicator"):
         get_nccl_comm_handle(dist.group.WORLD)
-    dist.destroy_process_group()
+    del buffer
+    leave()
 
 
 def deep_ep_elastic():

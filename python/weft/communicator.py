@@ -152,17 +152,17 @@ class Communicator(Resource):
         own waits. An exception of the function is raised by this call.
         """
         lib, options = library(), _options(engine, gpu, deadline, huge_pages, log)
-        call = rendezvous.Callback(all_gather, ranks)
-        try:
-            return cls._made(
-                lib,
-                options,
-                lambda out: lib.comm_create_with_all_gather(call.function, None, rank, ranks, options, out),
-            )
-        except BaseException as e:
-            if call.error is not None and call.error is not e:
-                raise call.error from None
-            raise
+        with rendezvous.Callback(all_gather, ranks) as call:
+            try:
+                return cls._made(
+                    lib,
+                    options,
+                    lambda out: lib.comm_create_with_all_gather(call.function, None, rank, ranks, options, out),
+                )
+            except BaseException as e:
+                if call.error is not None and call.error is not e:
+                    raise call.error from None
+                raise
 
     @classmethod
     def from_store(cls, store: Any, rank: int, ranks: int, *, name: str = "weft", **options: Any) -> Communicator:

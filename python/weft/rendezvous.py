@@ -5,20 +5,34 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _abi
 from .errors import InvalidError
 
+if TYPE_CHECKING:
+    from typing import Self
+
 
 class Callback:
-    """An all-gather as the C library calls it. Its exceptions are kept, because C takes only numbers."""
+    """An all-gather as the C library calls it. Its exceptions are kept, because C takes only numbers.
+
+    The function refers to this object, which refers to the function: a ``with`` statement ends that, so that the
+    caller's all-gather does not live on until the collector runs. A process group that does has threads when the
+    process ends, and then aborts it.
+    """
 
     def __init__(self, all_gather: Callable[[bytes], Iterable[bytes]], ranks: int) -> None:
         self._all_gather = all_gather
         self._ranks = ranks
         self.error: BaseException | None = None
-        self.function = _abi.AllGatherFunction(self._call)
+        self.function: Any = _abi.AllGatherFunction(self._call)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.function = None
 
     def _call(self, _: object, mine: int, size: int, everyone: int) -> int:
         try:
