@@ -108,6 +108,25 @@ def test_all_gather_of_the_callers():
     interrupted(weft.Communicator.from_all_gather, lambda mine: time.sleep(60), 0, 2)
 
 
+def test_no_moment_of_a_join_loses_an_interrupt(monkeypatch):
+    """A signal that comes while C runs is raised where its function begins, of which ctypes would only print it."""
+    printed = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda what: printed.append(str(what.exc_value)))
+
+    def join_amid(sender):
+        sender.start()
+        with weft.Communicator.from_all_gather(lambda mine: [mine], 0, 1):
+            sender.join()
+            time.sleep(1)
+
+    for turn in range(40):
+        sender = threading.Thread(target=lambda turn=turn: (time.sleep(turn / 10000), os.kill(os.getpid(), 2)))
+        with pytest.raises(KeyboardInterrupt):
+            join_amid(sender)
+        sender.join()
+    assert not printed
+
+
 CALLS = {
     "group": lambda c: weft.Group(c),
     "window": lambda c: weft.Window(c, 4096),

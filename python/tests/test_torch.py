@@ -336,7 +336,7 @@ def test_compiled_collectives(torch_processes):
         assert (ended.code, ended.out) == (0, "ok\n"), ended.out
 
 
-@pytest.mark.parametrize("function", ["process_group", "store"])
+@pytest.mark.parametrize("function", ["process_group", "absent", "store"])
 def test_rendezvous(torch_processes, function):
     for ended in torch_processes(2, function):
         assert (ended.code, without_gloo(ended.out)) == (0, "ok\n"), ended.out

@@ -45,6 +45,30 @@ def process_group():
     leave()
 
 
+def absent():
+    """A rank waits for another one, which does not join: Ctrl-C ends that, and so does the deadline."""
+    import signal
+    import threading
+
+    import pytest
+
+    s = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), RANKS, RANK == 0, timedelta(seconds=60))
+    dist.init_process_group("gloo", store=dist.PrefixStore("group", s), rank=RANK, world_size=RANKS)
+    if RANK == 0:
+        threading.Timer(0.2, signal.raise_signal, (signal.SIGINT,)).start()
+        with pytest.raises(KeyboardInterrupt):
+            weft.Communicator.from_process_group()
+        with pytest.raises(weft.DeadlineError, match=r"rank 0 waited 0.3 s, which deadline= sets"):
+            weft.Communicator.from_process_group(deadline=0.3)
+        s.set("over", "")
+        s.get("heard")
+    else:
+        s.get("over")
+        s.set("heard", "")
+    print("ok", flush=True)
+    os._exit(0)  # the group would wait for what it has begun
+
+
 def store():
     s = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), RANKS, RANK == 0, timedelta(seconds=20))
     for name in ("one", "one", "two"):

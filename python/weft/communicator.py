@@ -153,16 +153,15 @@ class Communicator(Resource):
         """
         lib, options = library(), _options(engine, gpu, deadline, huge_pages, log)
         with rendezvous.Callback(all_gather, ranks) as call:
-            try:
-                return cls._made(
-                    lib,
-                    options,
-                    lambda out: lib.comm_create_with_all_gather(call.function, None, rank, ranks, options, out),
-                )
-            except BaseException as e:
-                if call.error is not None and call.error is not e:
-                    raise call.error from None
-                raise
+            made = cls._made(
+                lib,
+                options,
+                lambda out: lib.comm_create_with_all_gather(call.function, None, rank, ranks, options, out),
+            )
+            if call.error is not None:
+                made.abort()
+                made.close()
+        return made
 
     @classmethod
     def from_store(cls, store: Any, rank: int, ranks: int, *, name: str = "weft", **options: Any) -> Communicator:
@@ -179,9 +178,10 @@ class Communicator(Resource):
         """Joins the ranks of a ``torch.distributed`` process group; None is the world group. Collective
         within the group.
 
-        The group carries a few hundred bytes while ranks join, and nothing afterwards.
+        The group carries a few hundred bytes while ranks join, and nothing afterwards. Ranks that have not joined are
+        waited for until the deadline, if one is given, else until the group's time limit.
         """
-        gather = rendezvous.ProcessGroupGather(group)
+        gather = rendezvous.ProcessGroupGather(group, options.get("deadline"))
         return cls.from_all_gather(gather, gather.rank, gather.ranks, **options)
 
     @classmethod

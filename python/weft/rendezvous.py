@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from . import _abi
-from .errors import InvalidError
+from .errors import DeadlineError, InvalidError
 
 if TYPE_CHECKING:
     from typing import Self
@@ -19,7 +23,7 @@ class Callback:
 
     The function refers to this object, which refers to the function: a ``with`` statement ends that, so that the
     caller's all-gather does not live on until the collector runs. A process group that does has threads when the
-    process ends, and then aborts it.
+    process ends, and then aborts it. The statement raises the exception that was kept.
     """
 
     def __init__(self, all_gather: Callable[[bytes], Iterable[bytes]], ranks: int) -> None:
@@ -27,12 +31,26 @@ class Callback:
         self._ranks = ranks
         self.error: BaseException | None = None
         self.function: Any = _abi.AllGatherFunction(self._call)
+        self._hook: Any = None
 
     def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # the one that signals interrupt
+            self._hook, sys.unraisablehook = sys.unraisablehook, self._raised
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.function = None
+        if self._hook is not None:
+            sys.unraisablehook = self._hook
+        self.function = self._hook = None
+        if self.error is not None:
+            raise self.error from None
+
+    def _raised(self, what: Any) -> None:
+        """Keeps what interrupted a call before its first line: a signal that came while C ran."""
+        if what.object == self._call:
+            self.error = what.exc_value
+        else:
+            self._hook(what)
 
     def _call(self, _: object, mine: int, size: int, everyone: int) -> int:
         try:
@@ -68,9 +86,13 @@ class StoreGather:
 
 
 class ProcessGroupGather:
-    """An all-gather through a process group of PyTorch's."""
+    """An all-gather through a process group of PyTorch's. Signals are heeded while it waits: a wait of PyTorch's own
+    would leave Ctrl-C until the group's time limit, which is half an hour.
 
-    def __init__(self, group: Any) -> None:
+    It ends after the deadline, in seconds, or after the group's time limit if that is None.
+    """
+
+    def __init__(self, group: Any, deadline: float | None = None) -> None:
         import torch
         import torch.distributed as dist
 
@@ -81,10 +103,21 @@ class ProcessGroupGather:
             raise InvalidError("this rank is not in the process group")
         # NCCL carries memory of GPUs only.
         self._device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+        self._deadline = math.inf if deadline is None else deadline
 
     def __call__(self, mine: bytes) -> list[bytes]:
         torch = self._torch
         sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(self._device)
         got = [torch.empty_like(sent) for _ in range(self.ranks)]
-        self._dist.all_gather(got, sent, group=self._group)
+        work = self._dist.all_gather(got, sent, group=self._group, async_op=True)
+        start, nap = time.monotonic(), 50e-6
+        while not work.is_completed():
+            if time.monotonic() - start > self._deadline:
+                raise DeadlineError(
+                    f"not all {self.ranks} ranks of the process group joined: rank {self.rank} waited "
+                    f"{self._deadline:g} s, which deadline= sets"
+                )
+            time.sleep(nap)
+            nap = min(2 * nap, 5e-3)
+        work.wait()
         return [bytes(t.tolist()) for t in got]
