@@ -103,6 +103,7 @@ func (l *tcpLink) write() {
 				break
 			}
 			l.mu.Unlock()
+			wrote()
 			if _, err := batch.WriteTo(l.conn); err != nil {
 				l.mu.Lock()
 				l.stopped = true // the reader sees the break, after the peer's earlier messages
@@ -182,6 +183,7 @@ func (l *tcpLink) read(handle func(message) error) error {
 		if err != nil {
 			return err
 		}
+		reads()
 		if err := handle(m); err != nil {
 			return err
 		}
