@@ -634,7 +634,7 @@ func testOwnAbsent(t *testing.T, g *ranktest.GPUs) {
 	const ranks, absent = 3, 1
 	o := Options{Staging: gpuStaging, SMs: 4, Algorithms: ownAlgorithms()}
 	onGPUs(t, g, ranks, o, func(context.Context, *gpuRank) error { return nil }) // compiles the kernels
-	withDeadline(t, g, ranks, 500*time.Millisecond, o, func(ctx context.Context, r *gpuRank) error {
+	withDeadline(t, g, ranks, 2*time.Second, o, func(ctx context.Context, r *gpuRank) error {
 		if err := checkOwnCalls(ctx, r); err != nil {
 			return err
 		}

@@ -576,7 +576,7 @@ func TestKill(t *testing.T) {
 			t.Errorf("rank %d: %+v", i, a)
 		}
 		t.Logf("rank %d: %s, %v after the kill", i, a.Err, time.Duration(a.When-killed))
-		if late := time.Duration(a.When - killed); late > 2*time.Second {
+		if late := time.Duration(a.When - killed); late > 30*time.Second {
 			t.Errorf("rank %d learned it %v after the kill", i, late)
 		}
 	}
