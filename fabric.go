@@ -43,10 +43,13 @@ type reach struct {
 // spans says whether there are ranks on other hosts.
 func (c *Comm) spans() bool { return c.remote >= 0 }
 
-// openFabric opens a domain, as WithFabric says.
-func (o *config) openFabric(ctx context.Context, f fabric.Options) (*fabric.Domain, error) {
-	if o.fabric != nil {
-		return o.fabric(ctx, f)
+// newDomain opens a domain, as WithFabric says.
+func (c *Comm) newDomain(ctx context.Context, f fabric.Options) (*fabric.Domain, error) {
+	if f.Met == "" && c.met.IsValid() {
+		f.Met = c.met.String()
+	}
+	if c.options.fabric != nil {
+		return c.options.fabric(ctx, f)
 	}
 	return fabric.Open(ctx, f)
 }
@@ -59,7 +62,7 @@ func (c *Comm) openFabric(ctx context.Context) (*fabric.Domain, error) {
 	if r.domain != nil {
 		return r.domain, nil
 	}
-	d, err := c.options.openFabric(ctx, fabric.Options{
+	d, err := c.newDomain(ctx, fabric.Options{
 		Rank: c.rank, Size: c.size, Signals: fabricSignals, Timeout: c.control.Waiter.Timeout,
 		Devices: c.device != nil,
 	})
@@ -276,7 +279,7 @@ func (o Operations) OneHost(op string) error { return o.comm.requireOneHost(op) 
 
 // OpenFabric opens another domain of the kind that [WithFabric] gives: for an object that has one to itself.
 func (o Operations) OpenFabric(ctx context.Context, f fabric.Options) (*fabric.Domain, error) {
-	return o.comm.options.openFabric(ctx, f)
+	return o.comm.newDomain(ctx, f)
 }
 
 // Fabric is how this rank reaches windows on other hosts, from the first window on; nil on one host.

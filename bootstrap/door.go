@@ -62,6 +62,23 @@ func (t *tcpRank) reached() netip.Addr {
 	return best
 }
 
+// Met is an address of this host by which a bootstrap's rank meets ranks of other hosts: of the interface that was asked
+// for, or one by which it has met them. It is invalid where there is none such.
+func Met(b Bootstrap) netip.Addr {
+	t, ok := b.(*tcpRank)
+	if !ok {
+		return netip.Addr{}
+	}
+	a := t.bound
+	if !a.IsValid() || a.IsUnspecified() {
+		a = t.reached()
+	}
+	if a.IsLoopback() {
+		return netip.Addr{}
+	}
+	return a
+}
+
 // Addresses are where other ranks may find the door: host:port texts.
 func (d *Door) Addresses() []string { return reachable(d.bound, d.used, portOf(d.ln)) }
 

@@ -78,6 +78,27 @@ func TestDoor(t *testing.T) {
 
 // TestDoorRefuses: a door lets in nobody who does not prove the key, comes from another rank than it says, or
 // means another rank.
+// TestMet: the address by which a rank meets others is that of the interface that it uses, and none on loopback.
+func TestMet(t *testing.T) {
+	for _, impl := range implementations[:2] {
+		ranks := impl.make(t, 2)
+		for r, b := range ranks {
+			if a := Met(b); a.IsValid() {
+				t.Errorf("%s: rank %d met others by %v", impl.name, r, a)
+			}
+		}
+		closeAll(ranks)
+	}
+	for _, a := range usable(net.InterfaceAddrs) {
+		if a.IsLoopback() {
+			continue
+		}
+		if got := Met(&tcpRank{bound: a}); got != a {
+			t.Errorf("bound to %v: %v", a, got)
+		}
+	}
+}
+
 func TestDoorRefuses(t *testing.T) {
 	ranks := implementations[0].make(t, 2)
 	defer closeAll(ranks)

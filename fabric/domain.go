@@ -23,8 +23,12 @@ type Options struct {
 	// Provider is one of libfabric's, "tcp" or "tcp;ofi_rxm"; empty takes the first of [Providers] that
 	// this machine has.
 	Provider string
-	// Source is the address of the interface to use, "10.0.0.1"; empty leaves it to libfabric.
+	// Source is the address of the interface to use, "10.0.0.1"; empty leaves it to Met, or else to libfabric.
 	Source string
+	// Met is the address of the interface by which the ranks have met, if that is known. Providers that use the
+	// host's sockets take it. Left to itself, libfabric may take an interface that leads nowhere, as a bridge of
+	// containers does. The variable FI_TCP_IFACE comes before it.
+	Met string
 	// Signals is how many each peer has, 64 if 0; 65,536 at most, and equal on all ranks.
 	Signals int
 	// Timeout bounds waits whose context has no deadline: DefaultTimeout if 0.

@@ -33,6 +33,21 @@ func TestRefusedProviders(t *testing.T) {
 	}
 }
 
+// TestMet: a provider on sockets takes the interface by which ranks met, if nothing says another one.
+func TestMet(t *testing.T) {
+	fabrictest.Libfabric(t.Context(), t, fabric.Options{Size: 1, Provider: "tcp"}).Close()
+	const elsewhere = "192.0.2.1"
+	_, err := fabric.Open(t.Context(), fabric.Options{Size: 1, Provider: "tcp", Met: elsewhere})
+	if !errors.Is(err, fabric.ErrUnsupported) || !strings.Contains(err.Error(), elsewhere) {
+		t.Errorf("met by an address of another host: %v", err)
+	}
+	o := fabric.Options{Size: 1, Provider: "tcp", Source: "127.0.0.1", Met: elsewhere}
+	fabrictest.Libfabric(t.Context(), t, o).Close()
+	t.Setenv("FI_TCP_IFACE", "lo")
+	o.Source = ""
+	fabrictest.Libfabric(t.Context(), t, o).Close()
+}
+
 // TestCapabilities are what libfabric's tcp was measured to grant.
 func TestCapabilities(t *testing.T) {
 	for _, name := range []string{"tcp", "tcp;ofi_rxm"} {

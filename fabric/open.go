@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -59,7 +60,7 @@ func openLibfabric(ctx context.Context, o Options) (provider.Endpoint, error) {
 	var absent error
 	for _, name := range names {
 		config := libfabric.Config{
-			Provider: name, Source: o.Source, Unordered: o.Unordered, Devices: o.Devices, Peers: 2,
+			Provider: name, Source: source(name, o), Unordered: o.Unordered, Devices: o.Devices, Peers: 2,
 		}
 		if err = measureOnce(ctx, library, config); errors.Is(err, libfabric.ErrNoProvider) {
 			absent = err
@@ -75,9 +76,22 @@ func openLibfabric(ctx context.Context, o Options) (provider.Endpoint, error) {
 		if errors.Is(err, ErrUnsupported) || ctx.Err() != nil {
 			return nil, err
 		}
-		return nil, unsupported("provider %s%s: %w: name another in Options", name, libfabric.At(o.Source), err)
+		return nil, unsupported("provider %s%s: %w: name another in FI_PROVIDER, on every rank", name,
+			libfabric.At(config.Source), err)
 	}
 	return nil, unsupported("%w", absent)
+}
+
+// source is the address of the interface that a provider is to take. Cards of their own have other addresses than the
+// host's sockets, by which ranks meet.
+func source(provider string, o Options) string {
+	switch base, _, _ := strings.Cut(provider, ";"); {
+	case o.Source != "":
+		return o.Source
+	case base == "tcp" && os.Getenv("FI_TCP_IFACE") == "", base == "net" && os.Getenv("FI_NET_IFACE") == "":
+		return o.Met
+	}
+	return ""
 }
 
 func measureOnce(ctx context.Context, library *libfabric.Library, c libfabric.Config) error {
@@ -97,8 +111,8 @@ func measureOnce(ctx context.Context, library *libfabric.Library, c libfabric.Co
 	return err
 }
 
-// measureFor bounds each step of a measurement.
-const measureFor = 5 * time.Second
+// measureFor bounds each step of a measurement. On a machine with more threads than processors a step may take seconds.
+const measureFor = 20 * time.Second
 
 // measure opens two endpoints and writes from one to the other: bytes must arrive with their data, and
 // a wrong key must be refused, for that is what keeps late writes out of memory that is used anew.

@@ -126,7 +126,8 @@ func (d *Domain) fits(rank int, c domainCard) error {
 	case int(c.Rank) != rank || int(c.Size) != o.Size:
 		return fmt.Errorf("the card is that of rank %d of %d, not of %d of %d", c.Rank, c.Size, rank, o.Size)
 	case c.Provider != caps.Provider:
-		return fmt.Errorf("it has provider %s, this rank %s: name one in Options.Provider", c.Provider, caps.Provider)
+		return fmt.Errorf("it has provider %s, this rank %s: name one of them in FI_PROVIDER, on every rank",
+			c.Provider, caps.Provider)
 	case int(c.Signals) != o.Signals:
 		return fmt.Errorf("it has %d signals, this rank %d", c.Signals, o.Signals)
 	case c.Ordered != caps.Ordered || c.Words != caps.Words:
