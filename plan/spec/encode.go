@@ -1,10 +1,20 @@
 package spec
 
+import "crypto/sha256"
+
 // Text is the plan over lines, in ASCII, without a newline at its end.
 func (f *File) Text() []byte { return f.write(&writer{}) }
 
 // Compact is the plan on one line, without spaces, in UTF-8.
 func (f *File) Compact() []byte { return f.write(&writer{compact: true}) }
+
+// Sum is the hash of the plan's compact text, which is never there as a whole.
+func (f *File) Sum() (sum [sha256.Size]byte) {
+	w := &writer{compact: true, hash: sha256.New()}
+	w.hash.Write(f.write(w))
+	w.hash.Sum(sum[:0])
+	return sum
+}
 
 func (f *File) write(w *writer) []byte {
 	w.open('{')

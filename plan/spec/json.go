@@ -3,6 +3,7 @@ package spec
 import (
 	"bytes"
 	"fmt"
+	"hash"
 	"math"
 	"slices"
 	"strconv"
@@ -256,7 +257,12 @@ type writer struct {
 	level   int
 	compact bool
 	first   bool // nothing is in the list yet
+
+	hash hash.Hash // takes the text piece by piece; or nil
 }
+
+// hashedBytes of a text are hashed together.
+const hashedBytes = 4 << 10
 
 func (w *writer) open(c byte) {
 	w.text = append(w.text, c)
@@ -289,6 +295,10 @@ func (w *writer) next() {
 	}
 	w.first = false
 	w.line()
+	if w.hash != nil && len(w.text) >= hashedBytes {
+		w.hash.Write(w.text)
+		w.text = w.text[:0]
+	}
 }
 
 func (w *writer) key(name string) {
@@ -330,6 +340,10 @@ func (w *writer) string(key, s string) {
 func (w *writer) quote(s string) {
 	w.text = append(w.text, '"')
 	for _, c := range s {
+		if c >= ' ' && c < 0x7F && c != '"' && c != '\\' {
+			w.text = append(w.text, byte(c))
+			continue
+		}
 		if i := bytes.IndexByte([]byte("\"\\\b\f\n\r\t"), byte(min(c, math.MaxUint8))); i >= 0 {
 			w.text = append(w.text, '\\', `"\bfnrt`[i])
 		} else if c < ' ' || c >= 0x7F && !w.compact {

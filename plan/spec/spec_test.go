@@ -2,6 +2,8 @@ package spec
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -43,6 +45,16 @@ func TestText(t *testing.T) {
 	want = strings.NewReplacer(`\u00e4`, "ä", `\ud83d\ude00`, "😀").Replace(want)
 	if got := string(f.Compact()); got != want {
 		t.Errorf("one line:\n%s\nis not\n%s", got, want)
+	}
+	long := *f
+	long.Ranks = slices.Clone(f.Ranks)
+	for len(long.Ranks[0].Blocks) < 100 {
+		long.Ranks[0].Blocks = append(long.Ranks[0].Blocks, f.Ranks[0].Blocks...)
+	}
+	for _, f := range []*File{f, &long} {
+		if f.Sum() != sha256.Sum256(f.Compact()) {
+			t.Errorf("the hash of %d blocks is not that of their text", len(f.Ranks[0].Blocks))
+		}
 	}
 	over := string(f.Text())
 	if !strings.HasPrefix(over, "{\n  \"name\": \"sm\\u00e4ll \\ud83d\\ude00\",\n  \"collective\": \"custom\",\n") {

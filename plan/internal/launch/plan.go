@@ -45,7 +45,7 @@ func Of(f *spec.File) (*Plan, error) {
 	if err := f.Check(); err != nil {
 		return nil, fmt.Errorf("%w: %w", weft.ErrInvalid, err)
 	}
-	p := &Plan{File: f, Key: sha256.Sum256(f.Text()), Name: "plan " + f.Name, elements: f.Alignment}
+	p := &Plan{File: f, Key: f.Sum(), Name: "plan " + f.Name, elements: f.Alignment}
 	data := false
 	for at, op := range f.All() {
 		if op.Kind == spec.Pipeline {
