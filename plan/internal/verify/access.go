@@ -69,7 +69,8 @@ func (e *engine) push(q *process, s *program.Step, now uint32) {
 			a.set(a.id+1, a.writes)
 			who.time = &a.time
 		} else {
-			who.time = &time{clock: pushed.clock, started: pushed.started}
+			t := e.pages.time(pushed.clock, pushed.started)
+			who.time = &t
 		}
 		src := s.Src[min(i, len(s.Src)-1)]
 		e.read(who, s, src)

@@ -113,7 +113,7 @@ func (e *engine) meetings() {
 // finish joins what each rank knows when its last block ends.
 func (e *engine) finish() {
 	for r := range e.p.File.Ranks {
-		end := newTime(e.none, len(e.p.File.Ranks), r)
+		end := newTime(e.pages, len(e.p.File.Ranks), r)
 		for b := e.p.First[r]; b < e.p.First[r+1]; b++ {
 			q := &e.blocks[b]
 			q.meet(uint32(len(q.steps)))

@@ -1,8 +1,6 @@
 package verify
 
 import (
-	"slices"
-
 	"github.com/weftgo/weft/plan/internal/meaning"
 	"github.com/weftgo/weft/plan/internal/program"
 	"github.com/weftgo/weft/plan/spec"
@@ -26,7 +24,7 @@ type engine struct {
 	trace bool
 	a     *meaning.Algebra
 
-	none     clock // of all processes, and shared by those that know nothing
+	pages    *pages // of clocks
 	blocks   []process
 	ports    map[int]*portAgent // of used ends
 	owners   []int              // their ranks
@@ -94,7 +92,7 @@ type counter struct {
 type meeting struct {
 	turn  int
 	here  []stamp
-	done  []stamp // of the last turn
+	done  *time // what all know who met in the last turn
 	sleep []int
 }
 
@@ -131,17 +129,21 @@ func newEngine(p *program.Program, m model, trace bool) *engine {
 	e.a = meaning.Of(p.File, trace)
 	e.count()
 	ranks := len(p.File.Ranks)
-	e.none = make(clock, len(p.Blocks)+2*len(e.ports))
+	most := 1 // blocks of a rank
+	for r := range ranks {
+		most = max(most, p.First[r+1]-p.First[r])
+	}
+	e.pages = newPages(most, len(p.Blocks)+2*len(e.ports))
 	for i := range p.Blocks {
 		b := &p.Blocks[i]
 		e.blocks = append(e.blocks, process{
-			time: newTime(e.none, ranks, b.Rank), id: i, rank: b.Rank, steps: b.Steps, waits: make(map[int]int),
+			time: newTime(e.pages, ranks, b.Rank), id: i, rank: b.Rank, steps: b.Steps, waits: make(map[int]int),
 		})
 		e.queue = append(e.queue, i)
 	}
 	e.queued = make([]bool, len(p.Blocks))
 	for end, a := range e.ports {
-		a.time, a.rank = newTime(e.none, ranks, p.Ends[end].Rank), p.Ends[end].Rank
+		a.time, a.rank = newTime(e.pages, ranks, p.Ends[end].Rank), p.Ends[end].Rank
 	}
 	for i, size := range p.Memories {
 		m := newMemory(size)
@@ -292,10 +294,7 @@ func (e *engine) publish(q *process, thread int) stamp {
 	s := q.stamp(q.id, e.published(q))
 	for _, p := range q.pending {
 		if p.thread == thread {
-			t := time{
-				clock: slices.Clone(s.clock), started: slices.Clone(s.started),
-				joined: map[*uint32]bool{},
-			}
+			t := e.pages.time(s.clock, s.started)
 			t.join(p.stamp)
 			s.clock, s.started = t.clock, t.started
 		}
@@ -395,7 +394,8 @@ func (e *engine) barrier(q *process, s *program.Step, now uint32) bool {
 		m.here = append(m.here, q.stamp(q.id, now))
 		if len(m.here) == s.Op.Blocks {
 			m.turn++
-			m.done, m.here = m.here, nil
+			m.done = e.pages.met(m.here)
+			m.here = m.here[:0]
 			for _, b := range m.sleep {
 				e.wake(b)
 			}
@@ -407,18 +407,16 @@ func (e *engine) barrier(q *process, s *program.Step, now uint32) bool {
 		return false
 	}
 	q.at = nil
-	for _, other := range m.done {
-		q.join(other)
-	}
+	q.follow(m.done)
 	return true
 }
 
 // flushed says that a port has read its sources.
 func (e *engine) flushed(q *process, thread int, a *portAgent) {
 	s := a.stamp(-1, 0)
-	s.clock = slices.Clone(s.clock)
-	s.clock[a.id+1] = q.clock[a.id+1] // where they were written is another matter
-	e.learn(q, thread, s)
+	t := e.pages.time(s.clock, s.started)
+	t.put(a.id+1, q.clock.of(a.id+1)) // where they were written is another matter
+	e.learn(q, thread, t.stamp(-1, 0))
 }
 
 // waits says whether a step waits for the packets of its sources.
