@@ -250,7 +250,7 @@ func (c *checker) shape(op *Op, rule *rule) bool {
 }
 
 // forms says which places each letter of a rule allows.
-var forms = map[byte]struct {
+var forms = [...]struct {
 	at   Where
 	slot bool
 	text string
