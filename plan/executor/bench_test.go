@@ -18,7 +18,7 @@ import (
 )
 
 // BenchmarkNative compares plans with the library's algorithms of the same protocol, in turns: the medians of 5 runs of
-// each, through one group.
+// each, through one group, and of what processors worked meanwhile for all ranks.
 func BenchmarkNative(b *testing.B) {
 	for _, ranks := range []int{2, 4} {
 		for _, pair := range []struct {
@@ -32,9 +32,10 @@ func BenchmarkNative(b *testing.B) {
 			for _, bytes := range []int{4 << 10, 64 << 10, 1 << 20, 16 << 20} {
 				b.Run(fmt.Sprintf("%s/%d ranks/%d KiB", pair.native, ranks, bytes>>10), func(b *testing.B) {
 					native, planned := interleaved(b, ranks, pair.native, pair.file, bytes)
-					b.ReportMetric(float64(native.Nanoseconds())/1000, "native-us")
-					b.ReportMetric(float64(planned.Nanoseconds())/1000, "plan-us")
-					b.ReportMetric(float64(planned)/float64(native), "ratio")
+					b.ReportMetric(float64(native.took.Nanoseconds())/1000, "native-us")
+					b.ReportMetric(float64(planned.took.Nanoseconds())/1000, "plan-us")
+					b.ReportMetric(float64(planned.took)/float64(native.took), "ratio")
+					b.ReportMetric(float64(planned.worked)/float64(max(native.worked, 1)), "cpu-ratio")
 					b.ReportMetric(0, "ns/op")
 				})
 			}
@@ -42,10 +43,13 @@ func BenchmarkNative(b *testing.B) {
 	}
 }
 
-// interleaved is the time of an operation by the library and by a plan.
-func interleaved(b *testing.B, ranks int, native string, f *plan.File, bytes int) (by, of time.Duration) {
+// spent is the time of an operation, and what processors worked in it.
+type spent struct{ took, worked time.Duration }
+
+// interleaved is what an operation takes by the library and by a plan.
+func interleaved(b *testing.B, ranks int, native string, f *plan.File, bytes int) (by, of spent) {
 	const turns = 5
-	var took [2][]time.Duration
+	var took, worked [2][]time.Duration
 	err := ranktest.Run(ranks, ranktest.OnHost, func(ctx context.Context, c *weft.Comm) error {
 		g, err := groupOf(ctx, c, collective.Options{}, f)
 		if err != nil {
@@ -77,7 +81,7 @@ func interleaved(b *testing.B, ranks int, native string, f *plan.File, bytes int
 				if err := g.Barrier(ctx, nil); err != nil {
 					return err
 				}
-				begun := time.Now()
+				begun, idle := time.Now(), ranktest.CPUTime()
 				for range times {
 					if err := g.Do(ctx, nil, call); err != nil {
 						return err
@@ -88,6 +92,7 @@ func interleaved(b *testing.B, ranks int, native string, f *plan.File, bytes int
 				}
 				if c.Rank() == 0 && turn > 0 {
 					took[i] = append(took[i], time.Since(begun)/time.Duration(times))
+					worked[i] = append(worked[i], (ranktest.CPUTime()-idle)/time.Duration(times))
 				}
 			}
 		}
@@ -98,11 +103,13 @@ func interleaved(b *testing.B, ranks int, native string, f *plan.File, bytes int
 	}
 	for i := range took {
 		slices.Sort(took[i])
+		slices.Sort(worked[i])
 	}
-	return took[0][turns/2], took[1][turns/2]
+	return spent{took[0][turns/2], worked[0][turns/2]}, spent{took[1][turns/2], worked[1][turns/2]}
 }
 
-// BenchmarkFirst is the time in which ranks load, verify and launch a plan for the first time.
+// BenchmarkFirst is the time in which ranks load, verify and launch a plan for the first time: the median of those of
+// ten plans, and what processors worked for one of them, on all ranks.
 func BenchmarkFirst(b *testing.B) {
 	for name, p := range map[string]func() *plan.Plan{
 		"two-shot of 8": func() *plan.Plan { return plantest.TwoShot(8) },
@@ -111,6 +118,8 @@ func BenchmarkFirst(b *testing.B) {
 	} {
 		b.Run(name, func(b *testing.B) {
 			f := build(b, p())
+			const plans = 10
+			var took, worked []time.Duration
 			err := ranktest.Run(8, ranktest.OnHost, func(ctx context.Context, c *weft.Comm) error {
 				x, err := executor.New(ctx, c, executor.Options{})
 				if err != nil {
@@ -119,10 +128,13 @@ func BenchmarkFirst(b *testing.B) {
 				in, out, size := f.Place(c.Rank(), 1024)
 				region := make([]byte, size)
 				rank := &f.Ranks[c.Rank()]
-				for i := range 10 {
+				for i := range plans {
+					if err := c.Operations().VerifySame(ctx, "meet", "", nil); err != nil {
+						return err
+					}
 					another := *f
 					another.Name = fmt.Sprint(b.N, i) // nothing is known of it
-					begun := time.Now()
+					begun, idle := time.Now(), ranktest.CPUTime()
 					p, err := x.Load(ctx, &another)
 					if err != nil {
 						return err
@@ -133,7 +145,8 @@ func BenchmarkFirst(b *testing.B) {
 						return err
 					}
 					if c.Rank() == 0 {
-						b.ReportMetric(float64(time.Since(begun).Microseconds())/1000, "ms")
+						took = append(took, time.Since(begun))
+						worked = append(worked, ranktest.CPUTime()-idle)
 					}
 				}
 				return x.Close()
@@ -141,6 +154,11 @@ func BenchmarkFirst(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
+			slices.Sort(took)
+			slices.Sort(worked)
+			b.ReportMetric(float64(took[plans/2].Microseconds())/1000, "ms")
+			b.ReportMetric(float64(worked[plans/2].Microseconds())/1000, "cpu-ms")
+			b.ReportMetric(0, "ns/op")
 		})
 	}
 }
