@@ -213,6 +213,12 @@ func (w *Waiter) until(ctx context.Context, op string, peer int, own func() stri
 		}
 		pause()
 	}
+	for range min(w.Policy.Yield, briefYields) { // as in Wait
+		if done() {
+			return nil
+		}
+		w.yield()
+	}
 	var watch Stopwatch
 	watch.Look()
 	var none Counter
