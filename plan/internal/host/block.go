@@ -1,6 +1,9 @@
 package host
 
 import (
+	"context"
+
+	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/channel"
 	"github.com/weftgo/weft/fabric"
 	"github.com/weftgo/weft/plan/internal/program"
@@ -27,13 +30,20 @@ type block struct {
 	chunk int    // of scratch, in which it lies
 }
 
-// step is an operation, of a pipeline one in one window.
+// step is an operation, of a pipeline one in one window. What launches look at is in it, and that of all steps lies
+// together: data that operations move leaves nothing of a plan in the first caches.
 type step struct {
-	*program.Step
-	folds   []program.Range
-	pushes  []push // if some go to other hosts
-	barrier int
-	name    string // in errors; made when it is first needed
+	kind     spec.Kind
+	paired   bool
+	far      bool // some of its pushes go to other hosts
+	op       weft.Op
+	src, dst []program.Range
+	counters []int // numbers of the rank's own ends, or of its semaphores
+	folds    []program.Range
+	barrier  int
+	pushes   []push
+	whole    *program.Step
+	name     string // in errors; made when it is first needed
 }
 
 // stop is what a block waits for.
@@ -57,7 +67,7 @@ func (b *block) begin() {
 func (b *block) name() string {
 	s := &b.steps[b.pc]
 	if s.name == "" {
-		s.name = b.rank.plan.At(s.Site)
+		s.name = b.rank.plan.At(s.whole.Site)
 	}
 	return s.name
 }
@@ -119,22 +129,22 @@ func (b *block) advance() (moved bool) {
 // do runs an operation, or as much of it as can be done, and says whether that is all.
 func (b *block) do(s *step) bool {
 	r := b.rank
-	if s.pushes != nil {
+	if s.far {
 		return b.push(s)
 	}
-	switch s.Op.Kind {
+	switch s.kind {
 	case spec.Nop, spec.Flush:
 		return true
 	case spec.Barrier:
 		return b.meet(s)
 	case spec.SemRelease:
-		for _, i := range s.Counters {
-			r.semaphores[i-r.before]++
+		for _, i := range s.counters {
+			r.semaphores[i]++
 		}
 		return true
 	case spec.SemAcquire:
-		for ; b.at < len(s.Counters); b.at++ {
-			i := s.Counters[b.at] - r.before
+		for ; b.at < len(s.counters); b.at++ {
+			i := s.counters[b.at]
 			if r.semaphores[i] == 0 {
 				b.stop, b.which = onSemaphore, i
 				return false
@@ -143,11 +153,11 @@ func (b *block) do(s *step) bool {
 		}
 		return true
 	case spec.Signal, spec.RelaxedSignal:
-		r.signal(s.Counters)
+		r.signal(s.counters)
 		return true
 	case spec.Wait, spec.RelaxedWait:
-		for ; b.at < len(s.Counters); b.at++ {
-			i := s.Counters[b.at] - r.first
+		for ; b.at < len(s.counters); b.at++ {
+			i := s.counters[b.at]
 			x := &r.ends[i]
 			if !x.come() {
 				b.stop, b.which = onEnd, i
@@ -157,10 +167,10 @@ func (b *block) do(s *step) bool {
 		}
 		return true
 	}
-	if len(s.Dst) == 0 || s.Dst[0].From == s.Dst[0].To && !s.signals() {
+	if len(s.dst) == 0 || s.dst[0].From == s.dst[0].To && !s.signals() {
 		return true
 	}
-	if !s.Op.Kind.Packets() {
+	if !s.kind.Packets() {
 		b.move(s)
 		return true
 	}
@@ -169,17 +179,31 @@ func (b *block) do(s *step) bool {
 
 // signals says whether a transfer of the operation is followed by a signal.
 func (s *step) signals() bool {
-	return s.Op.Kind == spec.PutWithSignal || s.Op.Kind == spec.PutWithSignalAndFlush
+	return s.kind == spec.PutWithSignal || s.kind == spec.PutWithSignalAndFlush
 }
 
 // signal raises the counters of the peers' ends.
-func (r *rank) signal(counters []int) {
-	for _, c := range counters {
-		if x := &r.ends[c-r.first]; x.out != nil {
+func (r *rank) signal(ends []int) {
+	for _, i := range ends {
+		if x := &r.ends[i]; x.out != nil {
 			x.sent++
 			x.out.Publish(x.sent)
 		}
 	}
+}
+
+// hear waits for all signals that a block still awaits at its operation, where no other block can go on meanwhile.
+func (b *block) hear(ctx context.Context, waiter *channel.Waiter) error {
+	s := &b.steps[b.pc]
+	for ; b.at < len(s.counters); b.at++ {
+		x := &b.rank.ends[s.counters[b.at]]
+		if err := waiter.Wait(ctx, x.in, x.awaited+1, b.name(), x.peer); err != nil {
+			return err
+		}
+		x.take()
+	}
+	b.stop = running
+	return nil
 }
 
 // meet waits at a barrier of blocks.
@@ -188,7 +212,7 @@ func (b *block) meet(s *step) bool {
 	if b.at > 0 {
 		return x.turn != b.turn
 	}
-	if x.here++; x.here == s.Op.Blocks {
+	if x.here++; x.here == s.whole.Op.Blocks {
 		x.here = 0
 		x.turn++
 		return true

@@ -35,6 +35,7 @@ type Loaded struct {
 	own     scratch
 
 	sizes map[int]*rank // by bytes of a chunk
+	last  *rank         // that ran last
 }
 
 // end is this rank's end of a channel.
@@ -206,11 +207,16 @@ func (l *Loaded) Run(ctx context.Context, s *weft.Stream, given *launch.Launch, 
 	if err := r.AwaitCalls(ctx, name, round, nil, nil); err != nil {
 		return err
 	}
-	return l.launch(ctx, run, given, round)
+	if err := l.launch(ctx, run, given, round); err != nil {
+		return err
+	}
+	// If this rank was told of a failure meanwhile the others may have gone on without it, and what it has read may be
+	// what they wrote later.
+	return l.engine.comm.Operations().Begin(name)
 }
 
 // RunOpened runs a launch that the owner of the engine's rounds has opened, in a round that has the operands: input and
-// output.
+// output. The owner looks for failures behind it, as Run does.
 func (l *Loaded) RunOpened(ctx context.Context, given *launch.Launch, round uint64) error {
 	run := l.size(given.Chunk)
 	run.begin(given)
@@ -242,22 +248,23 @@ func (l *Loaded) launch(ctx context.Context, run *rank, given *launch.Launch, ro
 		return err
 	}
 	run.finish()
-	// If this rank was told of a failure meanwhile the others may have gone on without it, and what it has read may be
-	// what they wrote later.
-	return e.comm.Operations().Begin(name)
+	return nil
 }
 
 // size is the program of chunks of so many bytes.
 func (l *Loaded) size(chunk int) *rank {
-	if known := l.sizes[chunk]; known != nil {
-		return known
+	if l.last != nil && l.last.program.Shape.Chunk == chunk {
+		return l.last
+	}
+	if l.last = l.sizes[chunk]; l.last != nil {
+		return l.last
 	}
 	if len(l.sizes) == mostSizes {
 		clear(l.sizes)
 	}
-	made := newRank(l, chunk)
-	l.sizes[chunk] = made
-	return made
+	l.last = newRank(l, chunk)
+	l.sizes[chunk] = l.last
+	return l.last
 }
 
 // Close implements [launch.Loaded].

@@ -4,7 +4,6 @@ import (
 	"unsafe"
 
 	enginehost "github.com/weftgo/weft/engine/host"
-	"github.com/weftgo/weft/plan/internal/launch"
 	"github.com/weftgo/weft/plan/internal/program"
 )
 
@@ -43,18 +42,18 @@ func (r *rank) copy(to program.Range, dst, src []byte) {
 func (b *block) move(s *step) {
 	r := b.rank
 	switch {
-	case s.Paired():
-		for i := range s.Dst {
-			r.copy(s.Dst[i], r.at(s.Dst[i]), r.at(s.Src[i]))
+	case s.paired:
+		for i := range s.dst {
+			r.copy(s.dst[i], r.at(s.dst[i]), r.at(s.src[i]))
 		}
 		if s.signals() {
-			r.signal(s.Counters)
+			r.signal(s.counters)
 		}
-	case s.Op.Kind.Reduces():
+	case s.kind.Reduces():
 		b.reduce(s)
 	default:
-		src := r.at(s.Src[0])
-		for _, x := range s.Dst {
+		src := r.at(s.src[0])
+		for _, x := range s.dst {
 			r.copy(x, r.at(x), src)
 		}
 	}
@@ -68,9 +67,9 @@ func (b *block) reduce(s *step) {
 	for _, x := range s.folds {
 		m.rows = append(m.rows, r.at(x))
 	}
-	f := enginehost.Folding{Op: launch.Operator(s.Op.Reduce), DType: r.dtype}
-	to, first := s.Dst[0], r.at(s.Dst[0])
-	if len(s.Dst) == 1 {
+	f := enginehost.Folding{Op: s.op, DType: r.dtype}
+	to, first := s.dst[0], r.at(s.dst[0])
+	if len(s.dst) == 1 {
 		if to.Rank() == r.self && !to.Scratch() && !r.reached[to.Memory%program.Buffers] {
 			m.Reduce(f, first, m.rows, r.stream)
 		} else {
@@ -85,7 +84,7 @@ func (b *block) reduce(s *step) {
 			m.pieces = append(m.pieces, row[at:end])
 		}
 		m.Reduce(f, first[at:end], m.pieces, false)
-		for _, x := range s.Dst[1:] {
+		for _, x := range s.dst[1:] {
 			r.copy(x, r.at(x)[at:end], first[at:end])
 		}
 	}

@@ -3,7 +3,6 @@ package host
 import (
 	"github.com/weftgo/weft/channel"
 	enginehost "github.com/weftgo/weft/engine/host"
-	"github.com/weftgo/weft/plan/internal/launch"
 	"github.com/weftgo/weft/plan/internal/program"
 	"github.com/weftgo/weft/plan/spec"
 )
@@ -11,20 +10,20 @@ import (
 // packets runs an operation on packets as far as these have arrived, and says whether that is all of it.
 func (b *block) packets(s *step) bool {
 	r := b.rank
-	switch s.Op.Kind {
+	switch s.kind {
 	case spec.CopyPackets, spec.PutPackets:
-		for i, x := range s.Dst {
-			if s.Src[i].Slot {
-				channel.CopySlot(r.at(x), r.at(s.Src[i])) // a port's transfer
+		for i, x := range s.dst {
+			if s.src[i].Slot {
+				channel.CopySlot(r.at(x), r.at(s.src[i])) // a port's transfer
 			} else {
-				channel.PutSlot(r.at(x), r.at(s.Src[i]), r.flag)
+				channel.PutSlot(r.at(x), r.at(s.src[i]), r.flag)
 			}
 		}
 		return true
 	case spec.UnpackPackets:
-		dst, slot := r.at(s.Dst[0]), r.at(s.Src[0])
+		dst, slot := r.at(s.dst[0]), r.at(s.src[0])
 		b.at += channel.TakeSlot(dst[b.at:], slot[2*b.at:], r.flag)
-		return b.at == len(dst) || b.await(s.Src[0], b.at)
+		return b.at == len(dst) || b.await(s.src[0], b.at)
 	case spec.ReadPutPackets, spec.SwitchStorePackets:
 		return b.forward(s)
 	}
@@ -35,19 +34,19 @@ func (b *block) packets(s *step) bool {
 func (b *block) forward(s *step) bool {
 	r := b.rank
 	m := &r.engine.moves
-	slot := r.at(s.Src[0])
+	slot := r.at(s.src[0])
 	m.rows = m.rows[:0]
-	if s.Op.Via != spec.Port {
-		for _, x := range s.Dst {
+	if s.whole.Op.Via != spec.Port {
+		for _, x := range s.dst {
 			m.rows = append(m.rows, r.at(x)[2*b.at:])
 		}
 	}
 	b.at += channel.ForwardSlot(m.rows, slot[2*b.at:], r.flag)
 	if 2*b.at < len(slot) {
-		return b.await(s.Src[0], b.at)
+		return b.await(s.src[0], b.at)
 	}
-	for i := len(m.rows); i < len(s.Dst); i++ {
-		channel.CopySlot(r.at(s.Dst[i]), slot)
+	for i := len(m.rows); i < len(s.dst); i++ {
+		channel.CopySlot(r.at(s.dst[i]), slot)
 	}
 	return true
 }
@@ -82,8 +81,8 @@ func (b *block) reducePackets(s *step) bool {
 			m.pieces = append(m.pieces, data)
 		}
 		result := m.result[:size]
-		enginehost.Fold(launch.Operator(s.Op.Reduce), r.dtype, result, m.pieces...)
-		for _, x := range s.Dst {
+		enginehost.Fold(s.op, r.dtype, result, m.pieces...)
+		for _, x := range s.dst {
 			if x.Slot {
 				channel.PutSlot(r.at(x)[2*b.at:], result, r.flag)
 			} else {

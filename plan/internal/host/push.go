@@ -83,11 +83,11 @@ func (r *rank) pushes(s *program.Step) (all []push) {
 // push runs an operation of ports as far as the fabric takes it, and says whether that is all of it.
 func (b *block) push(s *step) bool {
 	r := b.rank
-	if s.Op.Kind == spec.ReadPutPackets && b.pushed == 0 {
-		slot := r.at(s.Src[0])
+	if s.kind == spec.ReadPutPackets && b.pushed == 0 {
+		slot := r.at(s.src[0])
 		b.at += channel.ForwardSlot(nil, slot[2*b.at:], r.flag)
 		if 2*b.at < len(slot) {
-			return b.await(s.Src[0], b.at)
+			return b.await(s.src[0], b.at)
 		}
 	}
 	for b.pushed < len(s.pushes) {
@@ -151,7 +151,7 @@ func (l *link) whole(n int, err error) bool {
 func (r *rank) here(p *push) {
 	switch {
 	case p.what == signal:
-		r.signal([]int{r.first + p.end})
+		r.signal([]int{p.end})
 	case p.what != transfer:
 	case p.dst.Slot:
 		channel.CopySlot(r.at(p.dst), r.at(p.src))

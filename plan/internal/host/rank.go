@@ -27,6 +27,7 @@ type rank struct {
 	reached       [2]bool // peers reach it
 	defined       bool    // the collective is: an output is written whole, an input only read
 	stream        bool    // the output is too large to stay in a cache
+	shared        []operand
 
 	// Of a launch.
 	dtype    weft.DType
@@ -36,6 +37,9 @@ type rank struct {
 	staged   [2]bool
 	flag     uint32
 }
+
+// operand is the bytes of one of a rank's that others reach.
+type operand struct{ rank, kind, bytes int }
 
 type barrier struct{ here, turn int }
 
@@ -54,26 +58,67 @@ func newRank(l *Loaded, chunk int) *rank {
 	}
 	r.defined = slices.Contains([]string{spec.AllReduce, spec.AllGather, spec.ReduceScatter, spec.AllToAll}, f.Collective)
 	r.stream = r.bytes(r.self, r.output) >= enginehost.StreamBytes
+	var ranges pool[program.Range]
+	var counters pool[int]
 	numbers := make(map[int]int)
 	for i := range r.program.Blocks {
 		steps := r.program.Blocks[i].Steps[l.openings[i]:]
 		b := &block{rank: r, steps: make([]step, len(steps))}
 		for k := range b.steps {
 			s := &steps[k]
-			b.steps[k] = step{Step: s, folds: s.Folds(), pushes: r.pushes(s)}
-			if s.Op.Kind != spec.Barrier {
-				continue
+			to := &b.steps[k]
+			*to = step{
+				kind: s.Op.Kind, paired: s.Paired(), op: launch.Operator(s.Op.Reduce), src: ranges.keep(s.Src),
+				dst: ranges.keep(s.Dst), counters: counters.keep(s.Counters), pushes: r.pushes(s), whole: s,
 			}
-			if _, known := numbers[s.Op.Barrier]; !known {
-				numbers[s.Op.Barrier] = len(numbers)
+			to.far = to.pushes != nil
+			if s.Op.Kind.Reduces() {
+				to.folds = ranges.keep(s.Folds())
 			}
-			b.steps[k].barrier = numbers[s.Op.Barrier]
+			first := l.first
+			switch s.Op.Kind {
+			case spec.SemAcquire, spec.SemRelease:
+				first = l.before
+			case spec.Barrier:
+				if _, known := numbers[s.Op.Barrier]; !known {
+					numbers[s.Op.Barrier] = len(numbers)
+				}
+				to.barrier = numbers[s.Op.Barrier]
+			}
+			for j := range to.counters {
+				to.counters[j] -= first
+			}
 		}
 		r.all = append(r.all, b)
 	}
 	r.barriers = make([]barrier, len(numbers))
+	for kind := range r.operands {
+		if !r.reached[kind] {
+			continue
+		}
+		for q := range l.engine.comm.Size() {
+			if n := r.bytes(q, kind); n > 0 {
+				r.shared = append(r.shared, operand{q, kind, n})
+			}
+		}
+	}
 	return r
 }
+
+// pool has lists of all steps behind each other.
+type pool[T any] []T
+
+// keep puts a list there.
+func (p *pool[T]) keep(all []T) []T {
+	if len(*p)+len(all) > cap(*p) {
+		*p = make([]T, 0, max(len(all), poolLength))
+	}
+	at := len(*p)
+	*p = append(*p, all...)
+	return (*p)[at:len(*p):len(*p)]
+}
+
+const poolLength = 128
 
 // begin takes a launch.
 func (r *rank) begin(given *launch.Launch) {
@@ -149,25 +194,19 @@ func (r *rank) prepare(ctx context.Context, round uint64) error {
 		clear(r.mail.took)
 	}
 	most := 0
+	var last found
 	for kind := range r.operands {
 		r.memories[program.Buffers*r.self+kind], r.staged[kind] = r.operands[kind], false
-		if !r.reached[kind] {
-			continue
-		}
-		for q := range e.comm.Size() {
-			n := r.bytes(q, kind)
-			if n == 0 {
-				continue
-			}
-			ref := e.rounds.Operand(q, round, kind)
-			switch {
-			case ref.Window == 0:
-				most = max(most, n)
-				r.staged[kind] = r.staged[kind] || q == r.self
-			default:
-				if err := r.peer(q, ref, kind, n); err != nil {
-					return err
-				}
+	}
+	for _, o := range r.shared {
+		ref := e.rounds.Operand(o.rank, round, o.kind)
+		switch {
+		case ref.Window == 0:
+			most = max(most, o.bytes)
+			r.staged[o.kind] = r.staged[o.kind] || o.rank == r.self
+		default:
+			if err := r.peer(o.rank, ref, o.kind, o.bytes, &last); err != nil {
+				return err
 			}
 		}
 	}
@@ -196,11 +235,21 @@ func (r *rank) lies(w *weft.Window, q, kind, at, n int) {
 	}
 }
 
+// found is a window by its number: operands are mostly in the same one.
+type found struct {
+	id     uint64
+	window *weft.Window
+}
+
 // peer finds n bytes of an operand of a rank.
-func (r *rank) peer(q int, ref enginehost.OperandRef, kind, n int) error {
-	w, open := r.engine.comm.Operations().Window(ref.Window)
+func (r *rank) peer(q int, ref enginehost.OperandRef, kind, n int, last *found) error {
+	if last.id != ref.Window {
+		last.id = ref.Window
+		last.window, _ = r.engine.comm.Operations().Window(ref.Window)
+	}
+	w := last.window
 	switch {
-	case !open:
+	case w == nil:
 		_, err := r.engine.rounds.Resolve(q, ref, r.plan.Name)
 		return err
 	case ref.Offset > uint64(w.Size()) || uint64(n) > uint64(w.Size())-ref.Offset:
@@ -216,17 +265,12 @@ func (r *rank) peer(q int, ref enginehost.OperandRef, kind, n int) error {
 // copyIn gives operands that lie in no window a place on the stage, those of peers too.
 func (r *rank) copyIn(round uint64) {
 	e := r.engine
+	for _, o := range r.shared {
+		if e.rounds.Operand(o.rank, round, o.kind).Window == 0 {
+			r.lies(e.stage.window, o.rank, o.kind, e.stage.at(o.kind), o.bytes)
+		}
+	}
 	for kind := range r.operands {
-		if !r.reached[kind] {
-			continue
-		}
-		for q := range e.comm.Size() {
-			n := r.bytes(q, kind)
-			if n == 0 || e.rounds.Operand(q, round, kind).Window != 0 {
-				continue
-			}
-			r.lies(e.stage.window, q, kind, e.stage.at(kind), n)
-		}
 		if r.staged[kind] && (kind == r.input || !r.defined) {
 			e.moves.Stage(r.memories[program.Buffers*r.self+kind], r.operands[kind])
 		}
@@ -304,8 +348,7 @@ func (r *rank) wait(ctx context.Context) error {
 		})
 		return cmp.Or(broken, err)
 	case alone && first.stop == onEnd:
-		x := &r.ends[first.which]
-		return waiter.Wait(ctx, x.in, x.awaited+1, first.name(), x.peer)
+		return first.hear(ctx, waiter)
 	}
 	return waiter.Until(ctx, first.name(), first.peer(), func() bool {
 		return slices.ContainsFunc(r.all, (*block).ready)

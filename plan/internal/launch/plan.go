@@ -35,7 +35,7 @@ type Plan struct {
 }
 
 // reductions are those of plans in the words of tensors.
-var reductions = map[spec.Reduction]weft.Op{spec.Sum: weft.Sum, spec.Min: weft.Min, spec.Max: weft.Max}
+var reductions = [...]weft.Op{spec.Sum: weft.Sum, spec.Min: weft.Min, spec.Max: weft.Max}
 
 // Operator is a plan's reduction as one of tensors.
 func Operator(r spec.Reduction) weft.Op { return reductions[r] }

@@ -49,13 +49,13 @@ type Block struct {
 
 // Step is an operation, of a pipeline one in one window.
 type Step struct {
-	Op        *spec.Op
-	Site      spec.Site
-	Iteration int
-	Src, Dst  []Range
+	Op *spec.Op
 	// Counters are the channel ends that it signals, on which it waits, or into which it pushes transfers; of
 	// operations on semaphores those.
-	Counters []int
+	Counters  []int
+	Src, Dst  []Range
+	Site      spec.Site
+	Iteration int
 }
 
 // Range is a part of a memory.
