@@ -27,6 +27,7 @@ type Chooser struct {
 
 	last       spec.Request // of AtOnce: the shortest operations count every nanosecond
 	lastAtOnce int
+	lastNamed  int
 }
 
 // ranking is the algorithms for a class of requests, by cost.
@@ -54,7 +55,12 @@ func New(all []*spec.Algorithm, forced []string, m *spec.Model) *Chooser {
 
 // Named is the index of the algorithm with a name, or -1.
 func (c *Chooser) Named(name string) int {
-	return slices.IndexFunc(c.all, func(a *spec.Algorithm) bool { return a.Name == name })
+	if i := c.lastNamed; i < len(c.all) && c.all[i].Name == name {
+		return i
+	}
+	i := slices.IndexFunc(c.all, func(a *spec.Algorithm) bool { return a.Name == name })
+	c.lastNamed = max(i, 0)
+	return i
 }
 
 // Choose chooses an algorithm for a request whose windows are known, and returns its index, or -1.
