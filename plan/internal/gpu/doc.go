@@ -3,18 +3,20 @@
 //
 // # Data flow
 //
-// The kernel is the same for all plans: it reads what its blocks do. There is one for each type of elements, and those
-// that reduce nothing share one. [Engine.Load] encodes a rank's part of a plan (program.go) and uploads it. Nothing
-// in it depends on a launch: chunks stand there by number, pipelines as loops. The size of a chunk and the
-// addresses of operands are arguments of the kernel, which makes addresses of the numbers before its first
-// operation, one a thread. So a plan runs at any size, in graphs as outside, without another upload.
+// The kernel is the same for all plans: it reads what its blocks do. There are two for each type of elements, for plans
+// with packets and for those without, and plans that reduce nothing share two. [Engine.Load] encodes a rank's part of
+// a plan (program.go) and uploads it. Nothing in it depends on a launch: chunks stand there by number, pipelines as
+// loops. The size of a chunk and the addresses of operands are arguments of the kernel, which makes addresses of the
+// numbers before its first operation, one a thread. So a plan runs at any size, in graphs as outside, without another
+// upload.
 //
 //	spec.File -> program (bytes, the same for all sizes) -> GPU
 //	chunk, operands -> arguments ---------------------------^
 //
 // A block copies its program into shared memory, if it has at most 32 KiB, and decodes operations there. Threads do not
 // wait for each other between operations, except where the plan says so. What moves data (move.cuh) calls no function
-// as long as packets come soon, so that nothing leaves registers.
+// as long as packets come soon, so that nothing leaves registers. What packets take of them, a kernel without packets
+// has for a second vector of a fold.
 //
 // # The program of a block
 //

@@ -20,7 +20,7 @@ type Engine struct {
 	dependent bool // launches may begin while the one before ends
 	beside    *enginegpu.Room
 
-	kernels [weft.Bool + 1]*cuda.Function
+	kernels map[code]*cuda.Function
 	// programs are the modules of kernels. They and rooms are given up when nothing of any plan runs.
 	programs []*enginegpu.Program
 	rooms    []*enginegpu.Room
@@ -38,7 +38,10 @@ func New(ctx context.Context, comm *weft.Comm, beside *enginegpu.Room) (*Engine,
 	if err := comm.Operations().VerifySame(ctx, "new executor", "", err); err != nil {
 		return nil, err
 	}
-	return &Engine{comm: comm, dependent: major >= 9, beside: beside, words: make(map[launch.Key]*device.Words)}, nil
+	return &Engine{
+		comm: comm, dependent: major >= 9, beside: beside, kernels: make(map[code]*cuda.Function),
+		words: make(map[launch.Key]*device.Words),
+	}, nil
 }
 
 // Begin is the first thing that a launch does.
@@ -52,7 +55,7 @@ func (e *Engine) Load(ctx context.Context, p *launch.Plan) (launch.Loaded, error
 	}
 	err = e.reserve(ctx, l)
 	if err == nil && len(p.Reductions) == 0 {
-		_, err = e.kernel(ctx, p.Name, nil, moving)
+		_, err = e.kernel(ctx, p, nil, moving)
 	}
 	if err != nil {
 		return nil, errors.Join(err, l.close())
@@ -90,23 +93,24 @@ func (e *Engine) reserve(ctx context.Context, l *loaded) error {
 	return err
 }
 
-// kernel is that of a type. It is loaded, on all ranks, when the first plan needs it: a driver loads code only when no
-// kernel runs that waits for a peer, and a capture cannot wait for that.
-func (e *Engine) kernel(ctx context.Context, op string, s *weft.Stream, t weft.DType) (*cuda.Function, error) {
-	if f := e.kernels[t]; f != nil {
+// kernel is that of a plan on elements of a type. It is loaded, on all ranks, when the first plan needs it: a driver
+// loads code only when no kernel runs that waits for a peer, and a capture cannot wait for that.
+func (e *Engine) kernel(ctx context.Context, p *launch.Plan, s *weft.Stream, t weft.DType) (*cuda.Function, error) {
+	c := code{t, p.Packets}
+	if f := e.kernels[c]; f != nil {
 		return f, nil
 	}
 	if capturing, err := enginegpu.Capturing(e.stream(s)); err != nil || capturing {
 		return nil, cmp.Or(err, weft.Unsupportedf("%s: the kernel for %v is not loaded, and a capture cannot wait for that; "+
-			"run the plan once before", op, t))
+			"run the plan once before", p.Name, t))
 	}
-	p, err := enginegpu.Load(ctx, e.comm, op, source(t, e.comm.Device().Arch()))
+	loaded, err := enginegpu.Load(ctx, e.comm, p.Name, c.source(e.comm.Device().Arch()))
 	if err != nil {
 		return nil, err
 	}
-	e.programs = append(e.programs, p)
-	e.kernels[t] = p.Functions(0)[0]
-	return e.kernels[t], nil
+	e.programs = append(e.programs, loaded)
+	e.kernels[c] = loaded.Functions(0)[0]
+	return e.kernels[c], nil
 }
 
 // stream is the stream to enqueue on: the caller's, or the communicator's own.

@@ -66,7 +66,7 @@ __device__ __noinline__ bool take_one(const Group &g, State *state, u32 site, u6
 }
 
 // Block is a block as one of its threads knows it.
-struct Block {
+template <bool PACKETS> struct Block {
 	const Plan &a;
 	const uint4 *code;
 	const u64 *operands; // addresses: for each end that the block uses its peer's word and its own, then operations'
@@ -174,12 +174,12 @@ struct Block {
 		u64 from, to;
 		part(d, (h.what >> 8 & UNCUT) != 0, from, to);
 		if (a.whole == 0) {
-			over = !move_slowly(a, code + at, operands, epoch, flag, from, to);
+			over = !move_slowly<PACKETS>(a, code + at, operands, epoch, flag, from, to);
 			return;
 		}
 		d.first += 2 * a.uses;
-		Mover m = {a, operands, epoch, flag, false};
-		m.run<true>(code + at, h, d, from, to);
+		Mover<PACKETS> m = {a, operands, epoch, flag, false};
+		m.template run<true>(code + at, h, d, from, to);
 		over = m.over;
 	}
 
@@ -276,7 +276,8 @@ __device__ __noinline__ bool meet_ranks(const Plan &a, u64 epoch) {
 	return __syncthreads_or(over) == 0;
 }
 
-__global__ void __launch_bounds__(THREADS, 1) execute(const __grid_constant__ Plan a) {
+// execute is the kernel: of plans that have packets, or of those that have none.
+template <bool PACKETS> __global__ void __launch_bounds__(THREADS, 1) execute(const __grid_constant__ Plan a) {
 	extern __shared__ uint4 room[];
 	const char *program = a.program + (u64)blockIdx.x * a.stride;
 	const u64 *entries = (const u64 *)program;
@@ -310,7 +311,7 @@ __global__ void __launch_bounds__(THREADS, 1) execute(const __grid_constant__ Pl
 	bool met = before == a.chunk || before == 0 || meet_ranks(a, o.epoch);
 	__syncthreads();
 	if (met) {
-		Block b = {a, code, operands, counts, o.epoch, flag_of(o.epoch), false, 0, 0, 0, 0, 0};
+		Block<PACKETS> b = {a, code, operands, counts, o.epoch, flag_of(o.epoch), false, 0, 0, 0, 0, 0};
 		b.run((a.uses + 1) / 2);
 	}
 	let_next_start();

@@ -2,6 +2,7 @@ package gpu_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 
 	"github.com/weftgo/weft"
@@ -139,3 +140,57 @@ func TestFormsOnEmulatedGPUs(t *testing.T) { testForms(t, emulatedKernels(t, 6, 
 
 // TestFormsOnGPUs is the same on real ones.
 func TestFormsOnGPUs(t *testing.T) { testForms(t, ranktest.Real(t)) }
+
+// folding is an all-reduce without packets whose blocks have a warp, so that each thread folds several vectors.
+func folding(t *testing.T, ranks int, reduce spec.Reduction) *plan.File {
+	f := build(t, plantest.OneShotApart(ranks))
+	f.Threads = 32
+	for _, op := range f.All() {
+		if op.Kind.Reduces() {
+			op.Reduce = reduce
+		}
+	}
+	return f
+}
+
+// testFolds has numbers of vectors that are even for each thread, odd, and odd for some.
+func testFolds(t *testing.T, g *ranktest.GPUs, types ...weft.DType) {
+	for _, ranks := range []int{2, 5} {
+		for _, reduce := range []spec.Reduction{spec.Sum, spec.Min, spec.Max} {
+			f := folding(t, ranks, reduce)
+			t.Run(fmt.Sprintf("%v of %d", reduce, ranks), func(t *testing.T) {
+				run(t, g, ranks, memoryBytes, executor.Options{}, patience, func(ctx context.Context, r *rank) error {
+					x, err := r.Load(ctx, f)
+					if err != nil {
+						return err
+					}
+					for _, d := range types {
+						for n, vectors := range []int{1, 31, 33, 64, 65, 96, 127, 161} {
+							l := launchOf{dtype: d, chunk: 16 * vectors, window: true, shift: n % 2 * 16}
+							if err := r.launch(ctx, x, l, uint64(n)); err != nil {
+								return err
+							}
+						}
+					}
+					return nil
+				})
+			})
+		}
+	}
+}
+
+func TestFoldsOnEmulatedGPUs(t *testing.T) {
+	testFolds(t, emulatedKernels(t, 5, 4), weft.BFloat16, weft.Float32)
+}
+
+// TestFoldsOnGPUs is the same on real ones, with all types.
+func TestFoldsOnGPUs(t *testing.T) {
+	g := ranktest.Real(t)
+	var all []weft.DType
+	for d := weft.BFloat16; d <= weft.Bool; d++ {
+		if d != weft.UE8M0 {
+			all = append(all, d)
+		}
+	}
+	testFolds(t, g, all...)
+}

@@ -2,6 +2,7 @@ package gpu
 
 import (
 	_ "embed"
+	"fmt"
 	"slices"
 	"strconv"
 	"unsafe"
@@ -21,27 +22,39 @@ var move string
 // moving is the type of the kernel of plans that reduce nothing.
 const moving = weft.Uint8
 
-// Kernels are those that executors load on GPUs of an architecture: that of plans that reduce nothing, and one for each
-// of the types; without types, for all.
+// Kernels are those that executors load on GPUs of an architecture: those of plans that reduce nothing, and those for
+// each of the types; without types, for all.
 func Kernels(arch string, types ...weft.DType) (specs []kernel.Spec) {
 	for t := weft.DType(1); t <= weft.Bool; t++ {
 		if t != weft.UE8M0 && (len(types) == 0 || t == moving || slices.Contains(types, t)) {
-			specs = append(specs, source(t, arch).Spec)
+			specs = append(specs, code{t, false}.source(arch).Spec, code{t, true}.source(arch).Spec)
 		}
 	}
 	return specs
 }
 
-// source is the kernel that runs plans on elements of a type.
-func source(t weft.DType, arch string) enginegpu.Source {
+// code is what a kernel is for: the type of elements, and whether plans have packets. Packets take registers that
+// folds of plain data use otherwise.
+type code struct {
+	dtype   weft.DType
+	packets bool
+}
+
+// source is the kernel.
+func (c code) source(arch string) enginegpu.Source {
 	headers := device.Headers()
 	headers["move.cuh"] = move
+	name := "plans of " + c.dtype.String()
+	if c.packets {
+		name += ", packets"
+	}
 	return enginegpu.Source{Spec: kernel.Spec{
-		Name: "plans of " + t.String(), Source: execute, Headers: headers,
+		Name: name, Source: execute, Headers: headers,
 		Defines: map[string]string{
-			"WEFT_TYPE": strconv.Itoa(int(t)), "WEFT_PARAMETER_BYTES": strconv.Itoa(int(unsafe.Sizeof(planArgs{}))),
+			"WEFT_TYPE":            strconv.Itoa(int(c.dtype)),
+			"WEFT_PARAMETER_BYTES": strconv.Itoa(int(unsafe.Sizeof(planArgs{}))),
 		},
-		Kernels: []string{"weft::plan::execute"}, Arch: arch,
+		Kernels: []string{fmt.Sprintf("weft::plan::execute<%t>", c.packets)}, Arch: arch,
 	}}
 }
 

@@ -83,7 +83,7 @@ func (l *loaded) Run(ctx context.Context, s *weft.Stream, x *launch.Launch, refu
 	if len(l.plan.Reductions) == 0 {
 		t = moving
 	}
-	f, err := l.e.kernel(ctx, l.plan.Name, s, t)
+	f, err := l.e.kernel(ctx, l.plan, s, t)
 	if err != nil {
 		return err
 	}

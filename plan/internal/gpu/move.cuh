@@ -149,8 +149,9 @@ constexpr u32 FLIGHT = 4; // vectors of a thread that are on their way together
 constexpr u32 TRIES = 64;
 
 // Mover is what threads know of an operation on data. Vector u of it is that of thread u mod blockDim.x, in plain
-// operations and in packets alike, so a thread sees what it wrote itself.
-struct Mover {
+// operations and in packets alike, so a thread sees what it wrote itself. Where a plan has no packets folds have the
+// registers that packets take.
+template <bool PACKETS> struct Mover {
 	const Plan &a;
 	const u64 *operands; // addresses
 	u64 epoch;
@@ -322,15 +323,78 @@ struct Mover {
 		return i;
 	}
 
+	// fold_plain folds all sources, in their order, and stores the result in every sink: none are packets. Two vectors of
+	// a thread are on their way together, for one alone does not keep memory busy.
+	template <bool WHOLE> __device__ __forceinline__ void fold_plain(const Data &d, u64 from, u64 to, u32 op) const {
+		constexpr u32 VECTORS = WHOLE ? 2 : 1;
+		u64 step = (u64)blockDim.x * 16;
+		u32 sinks = d.first + d.sources;
+#pragma unroll 1
+		for (u64 i = from + threadIdx.x * 16; i < to; i += VECTORS * step) {
+			Fold f[VECTORS];
+#pragma unroll
+			for (u32 j = 0; j < VECTORS; j++) {
+				f[j] = Fold(How{op, 0, 0, nullptr}, 0);
+				f[j].clear();
+			}
+#pragma unroll 1
+			for (u32 k = 0; k < d.sources; k += FLIGHT) {
+				uint4 v[FLIGHT][VECTORS];
+#pragma unroll
+				for (u32 s = 0; s < FLIGHT; s++) {
+#pragma unroll
+					for (u32 j = 0; j < VECTORS; j++) {
+						v[s][j] = make_uint4(0, 0, 0, 0);
+						if (k + s < d.sources && i + j * step < to) {
+							v[s][j] = take<WHOLE>(at(d.first + k + s) + i + j * step, to - i - j * step);
+						}
+					}
+				}
+#pragma unroll
+				for (u32 s = 0; s < FLIGHT; s++) {
+#pragma unroll
+					for (u32 j = 0; j < VECTORS; j++) {
+						if (k + s == 0) {
+							f[j].start(v[s][j]);
+						} else if (k + s < d.sources) {
+							f[j].take(v[s][j]);
+						}
+					}
+				}
+			}
+			uint4 result[VECTORS];
+#pragma unroll
+			for (u32 j = 0; j < VECTORS; j++) result[j] = f[j].result();
+#pragma unroll 1
+			for (u32 k = 0; k < d.sinks; k++) {
+				char *sink = at(sinks + k) + i;
+#pragma unroll
+				for (u32 j = 0; j < VECTORS; j++) {
+					if (i + j * step < to) put<WHOLE>(sink + j * step, to - i - j * step, result[j]);
+				}
+			}
+		}
+	}
+
 	// run moves the bytes [from, to) of each operand of an operation, whose head is at code.
 	template <bool WHOLE> __device__ __forceinline__ void run(const uint4 *code, const Head &h, const Data &d, u64 from,
 															  u64 to) {
 		u32 kind = h.what & 0xFF, flags = h.what >> 8 & 0xFF, op = h.what >> 16;
-		if (kind == PAIRS) {
-			if ((flags & SEND) != 0) {
+		if (kind == PAIRS || !PACKETS && d.sources == 1) {
+			if (PACKETS && (flags & SEND) != 0) {
 				pairs<WHOLE, true>(d, from, to);
 			} else {
 				pairs<WHOLE, false>(d, from, to);
+			}
+			return;
+		}
+		if (!PACKETS) {
+			if (op == SUM) {
+				fold_plain<WHOLE>(d, from, to, SUM);
+			} else if (op == MIN) {
+				fold_plain<WHOLE>(d, from, to, MIN);
+			} else {
+				fold_plain<WHOLE>(d, from, to, MAX);
 			}
 			return;
 		}
@@ -355,12 +419,13 @@ struct Mover {
 };
 
 // move_slowly runs an operation whose operands, or lengths, are no whole vectors. False: a wait has ended in vain.
+template <bool PACKETS>
 __device__ __noinline__ bool move_slowly(const Plan &a, const uint4 *code, const u64 *operands, u64 epoch, u32 flag,
 										 u64 from, u64 to) {
-	Mover m = {a, operands, epoch, flag, false};
+	Mover<PACKETS> m = {a, operands, epoch, flag, false};
 	Data d = *(const Data *)(code + 1);
 	d.first += 2 * a.uses;
-	m.run<false>(code, *(const Head *)code, d, from, to);
+	m.template run<false>(code, *(const Head *)code, d, from, to);
 	return !m.over;
 }
 
