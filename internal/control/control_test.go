@@ -1,6 +1,7 @@
 package control
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -128,6 +129,38 @@ func (f *fabric) each(do func(n *node) error) []error {
 	}
 	all.Wait()
 	return errs
+}
+
+// TestNoteWhileWritten reads notes of a view in which they are written meanwhile, as a rank does that the others have
+// gone on without. What it reads is not whole then, but no race: run it with the race detector.
+func TestNoteWhileWritten(t *testing.T) {
+	view := make([]byte, PageSize)
+	var all sync.WaitGroup
+	all.Go(func() {
+		for round := uint64(1); round < 2000; round++ {
+			note := bytes.Repeat([]byte{byte(round)}, int(round)%(NoteSize+1))
+			if err := SetPart(view, Notes, append(le.AppendUint64(nil, round), note...)); err != nil {
+				t.Errorf("round %d: %v", round, err)
+			}
+		}
+	})
+	all.Go(func() {
+		p := pageAt(view)
+		for p.notes.round.Load() < 1999 {
+			if note, ok := p.notes.half[0].get(); !ok || len(note) > NoteSize {
+				t.Errorf("a note of %d bytes", len(note))
+			}
+		}
+	})
+	all.Wait()
+	p := pageAt(view)
+	if note, ok := p.notes.half[1].get(); !ok || !bytes.Equal(note, bytes.Repeat([]byte{207}, 974)) {
+		t.Errorf("the last note is %d bytes: %v", len(note), note[:min(1, len(note))])
+	}
+	p.notes.half[0].len.Store(NoteSize + 1)
+	if _, ok := p.notes.half[0].get(); ok {
+		t.Error("a note that is too long is taken")
+	}
 }
 
 // TestMasksInTurn calls SetMask again and again without anything between, on ranks that see each

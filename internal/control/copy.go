@@ -49,7 +49,8 @@ func AppendPart(b []byte, mem []byte, part Part) []byte {
 			half = &p.notes.half[1-round&1]
 		}
 		b = le.AppendUint64(b, round)
-		return append(b, half.data[:min(half.len, NoteSize)]...)
+		note, _ := half.get()
+		return append(b, note...)
 	case Intent:
 		target, set, _ := p.intent.read()
 		b = le.AppendUint64(b, target)
@@ -109,10 +110,6 @@ func SetPart(view []byte, part Part, b []byte) error {
 		return nil
 	}
 	return errPart
-}
-
-func (h *half) set(note []byte) {
-	h.len = uint64(copy(h.data[:], note))
 }
 
 // AppendSet encodes a set of ranks.

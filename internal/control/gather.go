@@ -1,7 +1,6 @@
 package control
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -22,9 +21,7 @@ func (r *Rank) Gather(ctx context.Context, op string, note []byte) ([][]byte, er
 	round := r.gather.rounds.Next()
 
 	own := &r.own.notes
-	half := &own.half[round&1]
-	copy(half.data[:], note)
-	half.len = uint64(len(note))
+	own.half[round&1].set(note)
 	own.round.Publish(round)
 	r.transport.Publish(Notes)
 
@@ -37,16 +34,12 @@ func (r *Rank) Gather(ctx context.Context, op string, note []byte) ([][]byte, er
 		if err != nil && !(errors.Is(err, channel.ErrAborted) && v.notes.round.Load() >= round) {
 			return nil, err
 		}
-		half := &v.notes.half[round&1]
-		n := half.len
-		if n > NoteSize {
-			err := fmt.Errorf("%w: a note of %d bytes", bootstrap.ErrMismatch, n)
+		note, ok := v.notes.half[round&1].get()
+		if !ok {
+			err := fmt.Errorf("%w: a note of more than %d bytes", bootstrap.ErrMismatch, NoteSize)
 			return nil, &channel.PeerError{Rank: p, Op: op, Err: err}
 		}
-		all[p] = bytes.Clone(half.data[:n])
-		if all[p] == nil {
-			all[p] = []byte{}
-		}
+		all[p] = note
 	}
 	return all, nil
 }

@@ -37,10 +37,35 @@ type notes struct {
 	half  [2]half
 }
 
+// half is a note, in words that are atomic. Whoever takes part in a round has read it before it is written again;
+// a rank that the others go on without may read it meanwhile, and then throws away what it has read.
 type half struct {
-	len  uint64
-	data [NoteSize]byte
+	len  atomic.Uint64
+	data [NoteSize / 8]atomic.Uint64
 	_    [channel.Stride - 8]byte
+}
+
+func (h *half) set(note []byte) {
+	note = note[:min(len(note), NoteSize)]
+	h.len.Store(uint64(len(note)))
+	for i := 0; i < len(note); i += 8 {
+		var word [8]byte
+		copy(word[:], note[i:])
+		h.data[i/8].Store(le.Uint64(word[:]))
+	}
+}
+
+// get returns the note, or not ok if it has more bytes than there is room for.
+func (h *half) get() (note []byte, ok bool) {
+	n := h.len.Load()
+	if n > NoteSize {
+		return nil, false
+	}
+	note = make([]byte, 0, n+7)
+	for i := range (n + 7) / 8 {
+		note = le.AppendUint64(note, h.data[i].Load())
+	}
+	return note[:n], true
 }
 
 // intent is what a rank wants of SetMask.
