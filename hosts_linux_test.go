@@ -115,6 +115,42 @@ func TestHosts(t *testing.T) {
 	}
 }
 
+// TestSetMaskDifferentSets has ranks call with different sets: nobody goes on with a set that others do not have, all
+// say the same before the deadline, also who comes late, and the next call succeeds.
+func TestSetMaskDifferentSets(t *testing.T) {
+	for _, hosts := range [][]string{{"a", "a", "a", "a"}, {"a", "a", "b", "b"}} {
+		group := joinHosts(t, hosts, weft.WithDeadline(30*time.Second))
+		ctx := testContext(t)
+		const want = "set mask: ranks disagree on the ranks to leave out: none on rank 0, [3] on rank 2"
+		differ := func(c *weft.Comm) error {
+			if c.Rank() == 2 {
+				return c.SetMask(ctx, 3)
+			}
+			return c.SetMask(ctx)
+		}
+		for range 2 {
+			for r, err := range each(group, differ) {
+				if !errors.Is(err, weft.ErrMismatch) || err.Error() != want {
+					t.Errorf("rank %d of %v: %v, want %s", r, hosts, err, want)
+				}
+			}
+			// Rank 1 comes when the others have given up.
+			some := []*weft.Comm{group[0], group[2], group[3]}
+			for r, err := range each(some, differ) {
+				if err == nil || err.Error() != want {
+					t.Errorf("rank %d of %v: %v, want %s", some[r].Rank(), hosts, err, want)
+				}
+			}
+			if err := differ(group[1]); err == nil || err.Error() != want {
+				t.Errorf("rank 1 of %v, late: %v, want %s", hosts, err, want)
+			}
+			must(t, group, func(c *weft.Comm) error {
+				return errors.Join(c.SetMask(ctx), c.Operations().VerifySame(ctx, "test", "all", nil))
+			})
+		}
+	}
+}
+
 // TestHostsOnGPUs joins ranks on GPUs of two hosts. They agree and go on; windows are refused alike where there is no
 // fabric.
 func TestHostsOnGPUs(t *testing.T) {

@@ -162,7 +162,8 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 	}
 	c.control = control.New(control.Config{
 		Rank: c.rank, Size: c.size, InProcess: c.inProcess, Policy: policy, Timeout: cfg.deadline,
-		Fault: c.fault, Blame: c.spread, Explain: c.explain, Report: c.reportWait, Logger: c.logger,
+		Fault: c.fault, Blame: c.spread, Explain: c.explain, Report: c.reportWait, RefusedAs: ErrInvalid,
+		Logger: c.logger,
 	}, region.Bytes())
 	// A rank that cannot use its device continues until it can report that to the others.
 	if gpu != nil {

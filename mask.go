@@ -1,9 +1,12 @@
 package weft
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+
+	"github.com/weftgo/weft/internal/refusal"
 )
 
 // SetMask leaves the given ranks out of everything that follows, takes back in those that are not
@@ -12,8 +15,10 @@ import (
 // arguments it is how ranks go on together after an operation was cancelled.
 //
 // A SetMask that fails is a failure like any other: the ranks call it again, with a larger set if
-// one of them died meanwhile. A rank that is left out alive gets an error that wraps [ErrMasked]
-// from its operations, until it and the others call SetMask without it in the set.
+// one of them died meanwhile. Ranks whose sets differ all get an error that wraps [ErrMismatch] and says which differ,
+// a second after they have met; a rank that is not in 0 to Size-1 is refused on every rank.
+// A rank that is left out alive gets an error that wraps [ErrMasked] from its operations, until it and the others call
+// SetMask without it in the set.
 //
 // A job never becomes two. Of ranks that leave each other out, one side goes on:
 //
@@ -35,11 +40,17 @@ func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 	}
 	defer c.gate.Leave()
 	var set RankSet
+	own := refusal.Of(ctx)
 	for _, r := range ranks {
 		if r < 0 || r >= c.size {
-			return Invalidf("%s: rank %d of %d", op, r, c.size)
+			own = cmp.Or(own, Invalidf("%s: rank %d of %d", op, r, c.size))
+			continue
 		}
 		set = set.With(r)
+	}
+	if own != nil {
+		c.control.Refuse(own)
+		return own
 	}
 	if set.Has(c.rank) {
 		return fmt.Errorf("%s: rank %d is this rank: %w; a rank that is left out does not call", op, c.rank, ErrMasked)
@@ -53,8 +64,8 @@ func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 		}
 	}
 	err := c.control.SetMask(ctx, op, set, func() error { return c.renew(ctx, op) })
-	if errors.Is(err, ErrMismatch) {
-		return err
+	if errors.Is(err, ErrMismatch) || errors.Is(err, ErrInvalid) {
+		return err // every rank says so by itself
 	}
 	if err != nil {
 		return c.fail(err)

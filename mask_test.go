@@ -168,20 +168,41 @@ func TestSetMaskDeadline(t *testing.T) {
 	blames(t, 0, group[0].SetMask(testContext(t), 2), 1, weft.ErrTimeout)
 }
 
-// TestSetMaskDifferentSets has ranks call with different sets: nobody goes on with a set that
-// others do not have.
-func TestSetMaskDifferentSets(t *testing.T) {
-	group := join(t, 3, weft.WithDeadline(100*time.Millisecond))
+// TestSetMaskRefused: a rank that names one that there is not is refused, and the others are told at once, whoever
+// calls first. A communicator that had not failed has not failed then.
+func TestSetMaskRefused(t *testing.T) {
+	group := join(t, 3, weft.WithDeadline(30*time.Second))
 	ctx := testContext(t)
-	for r, err := range each(group[:2], func(c *weft.Comm) error {
-		if c.Rank() == 0 {
-			return c.SetMask(ctx, 2)
+	for _, first := range []int{0, 1, 2} {
+		wrong := func(c *weft.Comm) error {
+			if c.Rank() == 1 {
+				return c.SetMask(ctx, 7)
+			}
+			return c.SetMask(ctx)
 		}
-		return c.SetMask(ctx)
-	}) {
-		if err == nil {
-			t.Errorf("rank %d goes on with mask %v", r, group[r].Mask())
+		errs := make([]error, len(group))
+		done := make(chan int)
+		go func() { errs[first] = wrong(group[first]); done <- first }()
+		time.Sleep(5 * time.Millisecond)
+		for r, c := range group {
+			if r != first {
+				go func() { errs[r] = wrong(c); done <- r }()
+			}
 		}
+		for range group {
+			<-done
+		}
+		for r, err := range errs {
+			want := "set mask: rank 1: refused there: rank 7 of 3"
+			if r == 1 {
+				want = "invalid argument: set mask: rank 7 of 3"
+			}
+			if !errors.Is(err, weft.ErrInvalid) || err.Error() != want || group[r].Err() != nil {
+				t.Errorf("rank %d: %v, want %s; and %v", r, err, want, group[r].Err())
+			}
+		}
+		must(t, group, func(c *weft.Comm) error { return c.Operations().VerifySame(ctx, "test", "as before", nil) })
+		must(t, group, func(c *weft.Comm) error { return c.SetMask(ctx) })
 	}
 }
 

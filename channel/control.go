@@ -39,8 +39,8 @@ type Status struct {
 	words [5 * Stride / 8]atomic.Uint64
 }
 
-// putText writes as much of a text as fits; text reads it.
-func putText(to []atomic.Uint64, text string) {
+// PutText writes as much of a text as fits.
+func PutText(to []atomic.Uint64, text string) {
 	for i := range to {
 		var v uint64
 		for j := range 8 {
@@ -52,7 +52,8 @@ func putText(to []atomic.Uint64, text string) {
 	}
 }
 
-func text(from []atomic.Uint64) string {
+// Text reads what PutText has written.
+func Text(from []atomic.Uint64) string {
 	b := make([]byte, 0, 8*len(from))
 	for i := range from {
 		b = binary.LittleEndian.AppendUint64(b, from[i].Load())
@@ -205,14 +206,14 @@ func (r Record) What() string {
 // may go on.
 func (s *Status) Record() Record {
 	return Record{
-		Op: text(s.op[:]), Object: text(s.object[:]), Peer: int(s.peer.Load()) - 1, Expected: s.expected.Load(),
+		Op: Text(s.op[:]), Object: Text(s.object[:]), Peer: int(s.peer.Load()) - 1, Expected: s.expected.Load(),
 		Seen: s.seen.Load(),
 	}
 }
 
 func (s *Status) setRecord(r Record) {
-	putText(s.op[:], r.Op)
-	putText(s.object[:], r.Object)
+	PutText(s.op[:], r.Op)
+	PutText(s.object[:], r.Object)
 	s.expected.Store(r.Expected)
 	s.seen.Store(r.Seen)
 	s.final.Store(0)

@@ -277,14 +277,14 @@ func (w *Waiter) Show(op string, peer int) {
 
 // ShowWords shows the rank that a fault of CauseMismatch names how its call differs, before it is told of
 // the fault. Of one of CauseTimeout they are what the rank to blame waits for itself.
-func (w *Waiter) ShowWords(words string) { putText(w.Own.words[:], words) }
+func (w *Waiter) ShowWords(words string) { PutText(w.Own.words[:], words) }
 
 // reported is what a fault's reporter shows of it.
 func (w *Waiter) reported(f Fault) string {
 	if f.Reporter < 0 || f.Reporter >= len(w.Peers) || w.Peers[f.Reporter] == nil {
 		return ""
 	}
-	return text(w.Peers[f.Reporter].words[:])
+	return Text(w.Peers[f.Reporter].words[:])
 }
 
 // ShowFinal shows the other ranks that a wait of this one has ended at its deadline, until Hide.
@@ -435,7 +435,7 @@ func (w *Waiter) Culprit(own Record, grace time.Duration) int {
 		peer := records[len(records)-1].Peer
 		if first := slices.Index(chain, peer); first >= 0 {
 			if w.stands(chain[first:], records[first:]) {
-				putText(w.Own.words[:], cycleOf(chain[first:], records[first:]))
+				PutText(w.Own.words[:], cycleOf(chain[first:], records[first:]))
 				return -1
 			}
 			// They move, and are only slow: the last before the cycle closes gives no further
@@ -455,7 +455,7 @@ func (w *Waiter) Culprit(own Record, grace time.Duration) int {
 		}
 		r := p.Record()
 		if r.Peer == peer {
-			w.ShowWords(text(p.words[:]))
+			w.ShowWords(Text(p.words[:]))
 			return peer
 		}
 		if r.Peer < 0 {

@@ -7,6 +7,7 @@ package main
 import "C"
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +20,7 @@ import (
 	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/clib/internal/handle"
 	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/internal/refusal"
 )
 
 // comm is the object of a weft_comm. Its gate is that of the calls that are collective.
@@ -427,16 +429,14 @@ func goweft_comm_mask(id C.uint64_t, out *C.uint64_t, n C.int) C.int {
 
 //export goweft_comm_set_mask
 func goweft_comm_set_mask(id C.uint64_t, in *C.uint64_t, n C.int, ms C.int64_t) C.int {
+	why := refused()
 	return timed(comms, id, ms, func(ctx context.Context, c *comm) error {
 		from, err := words(in, n)
 		if err != nil {
 			return err
 		}
 		set, err := weft.RankSetFromWords(from)
-		if err != nil {
-			return err
-		}
-		return c.weft.SetMask(ctx, slices.Collect(set.All())...)
+		return c.weft.SetMask(refusal.With(ctx, cmp.Or(why, err)), slices.Collect(set.All())...)
 	})
 }
 

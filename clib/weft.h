@@ -104,6 +104,7 @@ weft_status weft_error_set(weft_status status, int rank, const char *message);
  * Has this thread's next call that makes an object of a communicator, and is collective, be refused on all ranks, for a
  * reason of at most 1,000 bytes: for libraries that put another interface over this one, and find an argument wrong
  * that they cannot pass. Make that call next, with any other arguments that are right as C. NULL takes the reason back.
+ * The same goes for weft_comm_set_mask.
  */
 weft_status weft_refuse(const char *reason);
 

@@ -55,7 +55,7 @@ func AppendPart(b []byte, mem []byte, part Part) []byte {
 		target, set, _ := p.intent.read()
 		b = le.AppendUint64(b, target)
 		b = le.AppendUint64(b, p.intent.after.Load())
-		return AppendSet(b, set)
+		return append(AppendSet(b, set), channel.Text(p.intent.words[:])...)
 	}
 	for i := range p.status().of(part) {
 		b = le.AppendUint64(b, p.status().of(part)[i].Load())
@@ -93,11 +93,11 @@ func SetPart(view []byte, part Part, b []byte) error {
 		}
 		return nil
 	case Intent:
-		set, rest, ok := CutSet(b[min(16, len(b)):])
-		if !ok || len(rest) > 0 {
+		set, words, ok := CutSet(b[min(16, len(b)):])
+		if !ok || len(words) > objectionBytes {
 			return errPart
 		}
-		p.intent.write(le.Uint64(b), le.Uint64(b[8:]), set)
+		p.intent.write(le.Uint64(b), le.Uint64(b[8:]), set, string(words))
 		return nil
 	case Record, Words:
 		to := p.status().of(part)

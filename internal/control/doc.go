@@ -72,6 +72,10 @@
 // Faults are dated with a generation, ignored when they are older, and ignored from or about ranks
 // that are masked. Hence a fault may come late.
 //
+// A rank that gives its SetMask up for a reason of all, such as another set than a peer's, leaves the reason with its
+// intent: an objection. It ends the call of whoever aims at that generation or an earlier one, also if that rank calls
+// later. The next call aims beyond it. So ranks of one call end alike, and the objection ends no other call.
+//
 // SetMask succeeds with a decision only if its generation is one that this rank has aimed at since
 // the call began. A rank never aims at a generation in two calls, and a decision about a rank's side
 // has a generation that this rank has published. Hence no earlier decision is taken for the one that

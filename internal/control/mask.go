@@ -4,18 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/channel"
 	"github.com/weftgo/weft/internal/rankset"
+	"github.com/weftgo/weft/internal/refusal"
 )
 
 // SetMask agrees with the ranks outside the set to go on without those in it. Entered, if there is
 // one, is called when the rank has gone over to the new generation, before it looks for faults in it.
 //
-// An error that wraps [bootstrap.ErrMismatch] is not for the others: a rank that has another set finds
-// out on its own, and told of this rank it would leave it out.
+// An error that wraps [bootstrap.ErrMismatch] or [Config].RefusedAs is not for the others: they find it out on
+// their own, and told of this rank they would leave it out.
 func (r *Rank) SetMask(ctx context.Context, op string, set rankset.Set, entered func() error) error {
 	target, err := r.agree(ctx, op, set)
 	if errors.Is(err, bootstrap.ErrMismatch) {
@@ -76,17 +78,97 @@ type Decision struct {
 // deadline is less.
 const grace = 200 * time.Millisecond
 
-// agree returns the generation in which all ranks outside the set go on without those in it.
-func (r *Rank) agree(ctx context.Context, op string, set rankset.Set) (uint64, error) {
-	side := r.everyone().Minus(set)
-	leads := side.Lowest() == r.rank
+// patience is how long ranks of a side show that they want different sets before they give up: one of them may be
+// about to hear of the death that the other knows of. An eighth of a short deadline is less.
+const patience = time.Second
+
+// Refuse is a SetMask of a rank that cannot make it, for a reason that the other ranks get in its place. It clears no
+// failure, and is none.
+func (r *Rank) Refuse(why error) {
+	target := r.first()
+	for p, v := range r.views {
+		if v == nil || p == r.rank {
+			continue
+		}
+		// An aim that is given up is no more than what that rank never aims at again.
+		if theirs, set, ok := v.intent.read(); ok && !set.Has(p) {
+			target = max(target, theirs)
+		}
+	}
+	r.object(target, refusedMark+why.Error())
+}
+
+// An objection begins with what it is.
+const (
+	refusedMark  = "!"
+	mismatchMark = "="
+)
+
+// object gives a proposal up, for a reason of all ranks that would have to support it.
+func (r *Rank) object(target uint64, words string) {
+	r.own.intent.write(target, r.transport.Decision().Generation, rankset.Of(r.rank), words)
+	r.transport.Publish(Intent)
+}
+
+// objection is the error of a rank of the side that objects to the SetMask which aims at the generation first or at a
+// later one, if one does. Whoever calls late gets it, too: it was this call that the rank objected to.
+func (r *Rank) objection(op string, side rankset.Set, first uint64) error {
+	for p := range side.Without(r.rank).All() {
+		target, words := r.views[p].intent.objection()
+		if words == "" || target < first {
+			continue
+		}
+		if words, ok := strings.CutPrefix(words, mismatchMark); ok {
+			return fmt.Errorf("%s: %w %s", op, bootstrap.ErrMismatch, words)
+		}
+		err := refusal.There(r.refused, op, strings.TrimPrefix(words, refusedMark))
+		return &channel.PeerError{Rank: p, Op: op, Err: err}
+	}
+	return nil
+}
+
+// difference says in words what ranks of a side want that aim at the same generation, beginning with the lowest.
+func (r *Rank) difference(side rankset.Set, target uint64) string {
+	lowest, wanted := -1, rankset.Set{}
+	for p := range side.All() {
+		theirs, set, ok := r.views[p].intent.read()
+		switch {
+		case !ok || theirs != target || set.Has(p):
+		case lowest < 0:
+			lowest, wanted = p, set
+		case set != wanted:
+			return fmt.Sprintf("on the ranks to leave out: %s on rank %d, %s on rank %d", listed(wanted), lowest,
+				listed(set), p)
+		}
+	}
+	return ""
+}
+
+func listed(set rankset.Set) string {
+	if set.Empty() {
+		return "none"
+	}
+	return set.String()
+}
+
+// first is the lowest generation that a SetMask may aim at.
+func (r *Rank) first() uint64 {
 	first := max(r.own.intent.target.Load(), r.transport.Decision().Generation) + 1
 	if f := r.own.fault.Fault(); f.Cause != channel.CauseNone {
 		first = f.After(first) // faults of other ranks' SetMasks, from which they have returned
 	}
+	return first
+}
+
+// agree returns the generation in which all ranks outside the set go on without those in it.
+func (r *Rank) agree(ctx context.Context, op string, set rankset.Set) (uint64, error) {
+	side := r.everyone().Minus(set)
+	leads := side.Lowest() == r.rank
+	first := r.first()
 	target := first
 	r.propose(target, set)
-	aims := aims{peers: make([]aim, r.size)}
+	aims := aims{rank: r.rank, peers: make([]aim, r.size)}
+	differs := time.Duration(-1) // when others wanted another set
 	var watch channel.Stopwatch
 	for nap := r.Pace(20 * time.Microsecond); ; nap = min(2*nap, r.Pace(time.Millisecond)) {
 		waited := watch.Look()
@@ -97,14 +179,25 @@ func (r *Rank) agree(ctx context.Context, op string, set rankset.Set) (uint64, e
 			}
 			return last.Generation, nil
 		}
-		late, highest, after := aims.look(r.views, side, target, set)
+		late, against, highest, after := aims.look(r.views, side, target, set)
 		if after > last.Generation && ctx.Err() == nil && waited <= r.Waiter.Timeout {
 			// Another rank aims beyond a decision that this rank has yet to see: it may be the one
 			// that this call waits for, and the other's that of the call after it.
 			time.Sleep(nap)
 			continue
 		}
+		if !against {
+			differs = -1
+		} else if differs < 0 {
+			differs = waited
+		}
 		err := r.refusal(ctx, op, last, first, target, set, late, &watch)
+		words := ""
+		if err == nil && against && waited-differs > min(patience, r.Waiter.Timeout/8) {
+			if words = r.difference(side, target); words != "" {
+				err = fmt.Errorf("%s: %w %s", op, bootstrap.ErrMismatch, words)
+			}
+		}
 		if highest = max(highest, last.Generation+1); err == nil && highest > target {
 			target, nap = highest, r.Pace(20*time.Microsecond)
 			r.propose(target, set)
@@ -126,7 +219,11 @@ func (r *Rank) agree(ctx context.Context, op string, set rankset.Set) (uint64, e
 		if err != nil {
 			// What was wanted must not be taken for agreement later. No rank wants a set that it is
 			// in itself.
-			r.propose(target, rankset.Of(r.rank))
+			if words != "" {
+				r.object(target, mismatchMark+words)
+			} else {
+				r.propose(max(target, highest), rankset.Of(r.rank))
+			}
 			if last = r.transport.Decision(); last.Out == set && last.Generation >= first { // the leader was faster
 				return last.Generation, nil
 			}
@@ -144,13 +241,14 @@ func (r *Rank) Pace(few time.Duration) time.Duration {
 
 // propose shows the others what this rank wants.
 func (r *Rank) propose(target uint64, set rankset.Set) {
-	r.own.intent.write(target, r.transport.Decision().Generation, set)
+	r.own.intent.write(target, r.transport.Decision().Generation, set, "")
 	r.transport.Publish(Intent)
 }
 
 // aims is what the ranks of a side propose, as one call of SetMask has seen it. With many ranks most
 // looks find nothing new, so a look reads of each rank only whether its intent has changed.
 type aims struct {
+	rank   int // that looks
 	target uint64
 	set    rankset.Set
 	peers  []aim // by rank
@@ -167,16 +265,19 @@ type aim struct {
 type stance uint8
 
 const (
-	unread stance = iota
-	silent        // it proposes nothing as high, for it has not called
-	other         // it proposes another set, or higher
+	unread  stance = iota
+	silent         // it proposes nothing as high, for it has not called
+	other          // it proposes higher, or leaves out this rank, or has given up
+	against        // it proposes another set, in which this rank would go on
 	same
 )
 
 // look returns the highest generation that any rank of a side aims at, and the first that does not
 // propose the set with this target, or -1. Those that propose nothing, for they have not called, come
-// before those that propose another set. After is the last decision that any of the side knew of.
-func (a *aims) look(views []*page, side rankset.Set, target uint64, set rankset.Set) (late int, highest, after uint64) {
+// before those that propose another set. Differs says whether any wants another set with this rank. After is the
+// last decision that any of the side knew of.
+func (a *aims) look(views []*page, side rankset.Set, target uint64, set rankset.Set,
+) (late int, differs bool, highest, after uint64) {
 	if a.target != target || a.set != set {
 		clear(a.peers)
 		a.target, a.set = target, set
@@ -194,16 +295,19 @@ func (a *aims) look(views []*page, side rankset.Set, target uint64, set rankset.
 				peer.is = silent
 			case theirs == target && theirSet == set:
 				peer.is = same
+			case theirs == target && !theirSet.Has(p) && !theirSet.Has(a.rank):
+				peer.is = against
 			}
 			if !ok {
 				peer.changed-- // it is being written
 			}
 		}
-		if peer.is == silent && !quiet || peer.is == other && late < 0 {
+		differs = differs || peer.is == against
+		if peer.is == silent && !quiet || (peer.is == other || peer.is == against) && late < 0 {
 			late, quiet = p, peer.is == silent
 		}
 	}
-	return late, a.highest, a.after
+	return late, differs, a.highest, a.after
 }
 
 // proposes reports whether a rank shows this proposal.
@@ -235,6 +339,9 @@ func (r *Rank) refusal(ctx context.Context, op string, last Decision, first, tar
 		err := fmt.Errorf("%w: it reaches at most half of the ranks that were to go on, and the others may go on "+
 			"without it; wait until it reaches them, or end it", channel.ErrMasked)
 		return &channel.PeerError{Rank: r.rank, Op: op, Err: err}
+	}
+	if err := r.objection(op, side, first); err != nil {
+		return err
 	}
 	// What another rank of the side has met in its SetMask ends this one, too: all call again, and
 	// with the same set.

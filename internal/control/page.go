@@ -70,18 +70,22 @@ func (h *half) get() (note []byte, ok bool) {
 
 // intent is what a rank wants of SetMask.
 type intent struct {
-	changed atomic.Uint64 // odd while target and set are being written
+	changed atomic.Uint64 // odd while the rest is being written
 	target  atomic.Uint64 // the generation aimed at
 	after   atomic.Uint64 // that of the last decision that the rank knew of
 	set     rankset.Shared
 	_       [channel.Stride - 24 - rankset.Words*8%channel.Stride]byte
+	words   [objectionBytes / 8]atomic.Uint64 // see objection
 }
 
-func (i *intent) write(target, after uint64, set rankset.Set) {
+const objectionBytes = 4 * channel.Stride
+
+func (i *intent) write(target, after uint64, set rankset.Set, words string) {
 	i.changed.Add(1)
 	i.after.Store(after) // readers that see the target see it, too, even in between
 	i.target.Store(target)
 	i.set.Store(set)
+	channel.PutText(i.words[:], words)
 	i.changed.Add(1)
 }
 
@@ -90,4 +94,18 @@ func (i *intent) read() (target uint64, set rankset.Set, ok bool) {
 	seen := i.changed.Load()
 	target, set = i.target.Load(), i.set.Load()
 	return target, set, seen&1 == 0 && i.changed.Load() == seen
+}
+
+// objection is why the rank has given up the SetMask that aimed at the target, in words for all ranks; there are none
+// if it has not, or if the reason is not theirs.
+func (i *intent) objection() (target uint64, words string) {
+	seen := i.changed.Load()
+	if seen&1 != 0 || i.words[0].Load() == 0 {
+		return 0, ""
+	}
+	target, words = i.target.Load(), channel.Text(i.words[:])
+	if i.changed.Load() != seen {
+		return 0, ""
+	}
+	return target, words
 }

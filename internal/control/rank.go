@@ -1,6 +1,8 @@
 package control
 
 import (
+	"cmp"
+	"errors"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -23,7 +25,9 @@ type Config struct {
 	// Explain and Report are the Waiter's, too: what is known of a fault, and long waits.
 	Explain func(f channel.Fault) string
 	Report  func(op string, peer int, waited time.Duration)
-	Logger  *slog.Logger
+	// RefusedAs is what errors of calls wrap that another rank has refused.
+	RefusedAs error
+	Logger    *slog.Logger
 }
 
 // Rank is one rank's side of the control plane. Its methods may be called by several goroutines.
@@ -35,6 +39,7 @@ type Rank struct {
 	own       *page
 	views     []*page // by rank; nil where there is none
 	transport Transport
+	refused   error
 	logger    *slog.Logger
 
 	mask       atomic.Pointer[rankset.Set] // ranks that are left out
@@ -48,12 +53,15 @@ type Rank struct {
 	}
 }
 
+var errRefused = errors.New("refused")
+
 // New makes the side of a rank that reaches no other yet. Its page lies at the beginning of memory
 // that is zero.
 func New(cfg Config, own []byte) *Rank {
 	r := &Rank{
 		rank: cfg.Rank, size: cfg.Size, inProcess: cfg.InProcess,
 		own: pageAt(own), views: make([]*page, cfg.Size), logger: cfg.Logger,
+		refused: cmp.Or(cfg.RefusedAs, errRefused),
 	}
 	r.Waiter = channel.Waiter{
 		Policy: cfg.Policy, Rank: cfg.Rank, Own: &r.own.fault, Peers: make([]*channel.Status, cfg.Size),
