@@ -53,7 +53,7 @@ func (c *Comm) gather(ctx context.Context, op string, note []byte) ([][]byte, er
 
 func (c *Comm) verifySame(ctx context.Context, op, text string, own error) error {
 	own = cmp.Or(refusal.Of(ctx), own)
-	all, err := c.gather(ctx, op, messageOf(text, own))
+	all, err := c.gather(ctx, op, messageOf(op+opMark+text, own))
 	return c.judge(op, all, err, own)
 }
 
@@ -69,14 +69,17 @@ func (c *Comm) judge(op string, all [][]byte, err, own error) error {
 	return err
 }
 
-// dataMark ends the text of a note that has data, too.
+// opMark ends the name of the operation, with which a text begins that ranks compare. dataMark ends the text of a note
+// that has data, too.
+const opMark = "\x01"
+
 var dataMark = []byte{0}
 
 // verifyWith is verifySame with some bytes of each rank's own, which it returns by rank. The text has no
 // zero bytes.
 func (c *Comm) verifyWith(ctx context.Context, op, text string, data []byte, own error) ([][]byte, error) {
 	own = cmp.Or(refusal.Of(ctx), own)
-	note := messageOf(text, own)
+	note := messageOf(op+opMark+text, own)
 	if own == nil {
 		note = slices.Concat(note, dataMark, data)
 	}
@@ -142,8 +145,16 @@ func agreed(op string, all [][]byte) error {
 		}
 		if first < 0 {
 			first = r
-		} else if !bytes.Equal(n, all[first]) {
-			a, b := words(all[first]), words(n)
+			continue
+		}
+		firstOp, firstText := parts(all[first])
+		rOp, rText := parts(n)
+		if firstText != rText || !bytes.Equal(n[:min(1, len(n))], all[first][:min(1, len(all[first]))]) {
+			a, b := words(firstText), words(rText)
+			if firstOp != rOp && firstOp != "" && rOp != "" {
+				return fmt.Errorf("%s: %w: rank %d calls %q here, rank %d %q; make the same calls in the same order on every rank",
+					op, ErrMismatch, r, rOp, first, firstOp)
+			}
 			if apart(a, b) {
 				return fmt.Errorf("%s: %w: rank %d makes another call here than rank %d; make the same calls in the same order "+
 					"on every rank", op, ErrMismatch, r, first)
@@ -201,10 +212,19 @@ func pairs(text string) (names []string, values map[string]string) {
 	return names, values
 }
 
-// words are the text of a message, which may have data behind it.
-func words(note []byte) string {
-	text, _, _ := bytes.Cut(messageText(note), dataMark)
-	return string(text)
+// parts are the operation that a message names, or none, and its text.
+func parts(note []byte) (op, text string) {
+	text = string(messageText(note))
+	if op, rest, ok := strings.Cut(text, opMark); ok {
+		return op, rest
+	}
+	return "", text
+}
+
+// words are a text without the data that may be behind it.
+func words(text string) string {
+	text, _, _ = strings.Cut(text, string(dataMark))
+	return text
 }
 
 // messageText is a message without its mark.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/weftgo/weft"
@@ -59,14 +60,25 @@ func TestDisagreements(t *testing.T) {
 			"op: ranks disagree: rank 2 makes another call here than rank 0; make the same calls in the same order on " +
 				"every rank",
 		},
+		{
+			// A call is known by its name, whatever it has to agree on.
+			[3]string{"another|bytes: 4096, ranks: 3", "", "new handle|Hidden: 8, ranks: 3"},
+			`op: ranks disagree: rank 2 calls "new handle" here, rank 0 "another"; make the same calls in the same order on ` +
+				"every rank",
+		},
 		{[3]string{"ready", "", "Hidden: 16"}, `op: ranks disagree: rank 0 says "ready", rank 2 "Hidden: 16"`},
 	} {
 		c.texts[1] = c.texts[0]
 		group := join(t, 3)
 		for r, err := range each(group, func(comm *weft.Comm) error {
-			return comm.Operations().VerifySame(testContext(t), "op", c.texts[comm.Rank()], nil)
+			op, text, named := strings.Cut(c.texts[comm.Rank()], "|")
+			if !named {
+				op, text = "op", op
+			}
+			return comm.Operations().VerifySame(testContext(t), op, text, nil)
 		}) {
-			if !errors.Is(err, weft.ErrMismatch) || err.Error() != c.want {
+			_, words, _ := strings.Cut(fmt.Sprint(err), ": ")
+			if !errors.Is(err, weft.ErrMismatch) || "op: "+words != c.want {
 				t.Errorf("rank %d: %v, want %s", r, err, c.want)
 			}
 		}
