@@ -633,12 +633,27 @@ func TestUnequalCounts(t *testing.T) {
 		// Counts that all ranks must pass alike.
 		for r, err := range j.each(t, func(ctx context.Context, r int) error {
 			counts := []int{n, n, n}
-			counts[(r+2)/2] += r / 2
+			counts[(r+2)/2] += r / 2 // of rank 2, on rank 2
 			in, out := make([]int32, counts[r]), make([]int32, 3*n+1)
 			return groups[r].AllGatherV(ctx, nil, weft.TensorOf(out), weft.TensorOf(in), counts, nil)
 		}) {
-			if !errors.Is(err, weft.ErrMismatch) || !strings.Contains(err.Error(), "all-gather-v with other counts") {
-				t.Errorf("rank %d returns %v", r, err)
+			want := fmt.Sprintf("all-gather-v: ranks disagree on the count of rank 2: %d elements on rank 0, %d on rank 2",
+				n, n+1)
+			if !errors.Is(err, weft.ErrMismatch) || err.Error() != want {
+				t.Errorf("rank %d returns %v, want %s", r, err, want)
+			}
+		}
+		for r, err := range j.each(t, func(ctx context.Context, r int) error {
+			in, out := make([]int32, 3*n+1), make([]int32, n)
+			return groups[r].Do(ctx, nil, Call{
+				Collective: ReduceScatterV, Out: weft.TensorOf(out), In: weft.TensorOf(in),
+				Counts: Counts{Send: []int{n, n, n}, SendAt: []int{0, n, 2*n + r/2}},
+			})
+		}) {
+			want := fmt.Sprintf("reduce-scatter-v: ranks disagree on the position of rank 2's part: element %d on rank 0, "+
+				"%d on rank 2", 2*n, 2*n+1)
+			if !errors.Is(err, weft.ErrMismatch) || err.Error() != want {
+				t.Errorf("rank %d returns %v, want %s", r, err, want)
 			}
 		}
 		j.must(t, func(ctx context.Context, r int) error { return groups[r].Barrier(ctx, nil) })

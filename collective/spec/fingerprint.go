@@ -51,10 +51,15 @@ func (c *Call) Fingerprint() Fingerprint {
 // Differs says how the call of a peer differs from this rank's.
 func Differs(own, peer uint64) string {
 	a, b := Fingerprint(own), Fingerprint(peer)
-	if k := a.collective(); k.Varies() && a>>rootShift == b>>rootShift {
-		return fmt.Sprintf("it calls %v with other counts than this rank", k)
+	if DifferInCounts(own, peer) {
+		return fmt.Sprintf("it calls %v with other counts than this rank", a.collective())
 	}
 	return fmt.Sprintf("it calls %v, this rank %v", b, a)
+}
+
+// DifferInCounts reports whether calls are of one V form, and differ in nothing but their counts if in anything.
+func DifferInCounts(a, b uint64) bool {
+	return Fingerprint(a).collective().Varies() && a>>rootShift == b>>rootShift
 }
 
 func (f Fingerprint) collective() Collective { return Collective(f >> kindShift & 15) }

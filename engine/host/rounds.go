@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"fmt"
+	"iter"
 	"time"
 
 	"github.com/weftgo/weft"
@@ -277,6 +278,17 @@ func (r *Rounds) AwaitCalls(ctx context.Context, op string, round uint64, own er
 		return err
 	}
 	return r.compare(op, round, own)
+}
+
+// Calls gives the calls of all live ranks in the round, which they have opened.
+func (r *Rounds) Calls(round uint64) iter.Seq[uint64] {
+	return func(yield func(uint64) bool) {
+		for _, p := range r.Live {
+			if !yield(*r.pads[p].at(round).call) {
+				return
+			}
+		}
+	}
 }
 
 // compare compares the calls of a round. Every rank compares the same words, and so they fail

@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/weftgo/weft"
@@ -82,7 +83,11 @@ func (c *call) open(ctx context.Context) error {
 }
 
 func (c *call) opened(ctx context.Context, round uint64, own error) error {
-	return c.AwaitCalls(ctx, c.name, round, own, nil)
+	err := c.AwaitCalls(ctx, c.name, round, own, nil)
+	if own == nil && errors.Is(err, weft.ErrMismatch) && c.differInCounts(round) {
+		return c.compareCounts(ctx)
+	}
+	return err
 }
 
 // Operands are single rows. In place of a stride an input says that it is empty, an output that it is

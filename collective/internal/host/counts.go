@@ -120,3 +120,59 @@ func (c *call) unequal(from, to, sent, wanted int) error {
 	return fmt.Errorf("%s: %w: rank %d sends %d elements to rank %d, which receives %d from it", c.name,
 		weft.ErrMismatch, from, sent, to, wanted)
 }
+
+// differInCounts reports whether calls that all ranks have found different differ in the counts of a V form alone. All
+// ranks look at the same calls, and so they find the same.
+func (c *call) differInCounts(round uint64) bool {
+	same, own := true, uint64(c.given.Fingerprint())
+	for call := range c.Calls(round) {
+		if !spec.DifferInCounts(own, call) {
+			return false
+		}
+		same = same && call == own
+	}
+	return !same
+}
+
+// compareCounts is a round in which ranks tell each other counts that had to be the same on all, but are not, and
+// returns the error that says which.
+func (c *call) compareCounts(ctx context.Context) error {
+	ranks, size := c.Comm.Size(), c.DType.Size()
+	bytes := 16 * ranks
+	tableOf := func(payload []byte) []int {
+		return unsafe.Slice((*int)(unsafe.Pointer(unsafe.SliceData(payload))), 2*ranks)
+	}
+	own := tableOf(c.Fill(bytes))
+	for r := range ranks {
+		from, n := c.given.OutputPart(r)
+		if c.Collective == spec.ReduceScatterV {
+			from, n = c.given.InputPart(r)
+		}
+		own[r], own[ranks+r] = n/size, from/size
+	}
+	round := c.Publish()
+	if err := c.Await(ctx, c.name, round); err != nil {
+		return err
+	}
+	first := c.Live[0]
+	words := ""
+	for i := range 2 * ranks {
+		a := tableOf(c.Payload(first, round, bytes))[i]
+		for _, p := range c.Live[1:] {
+			b := tableOf(c.Payload(p, round, bytes))[i]
+			switch {
+			case a == b || words != "":
+			case i < ranks:
+				words = fmt.Sprintf("the count of rank %d: %d elements on rank %d, %d on rank %d", i, a, first, b, p)
+			default:
+				words = fmt.Sprintf("the position of rank %d's part: element %d on rank %d, %d on rank %d", i-ranks, a, first,
+					b, p)
+			}
+		}
+	}
+	// A rank that was left out while it stood still may have looked at later rounds of the others.
+	if err := c.Comm.Operations().Begin(c.name); err != nil {
+		return err
+	}
+	return fmt.Errorf("%s: %w on %s", c.name, weft.ErrMismatch, words)
+}
