@@ -2,6 +2,7 @@ package weft
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -77,11 +78,15 @@ func ParseDType(name string) (DType, error) {
 			return d, nil
 		}
 	}
-	var names []string
+	return InvalidDType, fmt.Errorf("unknown dtype %q: want one of %s", name, strings.Join(DTypeNames(), ", "))
+}
+
+// DTypeNames are the short names of all types.
+func DTypeNames() (names []string) {
 	for d := BFloat16; d < dtypes; d++ {
 		names = append(names, dtypeInfo[d].name)
 	}
-	return InvalidDType, fmt.Errorf("unknown dtype %q: want one of %s", name, strings.Join(names, ", "))
+	return names
 }
 
 // Op is a reduction.
@@ -120,5 +125,8 @@ func ParseOp(name string) (Op, error) {
 			return Op(o), nil
 		}
 	}
-	return 0, fmt.Errorf("unknown reduction %q", name)
+	return 0, fmt.Errorf("unknown reduction %q: want one of %s", name, strings.Join(opNames[:], ", "))
 }
+
+// OpNames are the names of all reductions.
+func OpNames() []string { return slices.Clone(opNames[:]) }

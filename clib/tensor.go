@@ -32,7 +32,7 @@ func refresh(t *weft.Tensor, p *C.weft_tensor, name string) error {
 		return nil
 	}
 	if p.dtype < 0 || p.dtype > C.WEFT_BOOL {
-		return invalidf("the %s: dtype is %d, want a weft_dtype", name, p.dtype)
+		return invalidf("the %s: dtype is %d, want a weft_dtype: %s", name, p.dtype, dtypeNames)
 	}
 	if p.dims < 0 || p.dims > C.WEFT_MAX_DIMS {
 		return invalidf("the %s: dims is %d, want 0 to %d", name, p.dims, C.WEFT_MAX_DIMS)
@@ -56,6 +56,11 @@ func refresh(t *weft.Tensor, p *C.weft_tensor, name string) error {
 	}
 	return nil
 }
+
+// dtypeNames are the types in C's names, from 1 on.
+const dtypeNames = "WEFT_BFLOAT16, WEFT_FLOAT16, WEFT_FLOAT32, WEFT_FLOAT64, WEFT_FLOAT8_E4M3, WEFT_FLOAT8_E5M2, " +
+	"WEFT_UE8M0, WEFT_INT8, WEFT_INT16, WEFT_INT32, WEFT_INT64, WEFT_UINT8, WEFT_UINT16, WEFT_UINT32, WEFT_UINT64, " +
+	"WEFT_BOOL"
 
 func forget(t *weft.Tensor) error {
 	if !t.IsZero() {

@@ -316,15 +316,21 @@ func TestRefusedArguments(t *testing.T) {
 		{"no memory", func(ctx context.Context, g *Group) error {
 			return g.Broadcast(ctx, nil, weft.Tensor{DType: weft.Float32, Shape: []int{4}}, 0)
 		}, weft.ErrInvalid, "without memory"},
+		{"no output", func(ctx context.Context, g *Group) error {
+			return g.AllReduce(ctx, nil, weft.Tensor{}, weft.TensorOf(f), weft.Sum)
+		}, weft.ErrInvalid, "there is no output"},
+		{"no such reduction", func(ctx context.Context, g *Group) error {
+			return g.AllReduce(ctx, nil, weft.TensorOf(f), weft.TensorOf(f), 55)
+		}, weft.ErrInvalid, "no such reduction: op(55); want one of sum, prod, min, max, avg, premulsum"},
 		{"no type", func(ctx context.Context, g *Group) error {
 			return g.Broadcast(ctx, nil, weft.Tensor{Data: unsafe.Pointer(&[4]byte{}), Shape: []int{4}}, 0)
-		}, weft.ErrInvalid, "invalid"},
+		}, weft.ErrInvalid, "output of 4 elements without a type"},
 		{"negative", func(ctx context.Context, g *Group) error {
 			return g.Broadcast(ctx, nil, weft.Tensor{DType: weft.Float32, Shape: []int{-4}}, 0)
 		}, weft.ErrInvalid, "-4 is negative"},
 		{"no such type", func(ctx context.Context, g *Group) error {
 			return g.Broadcast(ctx, nil, weft.Tensor{DType: 40, Shape: []int{0}}, 0)
-		}, weft.ErrInvalid, "of type dtype(40)"},
+		}, weft.ErrInvalid, "of type dtype(40), which there is not; want one of bf16, fp16"},
 		{"root", func(ctx context.Context, g *Group) error {
 			return g.Broadcast(ctx, nil, weft.TensorOf(f), 7)
 		}, weft.ErrInvalid, "root 7 of 3"},

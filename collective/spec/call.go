@@ -2,6 +2,7 @@ package spec
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/weftgo/weft"
 )
@@ -144,10 +145,15 @@ func checkTensor(name, what string, t *weft.Tensor) (n int, err error) {
 	switch {
 	case n > maxElems:
 		return 0, weft.Invalidf("%s: %s of %d elements", name, what, n)
-	case n > 0 && (t.Data == nil || t.DType.Size() == 0):
-		return 0, weft.Invalidf("%s: %s of %d elements of type %v without memory", name, what, n, t.DType)
+	case t.IsZero():
+		return 0, weft.Invalidf("%s: there is no %s", name, what)
 	case t.DType != weft.InvalidDType && t.DType.Size() == 0: // an empty tensor may have none
-		return 0, weft.Invalidf("%s: %s of type %v, which there is not", name, what, t.DType)
+		return 0, weft.Invalidf("%s: %s of type %v, which there is not; want one of %s", name, what, t.DType,
+			strings.Join(weft.DTypeNames(), ", "))
+	case n > 0 && t.DType == weft.InvalidDType:
+		return 0, weft.Invalidf("%s: %s of %d elements without a type", name, what, n)
+	case n > 0 && t.Data == nil:
+		return 0, weft.Invalidf("%s: %s of %d elements of type %v without memory", name, what, n, t.DType)
 	}
 	return n, nil
 }
@@ -241,7 +247,7 @@ func (c *Call) checkCounts(rank, ranks int, in, out bool, ins, outs int) error {
 func Reducible(k Collective, op weft.Op, t weft.DType) error {
 	switch {
 	case !op.Valid():
-		return weft.Invalidf("%v: no such reduction: %v", k, op)
+		return weft.Invalidf("%v: no such reduction: %v; want one of %s", k, op, strings.Join(weft.OpNames(), ", "))
 	case t == weft.UE8M0 || t.Size() == 0:
 		return weft.Unsupportedf("%v: elements of type %v cannot be reduced; convert them first", k, t)
 	case t == weft.Bool && (op == weft.Avg || op == weft.PreMulSum):

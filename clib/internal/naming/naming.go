@@ -31,6 +31,7 @@ var calls = strings.NewReplacer(
 	"WithDeadline", "deadline_ms", "SetMask", "weft_comm_set_mask", "called Abort", "called weft_comm_abort",
 	"Abort ends it", "weft_comm_abort ends it", "Shrink makes", "weft_comm_shrink makes",
 	"which the context sets", "which weft_timeout_set sets", "Options.", "",
+	"sum, prod, min, max, avg, premulsum", "WEFT_SUM, WEFT_PROD, WEFT_MIN, WEFT_MAX, WEFT_AVG, WEFT_PREMULSUM",
 )
 
 // capitalised matches words that may be a field: errors begin with small letters, and most of their
