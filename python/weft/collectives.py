@@ -21,7 +21,7 @@ from ._abi import Collective, Op
 from .call_args import ArgsPool, CallArgs
 from .communicator import Communicator
 from .dtypes import DType, DTypeLike, dtype_of
-from .errors import InvalidError, OperandError
+from .errors import InvalidError, OperandError, unexpected
 from .fused import FusedCollectives
 from .limits import timeout as limit
 from .limits import whole
@@ -427,6 +427,7 @@ class Group(FusedCollectives, Made):
         blocks: int = 0,
         threads: int = 0,
         extras: Mapping[str, Any] | None = None,
+        **unknown: Any,
     ) -> Any:
         """Runs or starts a call, with an operand that is read and one that is written where this rank has them.
         ``shape`` is that of a new array for the result; None: that of ``array``; and so is ``dtype``. ``more``
@@ -438,6 +439,8 @@ class Group(FusedCollectives, Made):
             try:
                 if messages is not None:
                     args.name_messages(messages, self._comm.ranks)
+                if unknown:
+                    raise unexpected(_words(kind).replace("-", "_"), unknown, How.__annotations__)
                 on = streams.address(stream, self._comm._device)
                 if timeout is not None:
                     bound = limit(timeout)
@@ -503,7 +506,7 @@ class Group(FusedCollectives, Made):
                 raise self._failure(status)
             finish = None if lists is None else lambda: self._copy_parts(args, lists, out)
             if async_op:
-                work = Work(self, args.out.value, args, out if lists is None else lists, finish)
+                work = Work(self, _words(kind), args.out.value, args, out if lists is None else lists, finish)
                 return work
             if finish is not None:
                 finish()
@@ -513,7 +516,8 @@ class Group(FusedCollectives, Made):
             if bound is not None:
                 bound.__exit__(None, None, None)
             if work is None and async_op and args.out.value:
-                work = Work(self, args.out.value, args, None)  # after an interrupt: it is dropped, and the call goes on
+                # After an interrupt: it is dropped, and the call goes on.
+                work = Work(self, _words(kind), args.out.value, args, None)
             if work is None:
                 self._pool.give(args)
             elif args.scope is not None:

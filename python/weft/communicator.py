@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import operator
 import os
 import warnings
 from collections.abc import Callable, Iterable
@@ -254,15 +255,28 @@ class Communicator(Resource):
         the larger, or of equal ones that with the lowest rank), and the others get :class:`weft.MaskedError`.
         A rank that was left out waits here to be taken back, without those that go on in its ``ranks``.
         """
-        if timeout is not None:
-            with limit(timeout):
-                self.set_mask(ranks)
-            return
         words = self._words()
-        for r in ranks:
+        try:
+            bound = contextlib.nullcontext() if timeout is None else limit(timeout)
+            for r in self._numbers(ranks):
+                words[r // 64] |= 1 << r % 64
+        except Exception as e:  # the others hear of it, instead of waiting
+            self._refuse_call(e, lambda: self._lib.comm_set_mask(self._handle, words, len(words)))
+        with bound:
+            self._set_mask(words)
+
+    def _numbers(self, ranks: Iterable[int]) -> list[int]:
+        """The ranks that a call names."""
+        try:
+            numbers = [operator.index(r) for r in ranks]
+        except TypeError:
+            raise InvalidError(f"set_mask: {ranks!r}, want the numbers of ranks, such as [3]") from None
+        for r in numbers:
             if not 0 <= r < self.ranks:
                 raise InvalidError(f"set_mask: rank {r} of {self.ranks}")
-            words[r // 64] |= 1 << r % 64
+        return numbers
+
+    def _set_mask(self, words: ctypes.Array[ctypes.c_uint64]) -> None:
         try:
             self._check(self._lib.comm_set_mask(self._handle, words, len(words)))
         except BaseException:

@@ -6,6 +6,7 @@ Every error has ``status``, the number of the C library's status, and ``rank``, 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import ClassVar
 
 from ._abi import Status
@@ -152,6 +153,11 @@ def told(why: Exception) -> bytes:
     return words.replace("\0", "").encode(errors="replace")
 
 
+def unexpected(call: str, unknown: Iterable[str], known: Iterable[str]) -> TypeError:
+    """The error of a call with arguments by names that it does not have."""
+    return TypeError(f"{call} has no argument {min(unknown)!r}; by name it takes {', '.join(known)}")
+
+
 class Words:
     """What an interface calls by another one's names: pairs of a pattern and what stands in its place, in order."""
 
@@ -188,11 +194,17 @@ _OURS = Words(
     (r"\bcopy received(?=: )", "copy_to"),
     (r"\bcount routing(?=: )", "count"),
     (r"\bcount waits(?=: )", "count_waits"),
+    (r'"new handle"', "Handle"),
+    (r'"new group"', "Group"),
+    (r'"new executor"', "Executor"),
+    (r'"new counter"', "TokenCounter"),
+    (r'"(?:alloc|register) window"', "Window"),
     (r"(?<!a )\bnew handle(?=: )", "Handle"),
     (r"(?<!a )\bnew group(?=: )", "Group"),
     (r"(?<!a )\bnew executor(?=: )", "Executor"),
     (r"(?<!a )\bnew counter(?=: )", "TokenCounter"),
     (r"\b(?:alloc|register) window(?=: )", "Window"),
+    (r"\bset mask: (rank \d+: refused there: )set_mask: ", r"set_mask: \1"),
     (r"\bset mask(?=: )", "set_mask"),
     (r"\bfp(16|32|64)(?= ?\[)", r"float\1"),
     (r"\bbf16(?= ?\[)", "bfloat16"),

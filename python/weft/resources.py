@@ -171,9 +171,13 @@ class Resource:
         """Has all ranks refuse a call that makes something, for a reason that this one has found, and raises it: else
         the others would wait for this one. The arguments are any that C takes."""
         out = ctypes.c_uint64()
+        self._refuse_call(why, lambda: getattr(self._lib, create)(self._handle, *arguments, ctypes.addressof(out)))
+
+    def _refuse_call(self, why: Exception, call: Callable[[], int]) -> NoReturn:
+        """The same of a call of the library's."""
         try:
             if not self._lib.refuse(errors.told(why)):
-                getattr(self._lib, create)(self._handle, *arguments, ctypes.addressof(out))
+                call()
         finally:  # after an interrupt
             self._lib.refuse(None)
         raise why

@@ -91,6 +91,10 @@ class Window(Resource):
         self.size: int = info.bytes
         """Bytes of each rank's segment."""
 
+    def __repr__(self) -> str:
+        closed = ", closed" if self.closed else ""
+        return f"<weft.Window of {self.size} bytes a rank, rank {self._comm.rank} of {self._comm.ranks}{closed}>"
+
     def array(
         self,
         shape: Sequence[int],

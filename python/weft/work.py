@@ -66,18 +66,32 @@ class Work:
     a thread of the event loop's, which a cancelled task leaves while the call goes on.
     """
 
-    __slots__ = ("__weakref__", "_algorithm", "_begun", "_error", "_finish", "_group", "_result")
+    __slots__ = ("__weakref__", "_algorithm", "_begun", "_error", "_finish", "_group", "_name", "_result")
 
     def __init__(
-        self, group: Group, number: int, args: Any, result: Any, finish: Callable[[], None] | None = None
+        self, group: Group, name: str, number: int, args: Any, result: Any, finish: Callable[[], None] | None = None
     ) -> None:
-        self._group, self._result, self._finish = group, result, finish
+        self._group, self._name, self._result, self._finish = group, name, result, finish
         self._error: WeftError | None = None
         self._algorithm = ""
         begun = Begun(self, group._abandoned.append)
         begun.number, begun.args = number, args
         group._started[number] = begun
         self._begun: Begun | None = begun  # None: the call has ended, or was closed
+
+    def __repr__(self) -> str:
+        comm = self._group._comm
+        return f"<weft.Work {self._name}, rank {comm.rank} of {comm.ranks}, {self._state()}>"
+
+    def _state(self) -> str:
+        """What became of the call so far. Its end is not seen by this."""
+        begun = self._begun
+        if begun is None:
+            return "done" if self._error is None else f"failed: {type(self._error).__name__}"
+        info = _abi.WorkInfo()  # another thread may ask with the call's own
+        if self._group._lib.work_get(begun.number, ctypes.addressof(info)):
+            return "over"  # the group has given it up
+        return "captured" if info.captured else "done" if info.done else "running"
 
     def done(self) -> bool:
         """Whether the call has ended, well or not. It does not wait. A call that a CUDA graph has captured is never

@@ -15,6 +15,10 @@ def require(condition: bool, words: str) -> None:
         raise ContractError(words)
 
 
+TOP_K = "top-k, the width of topk_idx"
+HIDDEN = "the hidden size of x"
+
+
 def words(max_tokens: str) -> Words:
     """What errors of handles say in the words of a buffer, whose name for the most tokens of a rank this is."""
     return Words(
@@ -24,7 +28,13 @@ def words(max_tokens: str) -> Words:
         (r"\bset_mask goes on\b", "a mask of the buffer's or the communicator's goes on"),
         (r", which deadline= sets\b", ", which deadline= of the communicator sets, in from_communicator"),
         # Arguments of handles, and those that they follow from.
+        (
+            r"\brank (\d+) calls (?:Handle|Group|TokenCounter) here, rank (\d+) (?:Handle|Group|TokenCounter)\b",
+            r"rank \1 makes another call here than rank \2",
+        ),
         (r"\btopk (?=is -?\d+:)", "top-k "),
+        (r"\btopk(?=: \w+ on rank)", TOP_K),
+        (r"\bhidden(?=: \w+ on rank)", HIDDEN),
         (r"\bexperts(?= is |: )", "num_experts"),
         (r"\bmax_tokens\b", max_tokens),
         (r"\bpower_of_two_scales\b", "round_scale"),

@@ -12,7 +12,7 @@ from torch import Tensor
 import weft
 from weft import compiled, ep
 
-from .errors import ContractError
+from .errors import HIDDEN, TOP_K, ContractError
 from .events import CommStream
 from .exchanges import Era, Exchanges, Kept
 from .lazy import Lazy
@@ -495,7 +495,7 @@ class Normal:
             raise ContractError(f"x: a row has {x.shape[1] * x.itemsize} bytes, want a multiple of 16")
 
 
-_SAME = "the hidden size of x", "num_experts", "top-k", "the type of x", "the channels of config or num_sms"
+_SAME = HIDDEN, "num_experts", TOP_K, "the type of x", "the channels of config or num_sms"
 
 
 def _differing(rank: int, theirs: list[int], own: int, ours: list[int]) -> str:

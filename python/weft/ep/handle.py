@@ -15,7 +15,7 @@ from .. import _abi, compiled, memory, streams, views
 from ..call_args import UNMADE, ArgsPool, Pool
 from ..communicator import Communicator
 from ..dtypes import DType
-from ..errors import InvalidError, OperandError
+from ..errors import InvalidError, OperandError, unexpected
 from ..limits import timeout as limit
 from ..operands import Slot, kind_of
 from ..resources import Garbage, Lease, Made
@@ -163,7 +163,13 @@ class Handle(Made):
     # Routing.
 
     def prepare(
-        self, topk: Any, weights: Any = None, *, stream: StreamLike = None, timeout: float | None = None
+        self,
+        topk: Any,
+        weights: Any = None,
+        *,
+        stream: StreamLike = None,
+        timeout: float | None = None,
+        **unknown: NoReturn,
     ) -> Routing:
         """Turns selections into a routing for any number of dispatches and combines. Collective.
 
@@ -172,6 +178,8 @@ class Handle(Made):
         come later, with a dispatch or a combine. Both may be changed afterwards, on a GPU once the
         stream has passed.
         """
+        if unknown:
+            self._refuse_operation(unexpected("prepare", unknown, _KEYWORDS["prepare"]))
         if timeout is not None:
             with self._limit(timeout):
                 return self.prepare(topk, weights, stream=stream)
@@ -199,6 +207,7 @@ class Handle(Made):
         scales: Any = None,
         stream: StreamLike = None,
         timeout: float | None = None,
+        **unknown: NoReturn,
     ) -> Received:
         """Sends the rows of this rank's tokens to their experts, and receives those that come. Collective.
 
@@ -208,6 +217,8 @@ class Handle(Made):
         made. With a routing ``weights`` are given on every rank or on none: they replace the routing's
         weights here and where the rows arrive.
         """
+        if unknown:
+            self._refuse_operation(unexpected("dispatch", unknown, _KEYWORDS["dispatch"]))
         if timeout is not None:
             with self._limit(timeout):
                 return self.dispatch(rows, topk, weights, routing=routing, scales=scales, stream=stream)
@@ -293,9 +304,12 @@ class Handle(Made):
         scales: Any = None,
         stream: StreamLike = None,
         timeout: float | None = None,
+        **unknown: NoReturn,
     ) -> PendingDispatch:
         """The first half of :meth:`dispatch`: sends only. ``rows`` and ``scales`` are borrowed until
         the second half, and are not changed. Collective."""
+        if unknown:
+            self._refuse_operation(unexpected("send_dispatch", unknown, _KEYWORDS["send_dispatch"]))
         if timeout is not None:
             with self._limit(timeout):
                 return self.send_dispatch(rows, topk, weights, routing=routing, scales=scales, stream=stream)
@@ -367,6 +381,7 @@ class Handle(Made):
         weights: Any = None,
         stream: StreamLike = None,
         timeout: float | None = None,
+        **unknown: NoReturn,
     ) -> Any:
         """Brings the experts' rows home and sums them. Collective.
 
@@ -377,6 +392,8 @@ class Handle(Made):
         home alone: they take the place of those that the routing had there. Returns ``out``: [tokens,
         hidden], a new array if None; it overlaps none of the rows, which other ranks read.
         """
+        if unknown:
+            self._refuse_operation(unexpected("combine", unknown, _KEYWORDS["combine"]))
         if timeout is not None:
             with self._limit(timeout):
                 return self.combine(rows, routing, out=out, bias=bias, weights=weights, stream=stream)
@@ -431,9 +448,12 @@ class Handle(Made):
         weights: Any = None,
         stream: StreamLike = None,
         timeout: float | None = None,
+        **unknown: NoReturn,
     ) -> PendingCombine:
         """The first half of :meth:`combine`: sends only. ``rows``, ``out``, ``bias`` and ``weights``
         are borrowed until the second half. Collective."""
+        if unknown:
+            self._refuse_operation(unexpected("send_combine", unknown, _KEYWORDS["send_combine"]))
         if timeout is not None:
             with self._limit(timeout):
                 return self.send_combine(rows, routing, out=out, bias=bias, weights=weights, stream=stream)
@@ -463,6 +483,7 @@ class Handle(Made):
         grad_weights: Any = None,
         stream: StreamLike = None,
         timeout: float | None = None,
+        **unknown: NoReturn,
     ) -> tuple[Any, Any]:
         """The gradient of dispatch: a combine without weights. Collective.
 
@@ -471,6 +492,8 @@ class Handle(Made):
         Returns ``grad_tokens``, [tokens, hidden], and ``grad_weights``, float32 [tokens, topk], or None
         without ``grad_row_weights``; new arrays where None is given.
         """
+        if unknown:
+            self._refuse_operation(unexpected("dispatch_backward", unknown, _KEYWORDS["dispatch_backward"]))
         if timeout is not None:
             with self._limit(timeout):
                 return self.dispatch_backward(
@@ -515,6 +538,7 @@ class Handle(Made):
         grad_weights: Any = None,
         stream: StreamLike = None,
         timeout: float | None = None,
+        **unknown: NoReturn,
     ) -> tuple[Any, Any]:
         """The gradient of combine: a dispatch with weights. Collective.
 
@@ -522,6 +546,8 @@ class Handle(Made):
         rank or on none. Returns ``grad_rows``, as dispatch gave the rows, which may be ``rows`` itself, and
         ``grad_weights``, float32 [tokens, topk], or None without ``rows``; new arrays where None is given.
         """
+        if unknown:
+            self._refuse_operation(unexpected("combine_backward", unknown, _KEYWORDS["combine_backward"]))
         if timeout is not None:
             with self._limit(timeout):
                 return self.combine_backward(
@@ -685,6 +711,7 @@ class Handle(Made):
     def _refuse_operation(self, why: Exception) -> NoReturn:
         """Has all ranks refuse an operation, for a reason that this one has found before it had the operands, and
         raises it: else the others would wait for this one."""
+        self._open()
         args = self._dispatches.take()
         try:
             on = 0 if self._device < 0 else streams.address(None, self._device)
@@ -710,6 +737,21 @@ class Handle(Made):
                 refused = None
         if status:
             raise self._failure(status)
+
+
+_KEYWORDS = {
+    call.__name__: tuple(call.__kwdefaults__)
+    for call in (
+        Handle.prepare,
+        Handle.dispatch,
+        Handle.send_dispatch,
+        Handle.combine,
+        Handle.send_combine,
+        Handle.dispatch_backward,
+        Handle.combine_backward,
+    )
+}
+"""What the calls of handles take by name alone."""
 
 
 def _part_shapes(spec: Spec, ranks: int) -> dict[str, tuple[tuple[int, ...], DType]]:

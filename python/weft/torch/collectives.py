@@ -12,27 +12,30 @@ from typing import Any, NoReturn
 import torch
 
 from ..collectives import NUMBERED, Collective, Group, Op
-from ..errors import ClosedError, OperandError, UnsupportedError
+from ..errors import ClosedError, InvalidError, OperandError, UnsupportedError
 
 
 def all_reduce(group: Group, x: torch.Tensor, op: Op | str = "sum") -> torch.Tensor:
     """Reduces elementwise, as :meth:`weft.Group.all_reduce`. Collective, and so is its backward pass, of a sum or
     an average."""
-    out: torch.Tensor = torch.ops.weft.all_reduce(x, _name(op), group.number)
+    number = _number(group, Collective.all_reduce, x)
+    out: torch.Tensor = torch.ops.weft.all_reduce(x, _name(op), number)
     return out
 
 
 def all_gather(group: Group, x: torch.Tensor) -> torch.Tensor:
     """The rows of all ranks, one rank's after the other's: [rows, \\*] gives [ranks * rows, \\*]. Collective; its
     backward pass is a reduce-scatter."""
-    out: torch.Tensor = torch.ops.weft.all_gather(x, group.number)
+    number = _number(group, Collective.all_gather, x)
+    out: torch.Tensor = torch.ops.weft.all_gather(x, number)
     return out
 
 
 def reduce_scatter(group: Group, x: torch.Tensor, op: Op | str = "sum") -> torch.Tensor:
     """Reduces, and gives each rank its rows: [ranks * rows, \\*] gives [rows, \\*]. Collective; the backward pass of
     a sum or an average is an all-gather."""
-    out: torch.Tensor = torch.ops.weft.reduce_scatter(x, _name(op), group.number)
+    number = _number(group, Collective.reduce_scatter, x)
+    out: torch.Tensor = torch.ops.weft.reduce_scatter(x, _name(op), number)
     return out
 
 
@@ -44,15 +47,26 @@ def all_to_all(
     if (recv is None) != (send is None):
         raise OperandError("all_to_all: give both recv and send, or neither")
     splits = None if recv is None else list(recv), None if send is None else list(send)
-    out: torch.Tensor = torch.ops.weft.all_to_all(x, *splits, group.number)
+    number = _number(group, Collective.all_to_all, x)
+    out: torch.Tensor = torch.ops.weft.all_to_all(x, *splits, number)
     return out
 
 
 def broadcast(group: Group, x: torch.Tensor, root: int = 0) -> torch.Tensor:
     """root's tensor; others' ``x`` says the shape and the type alone. Collective; its backward pass sums the
     gradients of all ranks on root."""
-    out: torch.Tensor = torch.ops.weft.broadcast(x, root, group.number)
+    number = _number(group, Collective.broadcast, x)
+    out: torch.Tensor = torch.ops.weft.broadcast(x, root, number)
     return out
+
+
+def _number(group: Group, kind: Collective, x: torch.Tensor) -> int:
+    """The number of a call's group."""
+    if not isinstance(group, Group):
+        raise InvalidError(f"group is of type {type(group).__name__}, want a weft.Group")
+    if not isinstance(x, torch.Tensor):
+        _refuse(group, kind, OperandError(f"x is of type {type(x).__name__}, want a tensor of PyTorch"))
+    return group.number
 
 
 def _name(op: Op | str) -> str:

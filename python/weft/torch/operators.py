@@ -17,7 +17,7 @@ import torch
 from .. import ep
 from ..ep.handle import NUMBERED
 from ..ep.spec import Layout
-from ..errors import ClosedError, UnsupportedError
+from ..errors import ClosedError, InvalidError, OperandError, UnsupportedError
 from ..memory import torch_dtype
 
 _numbers = itertools.count(1)
@@ -47,7 +47,9 @@ def dispatch(handle: ep.Handle, x: torch.Tensor, topk: torch.Tensor, weights: to
     ``weights``: float32 [tokens, topk], or None if sums are plain. Gradients come back to ``x`` from
     the rows, and to ``weights`` from ``row_weights``.
     """
-    return Dispatched(*torch.ops.weft.dispatch(x, topk, weights, _number(handle)))
+    number = _number(handle)
+    _check_tensors(handle, x=x, topk=topk)
+    return Dispatched(*torch.ops.weft.dispatch(x, topk, weights, number))
 
 
 def combine(
@@ -57,7 +59,9 @@ def combine(
 
     The weights of weighted sums are those that the dispatch was given; give them here, too, to have their gradients.
     """
-    out: torch.Tensor = torch.ops.weft.combine(rows, weights, routing, _number(handle))
+    number = _number(handle)
+    _check_tensors(handle, rows=rows, routing=routing)
+    out: torch.Tensor = torch.ops.weft.combine(rows, weights, routing, number)
     return out
 
 
@@ -71,11 +75,22 @@ def routing_of(routing: torch.Tensor) -> ep.Routing:
 
 
 def _number(handle: ep.Handle) -> int:
+    if not isinstance(handle, ep.Handle):
+        raise InvalidError(f"handle is of type {type(handle).__name__}, want a weft.ep.Handle")
     if handle.spec.payload not in (ep.Payload.bf16, ep.Payload.fp16, ep.Payload.fp32):
         raise UnsupportedError(
             "operators have gradients, and quantised or opaque rows have none: use the handle's methods"
         )
     return handle.number
+
+
+def _check_tensors(handle: ep.Handle, **operands: Any) -> None:
+    """Refuses operands of other types on every rank: the others get the reason, instead of waiting."""
+    for name, given in operands.items():
+        if not isinstance(given, torch.Tensor):
+            handle._refuse_operation(
+                OperandError(f"{name} is of type {type(given).__name__}, want a tensor of PyTorch")
+            )
 
 
 def _handle(number: int) -> ep.Handle:
