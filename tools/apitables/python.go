@@ -167,7 +167,8 @@ func docstring(from string) string {
 	return strings.ReplaceAll(strings.ReplaceAll(role.ReplaceAllString(found[1], "`$1`"), "``", "`"), `\\*`, "*")
 }
 
-// signature is the names of a function's arguments, and the first sentence of its documentation.
+// signature is the names of a function's arguments, and the first sentence of its documentation. What it has to refuse
+// arguments that it does not know, on all ranks, is none.
 func signature(source string) (arguments, says string) {
 	_, source, _ = strings.Cut(source, "(")
 	var names []string
@@ -175,7 +176,7 @@ func signature(source string) (arguments, says string) {
 	add := func(argument string) {
 		name, _, _ := strings.Cut(argument, ":")
 		name, _, _ = strings.Cut(name, "=")
-		if name = strings.TrimSpace(name); name != "" && name != "self" && name != "cls" {
+		if name = strings.TrimSpace(name); name != "" && name != "self" && name != "cls" && name != "**unknown" {
 			names = append(names, name)
 		}
 	}
