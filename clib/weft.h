@@ -593,7 +593,8 @@ weft_status weft_ep_dispatch(weft_ep ep, weft_stream stream, const weft_ep_dispa
 
 /*
  * The destinations of weft_ep_copy_received; NULL members are skipped. "rows" below is the number of rows of the
- * received data, all experts together; with a packed layout tensors may have more.
+ * received data, all experts together; with a packed layout tensors may have more. They may have fewer if the host has
+ * no counts: what one of them has no room for is not copied to any.
  */
 typedef struct weft_ep_copy_args {
 	size_t size;
@@ -605,7 +606,7 @@ typedef struct weft_ep_copy_args {
 	const weft_tensor *source_tokens, *source_ranks; /* int32 [rows]; all that follow are as for weft_routing_part */
 	const weft_tensor *row_weights;                  /* fp32 [rows], layouts by expert */
 	const weft_tensor *row_experts,
-		*row_selection_weights; /* int32 and fp32 [rows, top-k], layouts of one row per rank */
+		*row_selection_weights; /* int32 or int64, and fp32 [rows, top-k], layouts of one row per rank */
 	const weft_tensor *expert_counts, *ranges, *source_counts;
 } weft_ep_copy_args;
 

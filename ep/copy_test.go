@@ -93,6 +93,11 @@ func TestCopyRefusals(t *testing.T) {
 			"want fp32[1 3]",
 		},
 		{"experts of rows by expert", h, got, ep.Copies{RowExperts: ints(experts*tokens, 2)}, "take RowWeights"},
+		{
+			"type of experts", scaled, gotScaled,
+			ep.Copies{RowExperts: floats(tokens, 2)},
+			"row experts are fp32[3 2], want int32[3 2]",
+		},
 		{"weights of rows by rank", scaled, gotScaled, ep.Copies{RowWeights: floats(tokens)}, "take RowExperts"},
 		{
 			"overlap", h, got,

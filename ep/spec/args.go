@@ -67,6 +67,29 @@ type CopyArgs struct {
 // Zone is the number of rows that a zone of the received tensor has room for.
 func (a *CopyArgs) Zone() int { return a.Data.Shape[len(a.Data.Shape)-2] }
 
+// Rows is the number of rows that the received tensor and all destinations have room for.
+func (a *CopyArgs) Rows() int {
+	rows, to := a.Capacity(), &a.To
+	if !a.Batch.Base.Spec.Layout.Packed() {
+		return rows
+	}
+	for _, t := range [...]*weft.Tensor{
+		&to.Data, &to.SourceTokens, &to.SourceRanks, &to.RowWeights, &to.RowExperts, &to.RowSelectionWeights,
+	} {
+		if !t.IsZero() {
+			rows = min(rows, t.Shape[0])
+		}
+	}
+	if s := &to.Scales; !s.IsZero() {
+		of := s.Shape[0]
+		if to.ScaleOrder == ColumnMajorScales {
+			of = s.Shape[1]
+		}
+		rows = min(rows, of)
+	}
+	return rows
+}
+
 // Capacity is the number of rows that all zones have room for.
 func (a *CopyArgs) Capacity() int {
 	b := a.Batch.Base

@@ -3,8 +3,9 @@ package spec
 import "github.com/weftgo/weft"
 
 // Copies are the caller's tensors that ep.Handle.CopyReceived fills in. The zero Tensor leaves a
-// part out. rows below is the number of rows of the received data, all experts together; with a
-// packed layout a tensor may have more.
+// part out. rows below is the number of rows of the received data, all experts together. With a
+// packed layout a tensor may have more. It may have fewer if the host has no counts: what one of the
+// tensors has no room for is not copied to any of them.
 type Copies struct {
 	// Data has the type and the shape of ep.Received.Data.
 	Data weft.Tensor
@@ -17,7 +18,7 @@ type Copies struct {
 	// RowWeights, for the layouts by expert, are fp32 [rows].
 	RowWeights weft.Tensor
 	// RowExperts and RowSelectionWeights, for the layouts with one row per rank, are the tensors of
-	// ep.Routing.RowSelections: int32 and fp32 [rows, top-k].
+	// ep.Routing.RowSelections: int32 or int64, and fp32 [rows, top-k].
 	RowExperts, RowSelectionWeights weft.Tensor
 	// ExpertCounts, Ranges (for the layouts by expert) and SourceCounts are int32 [local experts],
 	// int64 [local experts, ranks] and int32 [ranks].
@@ -33,7 +34,7 @@ type output struct {
 	to    weft.Tensor
 	dtype weft.DType
 	shape []int
-	tall  int // the dimension that may be larger if the layout is packed, or -1
+	tall  int // the dimension of rows, of which there may be more or fewer if the layout is packed, or -1
 }
 
 // CheckCopies checks the tensors of a copy.
@@ -42,8 +43,12 @@ func (h *Base) CheckCopies(r *CopyArgs) error {
 	if err != nil {
 		return err
 	}
+	fewest := r.Capacity()
+	if h.Spec.Counts == DeviceCounts {
+		fewest = r.Batch.Info.RowsKnown()
+	}
 	for i, p := range outputs {
-		if err := p.check(h.Spec.Layout.Packed()); err != nil {
+		if err := p.check(h.Spec.Layout.Packed(), fewest); err != nil {
 			return err
 		}
 		for _, other := range outputs[:i] {
@@ -58,10 +63,10 @@ func (h *Base) CheckCopies(r *CopyArgs) error {
 	return nil
 }
 
-func (p *output) check(packed bool) error {
+func (p *output) check(packed bool, fewest int) error {
 	good := p.to.DType == p.dtype && len(p.to.Shape) == len(p.shape)
 	for i := 0; good && i < len(p.shape); i++ {
-		good = p.to.Shape[i] == p.shape[i] || packed && i == p.tall && p.to.Shape[i] > p.shape[i]
+		good = p.to.Shape[i] == p.shape[i] || packed && i == p.tall && p.to.Shape[i] >= fewest
 	}
 	if !good {
 		return weft.Invalidf("%s: %s are %v, want %v%v", OpCopy, p.what, p.to, p.dtype, p.shape)
@@ -98,7 +103,7 @@ func (h *Base) outputs(r *CopyArgs) (outputs []output, err error) {
 	add("source tokens", to.SourceTokens, weft.Int32, 0, rows)
 	add("source ranks", to.SourceRanks, weft.Int32, 0, rows)
 	add("row weights", to.RowWeights, weft.Float32, 0, rows)
-	add("row experts", to.RowExperts, weft.Int32, 0, rows, s.TopK)
+	add("row experts", to.RowExperts, expertType(to.RowExperts), 0, rows, s.TopK)
 	add("row selection weights", to.RowSelectionWeights, weft.Float32, 0, rows, s.TopK)
 	add("expert counts", to.ExpertCounts, weft.Int32, -1, g.Local)
 	add("ranges", to.Ranges, weft.Int64, -1, g.Local, g.Ranks)
@@ -111,6 +116,15 @@ func (h *Base) outputs(r *CopyArgs) (outputs []output, err error) {
 			"RowSelectionWeights in place of RowWeights, and leave Ranges out", OpCopy, s.Layout)
 	}
 	return outputs, err
+}
+
+// expertType is the type that experts of rows are to have: PyTorch's indices are int64, and kernels'
+// int32.
+func expertType(experts weft.Tensor) weft.DType {
+	if experts.DType == weft.Int64 {
+		return weft.Int64
+	}
+	return weft.Int32
 }
 
 func (h *Base) checkScaleOrder(r *CopyArgs, order ScaleOrder) error {

@@ -55,6 +55,9 @@ func (r *runner) metadata(more int, fill *byte) (s metadata) {
 		weights: singleBytes(weight), experts: intBytes(experts), selectionWeights: singleBytes(weights),
 		counts: intBytes(a.counts), sourceCount: intBytes(a.sources),
 	}
+	if fill != nil && r.Wide {
+		s.experts = wideBytes(experts)
+	}
 	for _, zone := range a.ranges {
 		for _, v := range zone {
 			s.ranges = binary.LittleEndian.AppendUint64(s.ranges, uint64(v))
@@ -83,6 +86,14 @@ func (t *trial) moreRows() int {
 	return 0
 }
 
+// idType is the type of experts where it can be chosen.
+func (t *trial) idType() weft.DType {
+	if t.Wide {
+		return weft.Int64
+	}
+	return weft.Int32
+}
+
 // copyOrder is the order in which copies of scales stand.
 func (t *trial) copyOrder() ep.ScaleOrder {
 	if (t.spec.Payload == ep.FP8 || t.spec.Payload == ep.FP8UE8M0) && t.local()%2 == 1 {
@@ -100,7 +111,7 @@ func (t *trial) layOutCopies(a *arena, r int) (c copied) {
 	}
 	c.data, c.scales = a.take(n*t.rowBytes(), 4*beside), a.take(n*t.scaleBytes(), of(weft.Float32))
 	c.tokens, c.sources = a.take(4*n, of(weft.Int32)), a.take(4*n, of(weft.Int32))
-	c.weights, c.experts = a.take(4*n*t.perRow(), of(weft.Float32)), a.take(4*n*t.spec.TopK, of(weft.Int32))
+	c.weights, c.experts = a.take(4*n*t.perRow(), of(weft.Float32)), a.take(t.idType().Size()*n*t.spec.TopK, of(t.idType()))
 	c.counts, c.ranges, c.sourceCounts = a.take(4*local, of(weft.Int32)), a.take(8*local*t.Ranks,
 		of(weft.Int64)), a.take(4*t.Ranks, of(weft.Int32))
 	return c
@@ -137,7 +148,7 @@ func (r *runner) copies() (to ep.Copies) {
 	if r.byExpert() {
 		to.RowWeights, to.Ranges = tensor(c.weights, weft.Float32, n), tensor(c.ranges, weft.Int64, local, r.Ranks)
 	} else {
-		to.RowExperts, to.RowSelectionWeights = tensor(c.experts, weft.Int32, n, s.TopK), tensor(c.weights,
+		to.RowExperts, to.RowSelectionWeights = tensor(c.experts, r.idType(), n, s.TopK), tensor(c.weights,
 			weft.Float32, n, s.TopK)
 	}
 	return to

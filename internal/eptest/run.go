@@ -801,6 +801,15 @@ func intBytes(v []int32) []byte {
 	return b
 }
 
+// wideBytes are those of the same numbers as int64.
+func wideBytes(v []int32) []byte {
+	b := make([]byte, 0, 8*len(v))
+	for _, x := range v {
+		b = binary.LittleEndian.AppendUint64(b, uint64(int64(x)))
+	}
+	return b
+}
+
 func singleBytes(v []float32) []byte {
 	b := make([]byte, 0, 4*len(v))
 	for _, x := range v {

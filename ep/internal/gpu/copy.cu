@@ -146,7 +146,7 @@ __device__ __forceinline__ void copy_scales(const Copy &a, const Zones &z, u32 i
 __device__ __forceinline__ void describe_pads(const Copy &a, u32 warp, u32 warps) {
 	const Describe &d = a.described;
 	for (u32 e = warp; e < a.local; e += warps) {
-		int end = a.padded[e], first = a.offsets[e];
+		int first = a.offsets[e], end = min(a.padded[e], (int)d.rows - first);
 		for (int i = a.kept[e] + (int)(threadIdx.x & 31); i < end; i += 32) {
 			if (d.tokens != nullptr) d.tokens[first + i] = -1;
 			if (d.sources != nullptr) d.sources[first + i] = -1;

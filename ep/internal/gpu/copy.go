@@ -146,7 +146,8 @@ func (h *handle) Copy(ctx context.Context, s *weft.Stream, r spec.CopyArgs) erro
 // call begins a copy of what was received to where it is to be.
 func (c *copier) call(r *spec.CopyArgs) {
 	h, g, p, a, to := c.h, &c.h.Geometry, r.Batch.Info.(*gpuRouting), c.begin(), &r.To
-	a.zoneRows, a.counts = c.zonesOf(r.Batch, r.Capacity())
+	rows := r.Rows()
+	a.zoneRows, a.counts = c.zonesOf(r.Batch, rows)
 	if !to.Data.IsZero() {
 		a.pieces = device.NewDivisor(spec.CeilDiv(h.Spec.RowSize(), copyPiece))
 		a.rows, a.toRows = addressOf(r.Data), addressOf(to.Data)
@@ -168,9 +169,12 @@ func (c *copier) call(r *spec.CopyArgs) {
 	d := &a.described
 	d.point(p)
 	d.tokens, d.sources, d.weights = addressOf(to.SourceTokens), addressOf(to.SourceRanks), addressOf(to.RowWeights)
-	d.experts, d.expertWeights = addressOf(to.RowExperts), addressOf(to.RowSelectionWeights)
-	d.ranks, a.local = 0, 0
-	if d.tokens|d.sources|d.weights|d.experts|d.expertWeights != 0 {
+	d.experts, d.wide, d.expertWeights = addressOf(to.RowExperts), 0, addressOf(to.RowSelectionWeights)
+	if to.RowExperts.DType == weft.Int64 {
+		d.experts, d.wide = 0, d.experts
+	}
+	d.ranks, d.rows, a.local = 0, uint32(rows), 0
+	if d.tokens|d.sources|d.weights|d.experts|d.wide|d.expertWeights != 0 {
 		d.ranks = uint32(g.Ranks)
 		if g.Layout == spec.ExpertPacked && g.Align > 1 {
 			a.local = uint32(g.Local)

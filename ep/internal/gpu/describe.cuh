@@ -8,6 +8,7 @@ namespace weft {
 struct Describe {
 	Shape shape;
 	u32 ranks, by_expert;
+	u32 rows, zero;			// that the outputs have room for: what others are is not said
 	const Pair *recv_rows;	// [ranks][capacity][top-k], of the tokens that a source has
 	const int *sent;		// [ranks]: how many those are
 	const u32 *recv_tokens; // [ranks][capacity]: row + 1, for rows that are neither by expert nor at their slots
@@ -16,6 +17,7 @@ struct Describe {
 	float *weights;			// the same
 	// For one row a token.
 	int *experts;		   // [rows][top-k]
+	long long *wide;	   // [rows][top-k]: the same as numbers of 64 bits
 	float *expert_weights; // [rows][top-k]
 };
 
@@ -36,6 +38,7 @@ __device__ __forceinline__ void describe(const Describe &a) {
 		Pair p = a.recv_rows[i];
 		if (p.target == 0 && (a.by_expert != 0 || !has_row(a, slot))) continue;
 		u32 row = a.by_expert != 0 ? p.target - 1 : a.recv_tokens != nullptr ? a.recv_tokens[slot] - 1 : slot;
+		if (row >= a.rows) continue;
 		// Selections of one token by rank say the same here.
 		if (a.tokens != nullptr) a.tokens[row] = (int)token;
 		if (a.sources != nullptr) a.sources[row] = (int)source;
@@ -47,6 +50,7 @@ __device__ __forceinline__ void describe(const Describe &a) {
 		}
 		u64 at = (u64)row * a.shape.topk + i % a.shape.topk;
 		if (a.experts != nullptr) a.experts[at] = (int)p.target - 1;
+		if (a.wide != nullptr) a.wide[at] = (long long)p.target - 1;
 		if (a.expert_weights != nullptr) a.expert_weights[at] = weight;
 	}
 }

@@ -34,8 +34,9 @@ func (d *describe) prepare() error {
 
 // args are what a description begins with.
 func (d *describe) args() describeArgs {
-	a := describeArgs{shape: d.h.shape(), ranks: uint32(d.h.Geometry.Ranks)}
-	if d.h.Geometry.Layout.ByExpert() {
+	g := &d.h.Geometry
+	a := describeArgs{shape: d.h.shape(), ranks: uint32(g.Ranks), rows: uint32(g.Rows())}
+	if g.Layout.ByExpert() {
 		a.byExpert = 1
 	}
 	return a
@@ -43,13 +44,15 @@ func (d *describe) args() describeArgs {
 
 // describeArgs are the arguments of a description: the Describe of describe.cuh.
 type describeArgs struct {
-	shape                  shape
-	ranks, byExpert        uint32
-	recvRows, sent         uint64
-	recvTokens             uint64
-	tokens, sources        uint64
-	selections, weights    uint64
-	experts, expertWeights uint64
+	shape               shape
+	ranks, byExpert     uint32
+	rows, _             uint32
+	recvRows, sent      uint64
+	recvTokens          uint64
+	tokens, sources     uint64
+	selections, weights uint64
+	experts, wide       uint64
+	expertWeights       uint64
 }
 
 // setWeightsArgs are the arguments of what gives a Routing weights, or tells its experts: the SetWeights of

@@ -106,14 +106,14 @@ func (r *hostRouting) putMetadata(to *spec.Copies) {
 		}
 		return weft.SliceOf[int32](t)
 	}
-	tokens, sources, experts := numbers(to.SourceTokens), numbers(to.SourceRanks), numbers(to.RowExperts)
+	tokens, sources := numbers(to.SourceTokens), numbers(to.SourceRanks)
 	var weights []float32
 	for _, t := range [...]weft.Tensor{to.RowWeights, to.RowSelectionWeights} {
 		if !t.IsZero() {
 			weights = weft.SliceOf[float32](t)
 		}
 	}
-	if tokens == nil && sources == nil && experts == nil && weights == nil {
+	if tokens == nil && sources == nil && to.RowExperts.IsZero() && weights == nil {
 		return
 	}
 	r.eachRow(func(src int, a recvToken, l recvRow) {
@@ -127,8 +127,12 @@ func (r *hostRouting) putMetadata(to *spec.Copies) {
 			weights[l.row] = l.weight
 		}
 	})
-	if !r.h.Spec.Layout.ByExpert() {
-		r.putSelections(experts, weights)
+	switch {
+	case r.h.Spec.Layout.ByExpert():
+	case to.RowExperts.DType == weft.Int64:
+		putSelections(r, weft.SliceOf[int64](to.RowExperts), weights)
+	default:
+		putSelections(r, numbers(to.RowExperts), weights)
 	}
 	r.eachPad(func(row int) {
 		if tokens != nil {

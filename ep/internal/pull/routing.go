@@ -147,12 +147,12 @@ func (r *hostRouting) Tensor(part spec.Part) weft.Tensor {
 		for i := range experts {
 			experts[i] = -1
 		}
-		r.putSelections(experts, nil)
+		putSelections(r, experts, nil)
 		return weft.TensorOf(experts, r.Rows(), k)
 	case spec.RowSelectionWeights:
 		k := r.h.Spec.TopK
 		weights := make([]float32, r.Rows()*k)
-		r.putSelections(nil, weights)
+		putSelections[int32](r, nil, weights)
 		return weft.TensorOf(weights, r.Rows(), k)
 	}
 	return weft.Tensor{}
@@ -202,7 +202,7 @@ func (r *hostRouting) eachRow(f func(src int, a recvToken, l recvRow)) {
 
 // putSelections writes the local experts of each row that holds a token, -1 for other ranks', and
 // their weights, 0 for those; nil is not written.
-func (r *hostRouting) putSelections(experts []int32, weights []float32) {
+func putSelections[N int32 | int64](r *hostRouting, experts []N, weights []float32) {
 	k := r.h.Spec.TopK
 	for i := range r.recvTokens {
 		row := r.rowOf(int32(i))
@@ -219,7 +219,7 @@ func (r *hostRouting) putSelections(experts []int32, weights []float32) {
 		}
 		for _, s := range r.selectionsOf(int32(i)) {
 			if experts != nil {
-				experts[row*k+int(s.k)] = s.row
+				experts[row*k+int(s.k)] = N(s.row)
 			}
 			if weights != nil {
 				weights[row*k+int(s.k)] = s.weight

@@ -405,8 +405,9 @@ class Received(_Held):
         ``rows``: of the type and shape of :attr:`rows`. ``scales``: as :attr:`scales`, or in another
         ``scale_order`` of the spec: [.., rows, hidden / 128] row-major and [.., hidden / 128, rows]
         column-major; UE8M0 column-major int32 [.., hidden / 512, rows]. The others are as the
-        :class:`Routing` has them. With a packed layout arrays may have more rows. All are contiguous, and
-        none overlaps another or the received batch.
+        :class:`Routing` has them, ``row_experts`` in int32 or int64. With a packed layout arrays may have more
+        rows, and on a GPU with counts on the device fewer: rows that one array has no room for are left out of
+        all. All are contiguous, and none overlaps another or the received batch.
 
         It writes only rows that exist, pads included, and their metadata. It does not write behind an
         expert's last row, nor the gaps of rank_major. On a GPU one kernel reads the counts from the GPU's
