@@ -14,7 +14,7 @@ from weft import ep
 from weft._buffer import config as configs
 from weft._buffer.config import Config
 from weft._buffer.errors import ContractError, require
-from weft._buffer.events import Before, EventHandle, EventOverlap
+from weft._buffer.events import Before, EventHandle, EventOverlap, nothing_to_wait_for
 from weft._buffer.exchanges import Exchanges, where
 from weft._buffer.internode import InternodeHandle
 from weft._buffer.low_latency import Kind, LowLatency, LowLatencyHandle, Sent
@@ -209,7 +209,7 @@ class Buffer:
         if previous_event is None and not async_finish:
             quick = self._exchanges.quick_layout(topk_idx, num_experts)
             if quick is not None:
-                return *quick, EventOverlap()  # type: ignore[return-value]
+                return *quick, nothing_to_wait_for()  # type: ignore[return-value]
         counted, event = self._stream.run_soon(
             self._exchanges.layout, topk_idx, previous_event, async_finish, topk_idx, num_experts
         )
@@ -259,7 +259,7 @@ class Buffer:
         ):
             quick = self._normal.quick_again(x, handle)  # type: ignore[arg-type]
             if quick is not None:
-                return quick, None, None, None, None, EventOverlap()
+                return quick, None, None, None, None, nothing_to_wait_for()
         if (
             handle is None
             and isinstance(x, Tensor)
@@ -284,8 +284,10 @@ class Buffer:
                 self.num_sms // 2 if config is None else config.channels,
             )
             if found is not None:
+                if self._exchanges.hosts.count == 1:
+                    return *found, nothing_to_wait_for()
                 *results, made = found
-                return *results, self._between(made), EventOverlap()
+                return *results, self._between(made), nothing_to_wait_for()
         rows, scales = rows_and_scales(x)
         self._normal.check(rows)
         if expert_alignment < 1:
@@ -374,7 +376,7 @@ class Buffer:
         if topk_weights is None and bias is None and previous_event is None and not async_finish:
             sums = self._normal.quick_combine(x, handle)
             if sums is not None:
-                return sums, None, EventOverlap()
+                return sums, None, nothing_to_wait_for()
         moved = _moved(handle)
         self._normal.check(x)
         biases = () if bias is None else tuple(bias) if isinstance(bias, (tuple, list)) else (bias,)

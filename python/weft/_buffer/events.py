@@ -3,6 +3,7 @@ is nothing to wait for."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -41,12 +42,13 @@ class EventOverlap:
     """An event, or none, and the tensors that it keeps: ``with`` waits for it at the end of the block, and
     the exchange runs beside the block's work."""
 
-    __slots__ = ("_hooks", "event", "extra_tensors")
+    event: EventHandle | None = None
+    extra_tensors: tuple[torch.Tensor, ...] | None = None
+    _hooks: list[Callable[[], Any]] | None = None
 
     def __init__(self, event: EventHandle | None = None, extra_tensors: tuple[torch.Tensor, ...] | None = None) -> None:
         self.event = event
         self.extra_tensors = extra_tensors
-        self._hooks: list[Callable[[], Any]] | None = None
 
     def current_stream_wait(self, release_handle: bool = False) -> None:
         """Has the current stream wait for the event."""
@@ -74,6 +76,9 @@ class EventOverlap:
         if self.event is not None:
             self.current_stream_wait()
 
+
+nothing_to_wait_for: Callable[[], EventOverlap] = functools.partial(object.__new__, EventOverlap)
+"""Makes an EventOverlap without an event, which every call of a compiled exchange returns."""
 
 Before = EventHandle | EventOverlap | None
 """The event that an exchange comes after, or None for the work that is enqueued in the current stream."""

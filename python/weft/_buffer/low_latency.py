@@ -19,7 +19,7 @@ from weft.dtypes import DType
 from weft.ep.routing import Columns
 
 from .errors import ContractError
-from .events import EventOverlap
+from .events import EventOverlap, nothing_to_wait_for
 from .exchanges import SHOWN_BYTES, Era, Exchanges, Kept, where
 from .lazy import Lazy
 from .opaque import opaque
@@ -316,7 +316,7 @@ class LowLatency:
             stats.add_(counts)
         made = LowLatencyHandle()
         made._quick = plan, h, kind, self._exchanges.era, routing
-        return arrived, counts, made, EventOverlap(), None
+        return arrived, counts, made, nothing_to_wait_for(), None
 
     def quick_combine(
         self, x: Tensor, topk: Tensor, weights: Tensor, handle: LowLatencyHandle, out: Tensor | None
@@ -329,7 +329,7 @@ class LowLatency:
         if forgot != exchanges._forgot or left_out != exchanges.comm._left_out:
             return None
         sums = self._stream.run_quick(plan.combine, h, x, topk, weights, routing, out)
-        return None if sums is None else (sums, EventOverlap(), None)
+        return None if sums is None else (sums, nothing_to_wait_for(), None)
 
     def send(
         self, x: Tensor, topk: Tensor, kind: Kind, stats: Tensor | None, waits: Tensor | None, given: Given = NOTHING
