@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 import weft
-from weft import ep
+from weft import compiled, ep
 from weft._buffer.errors import ContractError, require
-from weft._buffer.events import Before, EventHandle, EventOverlap
-from weft._buffer.exchanges import Exchanges, Kept, where
+from weft._buffer.events import Before, EventHandle, EventOverlap, nothing_to_wait_for
+from weft._buffer.exchanges import Exchanges, where
 from weft._buffer.opaque import opaque
 from weft._buffer.ranks import close, join
 
@@ -540,7 +540,7 @@ class ElasticBuffer:
             return None
         if weights is not None and (weights.dtype != torch.float32 or weights.shape != selections):
             return None
-        got = like.by.dispatch(like.handle, x, None, topk, weights, None, None)
+        got = like.by.dispatch(like.handle, x, None, topk, weights, None, None, False)
         if got is None:
             return None
         rows, _, routing, ids, given, demand = got
@@ -548,10 +548,11 @@ class ElasticBuffer:
         made.num_sms = num_sms or sms
         made.num_expanded_tokens = sum(padded) if like.exact else most
         made.num_recv_tokens_per_expert_list = padded
-        kept, exchanges = Kept(topk) if copy else None, self._exchanges
-        made._sent = Sent(like.by, like.handle, routing, like.shape, like.exact, topk, kept, exchanges.era)
+        kept, exchanges = compiled.NATIVE.content(topk) if copy else None, self._exchanges
+        sent = like.by, like.handle, routing, like.shape, like.exact, topk, kept, exchanges.era
+        made._sent = tuple.__new__(Sent, sent)  # in a third of the time that its own takes
         made._exchanges = exchanges
-        return rows, ids, given, made, EventOverlap()
+        return rows, ids, given, made, nothing_to_wait_for()
 
     def _quick_again(
         self, x: Tensor, choices: tuple[Any, ...], handle: EPHandle
@@ -560,13 +561,13 @@ class ElasticBuffer:
         sent = self._followed(handle, x)
         if sent is None or choices != (None, None, None, None, sent.shape.expand) or x.shape[0] != sent.routing.tokens:
             return None
-        got = sent.by.dispatch(sent.handle, x, None, None, None, sent.routing, None)
+        got = sent.by.dispatch(sent.handle, x, None, None, None, sent.routing, None, False)
         if got is None:
             return None
         ids = got[3]
         if ids is not None and ids.dtype != sent.topk.dtype:
             ids = ids.to(sent.topk.dtype)
-        return got[0], ids, None, handle, EventOverlap()
+        return got[0], ids, None, handle, nothing_to_wait_for()
 
     def _followed(self, handle: Any, x: Tensor) -> Sent | None:
         """What a dispatch has left at a handle, if rows are of the kind that went there."""
@@ -706,7 +707,7 @@ class ElasticBuffer:
             if sent is not None and x.shape[0] == sent.routing.rows:
                 sums = sent.handle._calls.combine(sent.handle, x, sent.routing, None, None, None)
                 if sums is not None:
-                    return sums, None, EventOverlap()
+                    return sums, None, nothing_to_wait_for()
         _check_events(previous_event, allocate_on_comm_stream)
         route = self._route_of(handle)
         biases = () if bias is None else tuple(bias) if isinstance(bias, (tuple, list)) else (bias,)

@@ -393,12 +393,13 @@ class Sent(NamedTuple):
     shape: Shape
     exact: bool
     topk: Tensor
-    kept: Kept | None
+    kept: Kept | bytes | None
     era: Era
 
     def route(self, exchanges: Exchanges) -> Route:
         """The same as a route."""
-        made = Route(exchanges, self.shape, self.topk, self.exact, self.kept, self.era)
+        kept = Kept.of(self.kept, self.topk.shape) if isinstance(self.kept, bytes) else self.kept
+        made = Route(exchanges, self.shape, self.topk, self.exact, kept, self.era)
         made._routings[_BF16, self.handle.spec.hidden, 0] = self.handle, self.routing
         return made
 

@@ -236,7 +236,7 @@ typedef struct {
 	int expands, always; /* whether rows are selections'; whether those by a known routing are described, too */
 	int64_t tokens, hidden, topk, of_all; /* of the handle: the most of a rank; all experts */
 	weft_group group;					  /* of meetings: see meet */
-	PyObject *group_object;
+	PyObject *group_object, *put, *wait;
 	int32_t *own, *everyone, ranks, rank, type;
 	Py_ssize_t most;    /* bytes of results that are copied on the host */
 } normal;
@@ -244,7 +244,7 @@ typedef struct {
 static void normal_dealloc(PyObject *self) {
 	normal *m = (normal *)self;
 	maker_clear(&m->rows), maker_clear(&m->scales), maker_clear(&m->ids), maker_clear(&m->sums);
-	freed(self, (PyObject *[]){(PyObject *)m->of, m->shown, m->group_object}, 3);
+	freed(self, (PyObject *[]){(PyObject *)m->of, m->shown, m->group_object, m->put, m->wait}, 5);
 }
 
 /* Normal(calls, shown, live, experts, expands, always, most, tokens, hidden, topk, experts of all, and samples of:
@@ -285,69 +285,104 @@ static PyObject *shown_rows(calls *c, held *got, const weft_tensor *of, int64_t 
 	return tensor_show(c, (PyObject *)got, &some, c->device, 0);
 }
 
+/* What a call wants of the rows that a GPU receives: how many there are, -1 for as many as there is room for, of which
+ * fewer may come, and whether their selections. */
+typedef struct {
+	int64_t rows;
+	int described;
+} wanted;
+
+/* Has the GPU write the received selections, and weights, into new tensors: one launch. 0, or -1 with an exception. */
+static int describe_on_gpu(normal *m, PyObject *handle, const weft_ep_dispatch_result *out, weft_stream stream,
+						   int weighted, int64_t rows, PyObject **ids, PyObject **sums) {
+	weft_tensor to_ids, to_sums;
+	int64_t n = rows < 0 ? out->data->shape[0] : rows;
+	Py_DecRef(*ids), Py_DecRef(*sums);
+	*ids = maker_make(&m->ids, n, &to_ids), *sums = NULL;
+	if (!*ids || !(*sums = weighted ? maker_make(&m->sums, n, &to_sums) : none())) return -1;
+	if (rows < 0 && (tensor_fill(*ids, -1) || (weighted && tensor_fill(*sums, 0)))) return -1;
+	weft_ep_copy_args copy = {.size = sizeof copy, .received = out->received, .row_experts = &to_ids};
+	if (weighted) copy.row_selection_weights = &to_sums;
+	PyThreadState *thread = PyEval_SaveThread();
+	weft_status status = lib.ep_copy_received((weft_ep)(uintptr_t)m->of->number, stream, &copy);
+	PyEval_RestoreThread(thread);
+	if (status) raise_status(handle, status);
+	return status ? -1 : 0;
+}
+
+/* The routing of a batch that is copied on the host: the one that it was sent by, or a new one. */
+static PyObject *batch_routing(calls *c, PyObject *handle, held *by, int64_t tokens,
+							   const weft_ep_dispatch_result *out) {
+	if (by)
+		Py_IncRef((PyObject *)by);
+	else
+		by = routing_made(c, handle, tokens, (uintptr_t)out->routing);
+	if (by && by->rows == Py_None) {
+		PyObject *rows = PyLong_FromLongLong(out->data->shape[0]), *was = by->rows;
+		by->rows = rows;
+		Py_DecRef(was);
+		if (!rows) Py_DecRef((PyObject *)by), by = NULL;
+	}
+	return (PyObject *)by;
+}
+
 /* What a dispatch that the library has made returns: see normal_dispatch. */
 static PyObject *normal_results(normal *m, PyObject *handle, held *by, int64_t tokens,
 								const weft_ep_dispatch_result *out, weft_stream stream, int showing, int weighted,
-								int64_t rows) {
+								wanted want) {
 	calls *c = m->of;
 	int on_host = c->device < 0;
 	const weft_tensor *data = out->data, *scales = out->scales;
 	weft_status status = WEFT_OK;
 	PyThreadState *thread;
 	PyObject *results[6] = {NULL};
-	held *got = received_made(c, handle, by, tokens, out, stream), *made;
-	if (!got) return NULL;
-	made = (held *)got->routing;
-	take(&results[2], (PyObject *)made);
 	int shows = on_host ? showing && tensor_size(data) + tensor_size(scales) > (size_t)m->most && data->shape[0] : 1;
+	/* A batch that is copied needs no object of Python's. */
+	held *got = shows ? received_made(c, handle, by, tokens, out, stream) : NULL, *made;
+	if (shows && !got) return NULL;
+	if (shows)
+		take(&results[2], got->routing);
+	else
+		results[2] = batch_routing(c, handle, by, tokens, out);
+	if (!(made = (held *)results[2])) {
+		put_pending(c, &(pending){(release_fn)lib.received_release, (uintptr_t)out->received}, 1);
+		return NULL;
+	}
 	weft_tensor to_rows, to_scales, to_ids = {.data = NULL}, to_sums = {.data = NULL};
 	int has_scales = scales->dtype != WEFT_NONE;
 	if (shows) {
 		got->counted = 1, c->batches++;
-		results[0] = shown_rows(c, got, data, rows);
-		results[1] = shown_rows(c, got, scales, rows);
+		results[0] = shown_rows(c, got, data, want.rows);
+		results[1] = shown_rows(c, got, scales, want.rows);
 	} else {
 		results[0] = maker_make(&m->rows, data->shape[0], &to_rows);
 		results[1] = has_scales ? maker_make(&m->scales, data->shape[0], &to_scales) : none();
 	}
-	int described = on_host && (!by || m->always);
+	int described = on_host && (!by || m->always), holds = !shows; /* the batch, till it is given back */
 	results[3] = described && !m->expands ? maker_make(&m->ids, data->shape[0], &to_ids) : none();
 	results[4] = described && weighted ? maker_make(&m->sums, data->shape[0], &to_sums) : none();
 	int32_t few[64], *demand = m->experts > 64 ? malloc(sizeof *demand * (size_t)m->experts) : few;
 	if (!results[0] || !results[1] || !results[3] || !results[4] || !demand) goto fail;
-	if (!on_host && !by && rows >= 0 && !m->expands) {
-		/* In the routing's own memory there; the caller's stay. */
-		weft_tensor ids = {.size = sizeof ids}, sums = {.size = sizeof sums};
-		weft_routing number = (weft_routing)(uintptr_t)made->number;
-		thread = PyEval_SaveThread();
-		status = lib.routing_tensor(number, WEFT_ROW_EXPERTS, &ids);
-		if (!status && weighted) status = lib.routing_tensor(number, WEFT_ROW_SELECTION_WEIGHTS, &sums);
-		PyEval_RestoreThread(thread);
-		if (status) {
-			raise_status(handle, status);
-			goto fail;
-		}
-		if (ids.dtype && (!weighted || sums.dtype)) {
-			Py_DecRef(results[3]), Py_DecRef(results[4]);
-			results[3] = tensor_copy(shown_rows(c, made, &ids, rows), 1);
-			results[4] = weighted ? tensor_copy(shown_rows(c, made, &sums, rows), 0) : none();
-			if (!results[3] || !results[4]) goto fail;
-		}
-	}
+	if (!on_host && !by && want.described && !m->expands &&
+		describe_on_gpu(m, handle, out, stream, weighted, want.rows, &results[3], &results[4]))
+		goto fail;
 	if (on_host && (described || !shows)) {
 		weft_routing_description description = {.size = sizeof description,
 												.expert_demand = demand,
 												.row_experts = to_ids.data};
 		*(m->expands ? &description.row_weights : &description.row_selection_weights) = to_sums.data;
+		pending copied = {(release_fn)lib.received_release, (uintptr_t)out->received};
+		Py_ssize_t busy = 0;
 		thread = PyEval_SaveThread();
 		if (!shows) {
 			if (data->shape[0]) memcpy(to_rows.data, data->data, tensor_size(data));
 			if (has_scales && data->shape[0]) memcpy(to_scales.data, scales->data, tensor_size(scales));
-			pending mine = {(release_fn)lib.received_release, got->number};
-			if (!give_back(&mine, 1)) got->number = 0;
+			busy = give_back(&copied, 1);
 		}
 		if (described) status = lib.routing_describe((weft_routing)(uintptr_t)made->number, &description);
 		PyEval_RestoreThread(thread);
+		put_pending(c, &copied, busy);
+		holds = 0;
 		if (status) {
 			raise_status(handle, status);
 			goto fail;
@@ -365,20 +400,22 @@ static PyObject *normal_results(normal *m, PyObject *handle, held *by, int64_t t
 	return tuple_of(results, 6);
 fail:
 	if (demand != few) free(demand);
+	if (holds) put_pending(c, &(pending){(release_fn)lib.received_release, (uintptr_t)out->received}, 1);
 	Py_DecRef((PyObject *)got);
 	return failed(results, 6);
 }
 
-/* dispatch(handle, x, scales, topk, weights, routing, received): rows; scales or None; the routing; and on the host,
- * where it is described, the received selections, their weights or None, and the demand of each expert. received: the
- * number of rows, of a GPU's which come with room for more. */
+/* dispatch(handle, x, scales, topk, weights, routing, received, described): rows; scales or None; the routing; and
+ * where it is described, the received selections, their weights or None, and on the host the demand of each expert.
+ * received: the number of rows, of a GPU's which come with room for more, or None for all of these. described: whether
+ * a GPU's are. */
 static PyObject *normal_dispatch(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 	normal *m = (normal *)self;
 	calls *c = m->of;
 	int on_host = c->device < 0;
 	weft_tensor operands[4];
 	const weft_tensor *read[4] = {NULL}; /* rows, scales, selections, weights */
-	if (n != 7) return none();
+	if (n != 8) return none();
 	for (int i = 0; i < 4; i++) {
 		if (args[1 + i] == Py_None) continue;
 		if (tensor_read(args[1 + i], c->device, &operands[i]) || operands[i].dims != 2) return none();
@@ -386,7 +423,7 @@ static PyObject *normal_dispatch(PyObject *self, PyObject *const *args, Py_ssize
 	}
 	held *batch, *by = args[5] == Py_None ? NULL : routing_of(c, args[5], &batch);
 	if (!read[0] || (by == NULL) != (args[5] == Py_None) || (by == NULL) != (read[2] != NULL)) return none();
-	int64_t rows = args[6] == Py_None ? -1 : PyLong_AsLongLong(args[6]);
+	wanted want = {args[6] == Py_None ? -1 : PyLong_AsLongLong(args[6]), PyObject_IsTrue(args[7])};
 	weft_stream stream;
 	if (current_stream(c->device, &stream)) return none();
 	if (calls_begin(c, args[0])) return NULL;
@@ -413,71 +450,133 @@ static PyObject *normal_dispatch(PyObject *self, PyObject *const *args, Py_ssize
 		return NULL;
 	}
 
-	return normal_results(m, args[0], by, read[0]->shape[0], &out, stream, showing, read[3] != NULL, rows);
+	return normal_results(m, args[0], by, read[0]->shape[0], &out, stream, showing, read[3] != NULL, want);
 }
 
 enum { SAME = 5, HEAD = 1 + SAME };
 
-/* meet(group, number, own, everyone, ranks, rank, type): where ranks say what they dispatch, on the host. */
+/* meet(group, number, own, everyone, ranks, rank, type, put, wait): where ranks say what they dispatch. On a GPU
+ * put(tokens, channels, tokens of ranks, selections of experts) writes what this one says, and wait() waits for what
+ * all say, in memory of the host's; on the host they are None. */
 static PyObject *normal_meet(PyObject *self, PyObject *args) {
 	normal *m = (normal *)self;
 	unsigned long long number, own, everyone;
-	PyObject *group;
-	if (!PyArg_ParseTuple(args, "OKKKiii", &group, &number, &own, &everyone, &m->ranks, &m->rank, &m->type)) return NULL;
-	PyObject *was = m->group_object;
-	take(&m->group_object, group);
-	Py_DecRef(was);
+	PyObject *group, *put, *wait, *were[] = {m->group_object, m->put, m->wait};
+	if (!PyArg_ParseTuple(args, "OKKKiiiOO", &group, &number, &own, &everyone, &m->ranks, &m->rank, &m->type, &put,
+						  &wait))
+		return NULL;
+	take(&m->group_object, group), take(&m->put, put), take(&m->wait, wait);
+	for (size_t i = 0; i < sizeof were / sizeof *were; i++) Py_DecRef(were[i]);
 	m->group = (weft_group)(uintptr_t)number;
 	m->own = (int32_t *)(uintptr_t)own, m->everyone = (int32_t *)(uintptr_t)everyone;
 	return none();
 }
 
-/* exchange(handle, channels, x, in_rank, rank_tokens, expert_tokens, topk, weights): a dispatch on the host with the
- * meeting before it, after which it cannot decline. Returns what ranks have said, and what dispatch returns, or None if
- * ranks differ, or need a handle for other numbers; and the bytes of the selections. */
+/* What ranks have said: see heads. */
+typedef struct {
+	int alike;
+	int64_t most, come; /* most as Python code rounds it */
+} said;
+
+static said heard(const normal *m, const int32_t *head, int64_t width) {
+	said s = {.alike = 1, .most = 16};
+	for (int32_t r = 0; r < m->ranks; r++) {
+		const int32_t *of = m->everyone + r * width;
+		s.alike &= memcmp(of + 1, head + 1, sizeof *head * SAME) == 0;
+		while (s.most < of[0]) s.most *= 2;
+		s.come += of[HEAD + m->rank];
+	}
+	return s;
+}
+
+/* What a GPU's dispatch returns of each expert's demand, which ranks have said: a list, or NULL with an exception. */
+static PyObject *demands(const normal *m, int64_t width) {
+	PyObject *of_experts = PyList_New(m->experts);
+	const int32_t *first = m->everyone + HEAD + m->ranks + m->rank * m->experts;
+	for (int e = 0; of_experts && e < m->experts; e++) {
+		int64_t sum = 0;
+		for (int32_t r = 0; r < m->ranks; r++) sum += first[r * width + e];
+		PyList_SetItem(of_experts, e, PyLong_FromLongLong(sum));
+	}
+	return of_experts;
+}
+
+/* Meets the other ranks of a GPU's dispatch. What needs no answer comes before the wait: giving back what has gone,
+ * and a copy of the selections. 0, or -1 with an exception. */
+static int meet_on_gpu(normal *m, PyObject *const *args, int64_t tokens, const weft_tensor *own,
+					   const weft_tensor *everyone, weft_stream stream, PyObject **content) {
+	PyObject *number = PyLong_FromLongLong(tokens),
+			 *put = number ? PyObject_CallFunctionObjArgs(m->put, number, args[1], args[4], args[5], NULL) : NULL;
+	Py_DecRef(number), Py_DecRef(put);
+	if (!put) return -1;
+	pending taken[MOST_PENDING];
+	Py_ssize_t left = take_pending(m->of, taken, MOST_PENDING);
+	PyThreadState *thread = PyEval_SaveThread();
+	weft_status met = lib.all_gather(m->group, stream, everyone, own);
+	left = give_back(taken, left);
+	PyEval_RestoreThread(thread);
+	put_pending(m->of, taken, left);
+	if (met) raise_status(m->group_object, met);
+	if (met || !(*content = tensor_copy(args[6]))) return -1;
+	PyObject *waited = PyObject_CallNoArgs(m->wait);
+	Py_DecRef(waited);
+	if (waited) return 0;
+	Py_DecRef(*content);
+	return -1;
+}
+
+/* exchange(handle, channels, x, in_rank, rank_tokens, expert_tokens, topk, weights): a dispatch with the meeting before
+ * it, after which it cannot decline. Returns what ranks have said; what dispatch returns, or None if ranks differ, or
+ * need a handle for other numbers; and the content of the selections: their bytes, or on a GPU a copy. */
 static PyObject *normal_exchange(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 	normal *m = (normal *)self;
 	calls *c = m->of;
 	weft_tensor x, within, ranks, experts, topk, weights;
-	if (n != 8 || !m->group || tensor_read(args[2], -1, &x) || tensor_read(args[3], -1, &within) ||
-		tensor_read(args[4], -1, &ranks) || tensor_read(args[5], -1, &experts) || tensor_read(args[6], -1, &topk))
+	int device = c->device, on_host = device < 0;
+	if (n != 8 || !m->group || tensor_read(args[2], device, &x) || tensor_read(args[3], device, &within) ||
+		tensor_read(args[4], device, &ranks) || tensor_read(args[5], device, &experts) ||
+		tensor_read(args[6], device, &topk))
 		return none();
 	int64_t tokens = x.dims == 2 ? x.shape[0] : -1;
 	if (tokens < 0 || x.shape[1] != m->hidden || !shaped(&within, WEFT_BOOL, tokens, m->ranks) ||
 		ranks.dtype != WEFT_INT32 || ranks.dims != 1 || ranks.shape[0] != m->ranks || experts.dims != 1 ||
-		experts.shape[0] != m->of_all || !shaped(&topk, WEFT_INT64, tokens, m->topk))
+		experts.shape[0] != m->of_all || (!on_host && experts.dtype != WEFT_INT32) ||
+		!shaped(&topk, WEFT_INT64, tokens, m->topk))
 		return none();
 	const weft_tensor *weighted = args[7] == Py_None ? NULL : &weights;
-	if (weighted && tensor_read(args[7], -1, &weights)) return none();
+	if (weighted && tensor_read(args[7], device, &weights)) return none();
+	weft_stream stream;
+	if (current_stream(device, &stream)) return none();
 	int32_t head[HEAD] = {(int32_t)tokens, (int32_t)m->hidden, (int32_t)m->of_all, (int32_t)m->topk, m->type,
 						  (int32_t)PyLong_AsLongLong(args[1])};
 	if (PyErr_Occurred()) return NULL;
 	if (calls_begin(c, args[0])) return NULL;
-	PyObject *content = PyBytes_FromStringAndSize(topk.data, 8 * tokens * m->topk);
-	if (!content) return NULL;
 	int showing = batches_shown(c, m->shown) < m->live - 1;
+	if (!on_host && !showing) return none();
+	int64_t width = HEAD + m->ranks + (on_host ? 0 : m->of_all);
+	weft_tensor own = {sizeof own, m->own, WEFT_INT32, 1, {width}},
+				everyone = {sizeof everyone, m->everyone, WEFT_INT32, 2, {m->ranks, width}};
+	PyObject *content;
+	if (on_host && !(content = PyBytes_FromStringAndSize(topk.data, 8 * tokens * m->topk))) return NULL;
+	if (!on_host && meet_on_gpu(m, args, tokens, &own, &everyone, stream, &content)) return NULL;
 
 	weft_tensor data = {.size = sizeof data}, scales = {.size = sizeof scales};
 	weft_ep_dispatch_args in = {.size = sizeof in, .topk = &topk, .weights = weighted, .rows = &x};
 	weft_ep_dispatch_result out = {.size = sizeof out, .data = &data, .scales = &scales};
-	int64_t width = HEAD + m->ranks;
-	weft_tensor own = {sizeof own, m->own, WEFT_INT32, 1, {width}},
-				everyone = {sizeof everyone, m->everyone, WEFT_INT32, 2, {m->ranks, width}};
 	pending taken[MOST_PENDING];
-	Py_ssize_t left = take_pending(c, taken, MOST_PENDING);
+	Py_ssize_t left = on_host ? take_pending(c, taken, MOST_PENDING) : 0;
 	PyThreadState *thread = PyEval_SaveThread();
 	left = give_back(taken, left);
-	memcpy(m->own, head, sizeof head);
-	memcpy(m->own + HEAD, ranks.data, sizeof *m->own * (size_t)m->ranks);
-	weft_status met = lib.all_gather(m->group, NULL, &everyone, &own), status = WEFT_OK;
-	int64_t most = 16, odd = 0;
-	for (int32_t r = 0; !met && r < m->ranks; r++) {
-		const int32_t *of = m->everyone + r * width;
-		odd |= memcmp(of + 1, head + 1, sizeof *head * SAME) != 0;
-		while (most < of[0]) most *= 2; /* as Python code rounds it */
+	weft_status met = WEFT_OK, status = WEFT_OK;
+	if (on_host) {
+		memcpy(m->own, head, sizeof head);
+		memcpy(m->own + HEAD, ranks.data, sizeof *m->own * (size_t)m->ranks);
+		met = lib.all_gather(m->group, NULL, &everyone, &own);
 	}
-	int goes_on = !met && !odd && most == m->tokens;
-	if (goes_on) status = lib.ep_dispatch((weft_ep)(uintptr_t)c->number, NULL, &in, &out, NULL);
+	said all = {.alike = 0};
+	if (!met) all = heard(m, head, width);
+	int goes_on = all.alike && all.most == m->tokens;
+	if (goes_on) status = lib.ep_dispatch((weft_ep)(uintptr_t)c->number, stream, &in, &out, NULL);
 	PyEval_RestoreThread(thread);
 	put_pending(c, taken, left);
 	if (met || status) {
@@ -485,11 +584,16 @@ static PyObject *normal_exchange(PyObject *self, PyObject *const *args, Py_ssize
 		raise_status(met ? m->group_object : args[0], met ? met : status);
 		return NULL;
 	}
+	wanted want = {on_host ? -1 : all.come, 1};
 	PyObject *results[3] = {
 		PyBytes_FromStringAndSize((const char *)m->everyone, (Py_ssize_t)sizeof *m->everyone * m->ranks * width),
-		goes_on ? normal_results(m, args[0], NULL, tokens, &out, NULL, showing, weighted != NULL, -1) : none(),
+		goes_on ? normal_results(m, args[0], NULL, tokens, &out, stream, showing, weighted != NULL, want) : none(),
 		content,
 	};
+	if (goes_on && !on_host && results[1]) {
+		PyObject *of_experts = demands(m, width);
+		if (!of_experts || PyTuple_SetItem(results[1], 5, of_experts)) Py_DecRef(results[1]), results[1] = NULL;
+	}
 	return tuple_of(results, 3);
 }
 

@@ -22,6 +22,7 @@
 	X(ep_dispatch)                                                                                                     \
 	X(all_gather)                                                                                                      \
 	X(ep_combine)                                                                                                      \
+	X(ep_copy_received)                                                                                                \
 	X(ep_count)                                                                                                        \
 	X(ep_token_counter_count)                                                                                          \
 	X(received_release)                                                                                                \
@@ -53,9 +54,12 @@ int current_stream(int device, weft_stream *stream);
 
 /* New tensors of one type, whose first dimension varies. */
 typedef struct {
-	PyObject *sample;  /* makes one of so many rows, which takes no memory */
-	PyObject *samples; /* that were made, by their rows */
-	int plain;         /* whether tensors need not be PyTorch's own: on the host only */
+	PyObject *sample; /* makes one of so many rows, or of the only shape for -1, which takes no memory */
+	PyObject *one;    /* that it has made: of one row, or of the only shape */
+	int plain;        /* whether tensors need not be PyTorch's own: on the host only */
+	/* What the compiler's way takes, of the last rows. */
+	PyObject *shape, *strides, *dtype;
+	int64_t first;
 	/* Pieces that are ready: a tuple, of which the first so many are left, step apart; their rows and where they are,
 	 * and the stream and mode of PyTorch's that they were made for. */
 	PyObject *pieces;
@@ -69,7 +73,8 @@ typedef struct {
 int maker_init(maker *m, PyObject *sample, int plain);
 void maker_clear(maker *m);
 
-/* A new tensor, or NULL with an exception; says where it is, of what type and shape. */
+/* A new tensor of so many rows, or of -1 in all calls of a maker that has one shape; NULL with an exception. It says
+ * where the tensor is, of what type and shape. */
 PyObject *maker_make(maker *m, int64_t rows, weft_tensor *made);
 
 /* The same of a small one of a GPU's, for work in the current stream: it may share memory with others of the maker's. */
@@ -97,8 +102,11 @@ size_t tensor_size(const weft_tensor *t);
 /* content(tensor): the bytes of a tensor of the host's, or None for it declines. */
 PyObject *tensor_content(PyObject *module, PyObject *tensor);
 
-/* A tensor's content in another, of int64 if it is to be widened. It steals the tensor, NULL of which makes NULL. */
-PyObject *tensor_copy(PyObject *tensor, int widened);
+/* Fills a tensor with a number where kernels write some of it only. 0, or -1 with an exception. */
+int tensor_fill(PyObject *tensor, int number);
+
+/* A tensor's content in another. NULL with an exception. */
+PyObject *tensor_copy(PyObject *tensor);
 
 /* Forgets what the memory of tensors that have gone was kept by. It may free any object. */
 void drain(void);

@@ -9,7 +9,7 @@
 static const dl_exchange *exchange;
 static PyTypeObject *tensor_type, *parameter_type;
 static int emulated; /* whether tensors of the host stand for those on GPUs */
-static PyObject *is_neg, *is_inference, *inference_mode, *empty_like, *split, *copy_of, *widened_of;
+static PyObject *is_neg, *is_inference, *inference_mode, *empty_like, *split, *copy_of, *fill, *version_name;
 /* What PyTorch's compiler has its programs make tensors by: it parses fewer arguments. NULL where it lacks them. */
 static PyObject *empty_on_host, *empty_on_gpu;
 
@@ -75,7 +75,8 @@ int tensors_bind(PyObject *torch) {
 	}
 	if (!(is_neg = PyObject_GetAttrString(type, "is_neg")) ||
 		!(is_inference = PyObject_GetAttrString(type, "is_inference")) ||
-		!(copy_of = PyObject_GetAttrString(type, "clone")) || !(widened_of = PyObject_GetAttrString(type, "long")) ||
+		!(copy_of = PyObject_GetAttrString(type, "clone")) || !(fill = PyObject_GetAttrString(type, "fill_")) ||
+		!(version_name = PyUnicode_InternFromString("_version")) ||
 		!(inference_mode = PyObject_GetAttrString(c, "is_inference_mode_enabled")) ||
 		!(empty_like = PyObject_GetAttrString(functions, "empty_like")) ||
 		!(split = PyObject_GetAttrString(functions, "unsafe_split_with_sizes")))
@@ -140,7 +141,7 @@ long long tensor_version(PyObject *x) {
 }
 
 long long tensor_version_kept(PyObject *x) {
-	PyObject *version = PyObject_GetAttrString(x, "_version");
+	PyObject *version = PyObject_GetAttr(x, version_name);
 	long long number = version ? PyLong_AsLongLong(version) : -2;
 	Py_DecRef(version);
 	return number < 0 ? -2 : number;
@@ -202,32 +203,32 @@ static PyObject *taken(block *b) {
  * of that again; it cannot be resized, as tensors over memory of the library's cannot.
  */
 
-enum { MOST_SAMPLES = 256 };
-
 int maker_init(maker *m, PyObject *sample, int plain) {
 	Py_IncRef(sample);
 	m->plain = plain;
 	m->sample = sample;
-	return (m->samples = PyDict_New()) ? 0 : -1;
+	return 0;
 }
 
 void maker_clear(maker *m) {
-	Py_DecRef(m->sample), Py_DecRef(m->samples), Py_DecRef(m->pieces);
-	m->sample = m->samples = m->pieces = NULL;
+	PyObject *all[] = {m->sample, m->one, m->shape, m->strides, m->dtype, m->pieces};
+	m->sample = m->one = m->shape = m->strides = m->dtype = m->pieces = NULL;
+	for (size_t i = 0; i < sizeof all / sizeof *all; i++) Py_DecRef(all[i]);
 }
 
 /* A sample of so many rows. NULL with an exception. */
 static PyObject *sample_of(maker *m, int64_t rows) {
-	PyObject *key = PyLong_FromLongLong(rows), *sample = key ? PyDict_GetItemWithError(m->samples, key) : NULL;
-	if (!sample && key && !PyErr_Occurred()) {
-		if (PyDict_Size(m->samples) >= MOST_SAMPLES) PyDict_Clear(m->samples);
-		sample = PyObject_CallFunctionObjArgs(m->sample, key, NULL);
-		if (sample && PyDict_SetItem(m->samples, key, sample)) Py_DecRef(sample), sample = NULL;
-	} else {
-		Py_IncRef(sample);
-	}
+	PyObject *key = PyLong_FromLongLong(rows), *made = key ? PyObject_CallFunctionObjArgs(m->sample, key, NULL) : NULL;
 	Py_DecRef(key);
-	return sample;
+	return made;
+}
+
+/* Shows the sample of tensors with so many rows, and says what their first dimension is. 0, or -1 with an exception. */
+static int like_of(maker *m, int64_t rows, dl_tensor *like, int64_t *first) {
+	if (!m->one && !(m->one = sample_of(m, rows < 0 ? -1 : 1))) return -1;
+	if (exchange->show(m->one, like)) return -1;
+	*first = rows < 0 && like->ndim ? like->shape[0] : rows;
+	return 0;
 }
 
 /* The compiler's way to make a dense tensor like a sample. NULL if it has none. */
@@ -238,13 +239,10 @@ static PyObject *empty_of(const dl_tensor *like) {
 	return like->device.type == DL_CPU ? empty_on_host : like->device.type == DL_CUDA ? empty_on_gpu : NULL;
 }
 
-/* A new dense tensor of PyTorch's of the type and on the device of a sample, and of its shape, but for the first
- * dimension. NULL with an exception. */
-static PyObject *new_like(PyObject *sample, const dl_tensor *like, int64_t first) {
-	PyObject *empty = empty_of(like);
-	if (!empty) return PyObject_CallFunctionObjArgs(empty_like, sample, NULL);
-	PyObject *made = NULL, *shape = PyTuple_New(like->ndim), *strides = PyTuple_New(like->ndim),
-			 *dtype = PyObject_GetAttrString(sample, "dtype");
+/* Has ready what the compiler's way takes for so many rows. 0, or -1 with an exception. */
+static int ready(maker *m, const dl_tensor *like, int64_t first) {
+	if (m->shape && m->first == first) return 0;
+	PyObject *shape = PyTuple_New(like->ndim), *strides = PyTuple_New(like->ndim), *were[] = {m->shape, m->strides};
 	int64_t dense = 1;
 	for (int i = like->ndim; shape && strides && i-- > 0;) {
 		int64_t n = i ? like->shape[i] : first;
@@ -252,22 +250,39 @@ static PyObject *new_like(PyObject *sample, const dl_tensor *like, int64_t first
 		PyTuple_SetItem(strides, i, PyLong_FromLongLong(dense));
 		dense *= n > 1 ? n : 1;
 	}
-	if (shape && strides && dtype) made = PyObject_CallFunctionObjArgs(empty, shape, strides, dtype, NULL);
-	Py_DecRef(shape), Py_DecRef(strides), Py_DecRef(dtype);
+	m->shape = shape, m->strides = strides, m->first = first;
+	Py_DecRef(were[0]), Py_DecRef(were[1]);
+	if (!m->dtype) m->dtype = PyObject_GetAttrString(m->one, "dtype");
+	if (shape && strides && m->dtype) return 0;
+	m->shape = NULL;
+	Py_DecRef(shape);
+	return -1;
+}
+
+/* A new dense tensor of PyTorch's of the type and on the device of the sample, and of its shape, but for the first
+ * dimension. NULL with an exception. */
+static PyObject *new_like(maker *m, const dl_tensor *like, int64_t first) {
+	PyObject *empty = empty_of(like);
+	if (empty)
+		return ready(m, like, first) ? NULL : PyObject_CallFunctionObjArgs(empty, m->shape, m->strides, m->dtype, NULL);
+	int other = like->ndim && like->shape[0] != first;
+	PyObject *sample = other ? sample_of(m, first) : m->one,
+			 *made = sample ? PyObject_CallFunctionObjArgs(empty_like, sample, NULL) : NULL;
+	if (other) Py_DecRef(sample);
 	return made;
 }
 
-/* A tensor of the shape and type of one, and the order in memory of one that has memory, over memory of its own. */
-static PyObject *plain_like(const dl_tensor *like, weft_tensor *made) {
+/* The same with the order in memory of a sample that has memory, over memory of its own. */
+static PyObject *plain_like(const dl_tensor *like, int64_t first, weft_tensor *made) {
 	enum { LINE = 64 };
 	size_t size = (size_t)(like->dtype.bits / 8);
 	block *b = like->ndim <= WEFT_MAX_DIMS ? block_new() : NULL;
 	if (!b) return PyErr_NoMemory();
 	int64_t dense = 1;
 	int none = 0;
-	for (int i = like->ndim; i-- > 0; dense *= like->shape[i]) {
+	for (int i = like->ndim; i-- > 0; dense *= b->shape[i]) {
 		none |= like->strides[i] == 0;
-		b->shape[i] = made->shape[i] = like->shape[i], b->strides[i] = dense;
+		b->shape[i] = made->shape[i] = i ? like->shape[i] : first, b->strides[i] = dense;
 	}
 	if (!none) memcpy(b->strides, like->strides, sizeof *b->strides * (size_t)like->ndim);
 	if (!(b->memory = malloc(size * (size_t)dense + LINE))) {
@@ -299,12 +314,9 @@ static PyObject *described(PyObject *x, const dl_tensor *like, weft_tensor *made
 
 PyObject *maker_make(maker *m, int64_t rows, weft_tensor *made) {
 	dl_tensor like;
-	PyObject *sample = sample_of(m, rows), *x = NULL;
-	if (sample && !exchange->show(sample, &like))
-		x = m->plain ? plain_like(&like, made)
-					 : described(new_like(sample, &like, like.ndim ? like.shape[0] : 0), &like, made);
-	Py_DecRef(sample);
-	return x;
+	int64_t first;
+	if (like_of(m, rows, &like, &first)) return NULL;
+	return m->plain ? plain_like(&like, first, made) : described(new_like(m, &like, first), &like, made);
 }
 
 /*
@@ -314,19 +326,20 @@ PyObject *maker_make(maker *m, int64_t rows, weft_tensor *made) {
 
 enum { PIECES = 32, PIECES_SIZE = 1 << 16, ALIGNED = 16 };
 
-/* Fills pieces like a sample, of so many rows. 0; 1 if tensors are not to be made so; -1 with an exception. */
-static int pieces_fill(maker *m, int64_t rows, PyObject *sample) {
+/* Fills pieces of so many rows. 0; 1 if tensors are not to be made so; -1 with an exception. */
+static int pieces_fill(maker *m, int64_t rows) {
 	dl_tensor like;
-	if (exchange->show(sample, &like)) return -1;
+	int64_t first;
+	if (like_of(m, rows, &like, &first)) return -1;
 	if (like.ndim < 1 || !empty_of(&like)) return 1;
-	int64_t size = like.dtype.bits / 8, first = like.shape[0], unit = ALIGNED;
+	int64_t size = like.dtype.bits / 8, unit = ALIGNED;
 	for (int i = 1; i < like.ndim; i++) size *= like.shape[i];
 	while (unit > 1 && size * unit / 2 % ALIGNED == 0) unit /= 2; /* rows that keep the next piece aligned */
 	int64_t padded = (first + unit - 1) / unit * unit, bytes = size * padded, n = bytes ? PIECES_SIZE / bytes : 0;
 	int pads = padded > first;
 	if (n > PIECES) n = PIECES;
 	if (n < 2) return 1;
-	PyObject *whole = new_like(sample, &like, n * padded), *sizes = PyTuple_New(n * (1 + pads)), *pieces = NULL;
+	PyObject *whole = new_like(m, &like, n * padded), *sizes = PyTuple_New(n * (1 + pads)), *pieces = NULL;
 	for (Py_ssize_t i = 0; sizes && i < n; i++) {
 		PyTuple_SetItem(sizes, i * (1 + pads), PyLong_FromLongLong(first));
 		if (pads) PyTuple_SetItem(sizes, 2 * i + 1, PyLong_FromLongLong(padded - first));
@@ -351,9 +364,7 @@ PyObject *maker_piece(maker *m, int64_t rows, weft_stream stream, weft_tensor *m
 	if (inference < 0) return NULL;
 	if (!m->left || m->rows != rows || m->stream != stream || m->inference != inference) {
 		m->left = 0, m->stream = stream, m->inference = inference;
-		PyObject *sample = sample_of(m, rows);
-		int filled = sample ? pieces_fill(m, rows, sample) : -1;
-		Py_DecRef(sample);
+		int filled = pieces_fill(m, rows);
 		if (filled) return filled < 0 ? NULL : maker_make(m, rows, made);
 	}
 	Py_ssize_t at = --m->left * m->step;
@@ -402,11 +413,14 @@ size_t tensor_size(const weft_tensor *t) {
 	return size;
 }
 
-PyObject *tensor_copy(PyObject *tensor, int widened) {
-	PyObject *copy = tensor ? PyObject_CallFunctionObjArgs(widened ? widened_of : copy_of, tensor, NULL) : NULL;
-	Py_DecRef(tensor);
-	return copy;
+int tensor_fill(PyObject *tensor, int number) {
+	PyObject *value = PyLong_FromLongLong(number),
+			 *filled = value ? PyObject_CallFunctionObjArgs(fill, tensor, value, NULL) : NULL;
+	Py_DecRef(value), Py_DecRef(filled);
+	return filled ? 0 : -1;
 }
+
+PyObject *tensor_copy(PyObject *tensor) { return PyObject_CallFunctionObjArgs(copy_of, tensor, NULL); }
 
 void drain(void) {
 	if (!atomic_load_explicit(&gone, memory_order_relaxed)) return;

@@ -4,9 +4,11 @@ wrong has words. test_gpu.py runs these."""
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -394,6 +396,43 @@ def test_first_rows(engines, layout):
             return {"out": outs[0], "tokens": outs[2], "weights": backs[0]}
 
     same(*engines(2, rank))
+
+
+@pytest.mark.parametrize("layout", ["expert_packed", "token_major"])
+def test_copies_of_the_first_rows(gpus, layout):
+    """With counts on the device alone, a copy leaves out the rows that an array has no room for."""
+    batch = Batch(2, experts=4, topk=2, hidden=32, max_tokens=5, seed=4)
+    few = 3
+
+    def rank(c):
+        x, topk, weights = (OnGPU(a[c.rank], c._device) for a in (batch.rows, batch.topks, batch.weights))
+        with handle(c, batch, layout=layout, counts="device") as h:
+            got, n = h.dispatch(x, topk, weights), h.capacity
+
+            def arrays():
+                found = {"rows": np.full((n, 32), 77, np.float32), "source_tokens": np.full(n, 77, np.int32)}
+                if layout == "expert_packed":
+                    return found | {"row_weights": np.full(n, 77, np.float32)}
+                return found | {
+                    "row_experts": np.full((n, 2), 77, np.int64),
+                    "row_selection_weights": np.full((n, 2), 77, np.float32),
+                }
+
+            all_rows, first = arrays(), arrays()
+            got.copy_to(**{name: OnGPU(a, c._device) for name, a in all_rows.items()})
+            got.copy_to(**{name: OnGPU(a[:few], c._device) for name, a in first.items()})
+            c.wait()
+            for name, a in first.items():
+                assert (a[:few] == all_rows[name][:few]).all(), name
+                assert (a[few:] == 77).all(), name
+            if layout == "token_major":
+                want = numpy_of(got.routing.row_experts)
+                assert (all_rows["row_experts"][: got.routing.received] == want[: got.routing.received]).all()
+            assert got.routing.received > few
+            with pytest.raises(weft.InvalidError, match="source tokens are"):
+                got.copy_to(source_tokens=OnGPU(first["source_tokens"][:few], c._device))
+
+    gpus(2, rank)
 
 
 def test_too_few_and_too_many_rows(engines):
@@ -1392,6 +1431,127 @@ def test_waits_of_deep_ep(torch, tensors, waits, fp8, expected):
         return found
 
     tensors(2, rank)
+
+
+def test_sizes_of_deep_ep(torch, tensors):
+    """Dispatches of other sizes than the ones before, also of none, give what the host gives."""
+    import deep_ep
+
+    def rank(c):
+        b, found = deep_ep.Buffer.from_communicator(c, explicitly_destroy=True), {}
+        for n, tokens in enumerate((9, 12, 40, 33, 0, 0, 9)):
+            g = torch.Generator().manual_seed(10 * n + c.rank)
+            x = torch.randn((tokens * (c.rank + 1), 256), generator=g).bfloat16()
+            ids = torch.rand((x.shape[0], 8), generator=g).argsort(1)[:, :3]
+            weights = torch.rand(ids.shape, generator=g)
+            per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, 8)
+            layout = {
+                "num_tokens_per_rank": per_rank,
+                "is_token_in_rank": in_rank,
+                "num_tokens_per_expert": per_expert,
+            }
+            rows, got_ids, got_weights, counts, made, _ = b.dispatch(x, **layout, topk_idx=ids, topk_weights=weights)
+            home, home_weights, _ = b.combine(rows, made, topk_weights=got_weights)
+            c.wait()
+            parts = rows.clone(), got_ids, got_weights, counts, home, home_weights, *made
+            found |= {f"{n} {i}": part for i, part in enumerate(parts)}
+        b.destroy()
+        return found
+
+    tensors(2, rank)
+
+
+@pytest.fixture
+def calls(torch, monkeypatch):
+    """The calls of the calling thread within ``with calls() as found``, in their order: PyTorch's operators, and
+    the library's functions, whoever calls them."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from weft import compiled
+
+    here, lib = threading.local(), weft._library.library()
+    originals = {name: getattr(lib, name) for name in vars(lib) if name in COUNTED}
+    functions = [] if compiled.NATIVE is None else compiled.NATIVE.FUNCTIONS
+    native = {name: getattr(lib, name.removeprefix("weft_")) for name in functions}
+
+    def counted(name, function):
+        def call(*arguments):
+            if getattr(here, "found", None) is not None:
+                here.found.append(name)
+            return function(*arguments)
+
+        return call
+
+    for name, function in originals.items():
+        monkeypatch.setattr(lib, name, counted(name, function))
+    shims = {
+        name: ctypes.CFUNCTYPE(function.restype, *function.argtypes)(counted(name.removeprefix("weft_"), function))
+        for name, function in native.items()
+    }
+    SHIMS.append(shims)  # a rank of a failed test may still be in one
+    compiled.bind(SimpleNamespace(**shims))
+
+    class Operators(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            here.found.append(function.name())
+            return function(*arguments, **(options or {}))
+
+    @contextlib.contextmanager
+    def within():
+        here.found = []
+        try:
+            with Operators():
+                yield here.found
+        finally:
+            here.found = None
+
+    yield within
+    compiled.bind(SimpleNamespace(**native))
+
+
+SHIMS = []
+COUNTED = "all_gather", "ep_dispatch", "ep_copy_received", "routing_tensor", "comm_wait"
+
+# What a dispatch calls before its wait and after it. One more, and each dispatch of a model takes longer.
+BEFORE = ["aten::cat.out", "all_gather", "received_release", "routing_release", "aten::clone", "comm_wait"]
+AFTER = ["ep_dispatch", "ep_copy_received"]
+PURE = ["aten::cat.out", "all_gather", "comm_wait", *AFTER]  # tensors of the host's are kept as bytes
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_calls_of_a_dispatch(torch, gpus, calls, weighted):
+    """All that needs no answer comes before the wait of a normal dispatch, and two launches come after it."""
+    import deep_ep
+    from weft import compiled
+
+    def rank(c):
+        b = deep_ep.Buffer.from_communicator(c, explicitly_destroy=True)
+        x, ids, weights = selected(torch, c.rank)
+        per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, 8)
+        by = {"num_tokens_per_rank": per_rank, "num_tokens_per_expert": per_expert, "is_token_in_rank": in_rank}
+        by |= {"topk_idx": ids, "topk_weights": weights if weighted else None}
+        want = [part if part is None or isinstance(part, list) else part.clone() for part in b.dispatch(x, **by)[:4]]
+        came, same_as_before = [], True
+        for _ in range(3):  # with nothing kept there is memory for all
+            with calls() as found:
+                got = b.dispatch(x, **by)[:4]
+            came.append(found)
+            same_as_before &= got[3] == want[3]
+            same_as_before &= all(a.equal(b) for a, b in zip(got[:3], want[:3], strict=True) if b is not None)
+            del got
+        c.wait()
+        b.destroy()
+        return same_as_before, came
+
+    for same_as_before, came in gpus(2, rank):
+        assert same_as_before
+        for found in came:
+            if compiled.in_use():
+                wait = found.index("comm_wait") + 1
+                assert (found[:wait], found[wait:]) == (BEFORE, AFTER)
+            else:  # of which PyTorch makes views, too
+                of_note = *COUNTED, "aten::cat.out", "aten::_to_copy", "aten::clone"
+                assert [name for name in found if name in of_note] == PURE
 
 
 @pytest.mark.parametrize("sync", [True, False])

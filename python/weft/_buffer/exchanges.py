@@ -68,6 +68,7 @@ class Exchanges:
         self.device = comm._device if self.in_streams else -1
         """The GPU of those streams."""
         self.stream = CommStream(self.device)
+        self._wait = functools.partial(_wait, comm, self.stream) if self.in_streams else comm.wait
         self.mask = Mask(comm, self._forget)
         self._forgot = 0
         self.meeting: Any = None  # of normal exchanges on the host
@@ -227,11 +228,11 @@ class Exchanges:
 
     def wait(self) -> None:
         """Waits for all work that was enqueued on the current stream: what of it comes to the host is there then."""
-        if not self.in_streams:
-            self.comm.wait()
-            return
-        self.stream.synchronize(self.device)
-        self.comm.check()  # counts of a failed operation are undefined
+        self._wait()
+
+    def waiter(self) -> Callable[[], None]:
+        """:meth:`wait`, without a reference to this, for objects that the collector does not look into."""
+        return self._wait
 
     # Rows that stay the caller's.
 
@@ -245,6 +246,7 @@ class Exchanges:
         routing: ep.Routing | None = None,
         received_rows: Callable[[ep.Routing], int | None] | None = None,
         columns: Columns | None = None,
+        describe: Callable[[ep.Received], None] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, ep.Routing]:
         """Dispatches rows. Returns the received rows, their scales, and the routing. The caller may keep the
         tensors as long as needed. Collective.
@@ -252,10 +254,12 @@ class Exchanges:
         Large tensors are views of the library's memory, which has room for a few batches. Small ones,
         and all others while that memory is in use, are copies. On a GPU tensors have the capacity, or
         ``received_rows`` of the routing. A capture also returns views, but calls after it do not.
-        ``columns``: the order and type of the returned scales.
+        ``columns``: the order and type of the returned scales. ``describe`` is called on a GPU with the received batch.
         """
         if self.on_gpu:
             got = handle.dispatch(rows, topk, weights, routing=routing, scales=scales)
+            if describe is not None:
+                describe(got)
             if routing is None:
                 self.stream.shows(weakref.ref(got.routing))
         else:
@@ -276,17 +280,19 @@ class Exchanges:
         weights: torch.Tensor | None,
         routing: ep.Routing | None = None,
         received: int | Callable[[ep.Routing], int | None] | None = None,
+        describes: bool = False,
     ) -> tuple[
         torch.Tensor, torch.Tensor | None, ep.Routing, torch.Tensor | None, torch.Tensor | None, list[int] | None
     ]:
         """:meth:`dispatch` by the compiled part where it can. It then also describes the rows on the host: the
         received selections, int64 [rows, topk]; their weights, or those of rows that are selections' themselves; and
-        each expert's demand, None if it does not. ``received``: the number of rows, or what finds it. Collective.
+        each expert's demand, None if it does not. ``received``: the number of rows, or what finds it. ``describes``:
+        whether rows on a GPU that are tokens' are described, too, without the demand. Collective.
         """
         by = self.compiled(handle)
         if by is not None and not (rows.is_cuda and (handle in self.captured or capturing())):
             late = callable(received)
-            got = by.dispatch(handle, rows, scales, topk, weights, routing, None if late else received)
+            got = by.dispatch(handle, rows, scales, topk, weights, routing, None if late else received, describes)
             if got is not None:
                 count = received(got[2]) if late else None  # type: ignore[operator]
                 if count is None:
@@ -294,7 +300,20 @@ class Exchanges:
                 arrived, arrived_scales, *more = got
                 return arrived[:count], None if arrived_scales is None else arrived_scales[:count], *more  # type: ignore[return-value]
         known = received if callable(received) or received is None else lambda _: received
-        return (*self.dispatch(handle, rows, scales, topk, weights, routing, known), None, None, None)
+        if not (describes and self.on_gpu and topk is not None):
+            return (*self.dispatch(handle, rows, scales, topk, weights, routing, known), None, None, None)
+        shape = handle.capacity if received is None else received, topk.shape[1]
+        ids = topk.new_empty(shape, dtype=torch.int64)
+        sums = None if weights is None else topk.new_empty(shape, dtype=torch.float32)
+        if received is None:  # fewer may come than there is room for
+            ids.fill_(-1)
+            if sums is not None:
+                sums.fill_(0)
+
+        def describe(got: ep.Received) -> None:
+            got.copy_to(row_experts=ids, row_selection_weights=sums)
+
+        return (*self.dispatch(handle, rows, scales, topk, weights, routing, known, None, describe), ids, sums, None)
 
     def compiled(self, handle: ep.Handle) -> Any:
         """The compiled part's exchanges of a handle whose rows are tokens' or packed; None where it has none."""
@@ -400,6 +419,12 @@ class Exchanges:
         self.group.barrier()
 
 
+def _wait(comm: weft.Communicator, stream: CommStream) -> None:
+    """Waits for the current stream of a communicator's GPU."""
+    stream.synchronize(comm._device)
+    comm.check()  # counts of a failed operation are undefined
+
+
 class _Counting:
     """What raises the errors of counting on the host."""
 
@@ -444,11 +469,14 @@ class Kept:
             self._held, self._as = t.clone(), None
 
     @classmethod
-    def of(cls, content: bytes, shape: torch.Size) -> Kept:
-        """That of a tensor of integers, by its bytes."""
+    def of(cls, content: bytes | torch.Tensor, shape: torch.Size) -> Kept:
+        """That of a tensor of integers, by its bytes or a copy."""
         made = cls.__new__(cls)
-        made.shape, made._as = shape, torch.int32 if len(content) == 4 * shape.numel() else torch.int64
-        made._held = content
+        made.shape, made._held = shape, content
+        if isinstance(content, torch.Tensor):
+            made._as = None
+            return made
+        made._as = torch.int32 if len(content) == 4 * shape.numel() else torch.int64
         if not content:
             made._held, made._as = torch.empty(shape, dtype=torch.int64, device="cpu"), None
         return made

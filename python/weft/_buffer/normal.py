@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -140,15 +142,15 @@ class DispatchHandle(Lazy):
     _of: tuple[Any, Tensor, ep.Routing, int, int | None, CommStream]
     _length = 6
     _route: Route | None = None
-    _quick: tuple[Exchanges, Shape, bytes, int, ep.Payload, ep.Handle, Era]
+    _quick: tuple[Exchanges, Shape, bytes | Tensor, int, ep.Payload, ep.Handle, Era, int | None]
     """What the compiled part's dispatches leave instead."""
 
     @property
     def route(self) -> Route:
         """The route of the rows."""
         if self._route is None:
-            exchanges, shape, content, tokens, payload, handle, era = self._quick
-            self._route = Route(exchanges, shape, Kept.of(content, torch.Size((tokens, shape[2]))), None, era)
+            exchanges, shape, content, tokens, payload, handle, era, received = self._quick
+            self._route = Route(exchanges, shape, Kept.of(content, torch.Size((tokens, shape[2]))), received, era)
             self._route.first(payload, handle, self._of[2])
         return self._route
 
@@ -164,7 +166,7 @@ class Normal:
     def __init__(self, exchanges: Exchanges) -> None:
         self._exchanges = exchanges
         self._heads: dict[Any, Tensor] = {}
-        # The compiled part's dispatches on the host with their meeting, by the type of rows.
+        # The compiled part's dispatches with their meeting, by the type of rows.
         self._met: dict[torch.dtype, tuple[Any, ep.Handle, Shape, ep.Payload]] = {}
         exchanges.of_handles.append(self._met)
 
@@ -207,29 +209,26 @@ class Normal:
         payload, sent = _as_payload(x, scales)
         handle = route.handle(payload)
         rows, arrived, routing, ids, sums, demand = exchanges.dispatch_described(
-            handle, x, sent, topk, weights, None, received
+            handle, x, sent, topk, weights, None, received, selected
         )
         route.first(payload, handle, routing)
         if not selected:
             ids = sums = None
         elif ids is not None:
+            # With a worst case the counts stay where they are: reading them would wait for a GPU.
             counts = demand if counts is None else counts
         else:
-            # With a worst case the counts stay where they are: reading them would wait for a GPU.
-            ids, *more = routing.parts(
-                *(_SELECTIONS if weights is None else _WEIGHTED), demand=counts is None, rows=received
-            )
+            ids, *more = routing.parts(*(_SELECTIONS if weights is None else _WEIGHTED), demand=counts is None)
             if counts is None:
                 counts = more.pop()
-            if more:
-                sums = more[0].clone() if exchanges.on_gpu else more[0]  # there it shows the memory of the routing
+            sums = more[0] if more else None
         if counts is None:
             counts = exchanges.all_gather(expert_tokens.int())[:, self._mine(expert_tokens)].sum(0).tolist()
         if alignment != 1:
             counts = [-(-n // alignment) * alignment for n in counts]
 
-        if selected and scales is None and not worst and not exchanges.on_gpu:
-            self._meet_quickly(x, handle, route.shape)
+        if selected and scales is None and not worst:
+            self._meet_quickly(x, handle, route.shape, expert_tokens.shape[0])
         made = DispatchHandle()
         made._route, made.received, made._of = (
             route,
@@ -238,14 +237,20 @@ class Normal:
         )
         return rows, None if arrived is None else _like_sent(scales, arrived), ids, sums, counts, made
 
-    def _meet_quickly(self, x: Tensor, handle: ep.Handle, shape: Shape) -> None:
-        """Has the compiled part make dispatches of such rows on the host from now on, with the meeting before."""
-        by, met = self._exchanges.compiled(handle), self._met.get(x.dtype)
+    def _meet_quickly(self, x: Tensor, handle: ep.Handle, shape: Shape, experts: int) -> None:
+        """Has the compiled part make dispatches of such rows from now on, with the meeting before."""
+        exchanges = self._exchanges
+        by, met = exchanges.compiled(handle), self._met.get(x.dtype)
         if by is None or (met is not None and met[0] is by):
             return
-        _, address, _, at, *_ = self._exchanges.meeting
-        group = self._exchanges.group
-        by.meet(group, group._handle, address, at, self._exchanges.ranks, self._exchanges.rank, _TYPES[x.dtype])
+        group, put, wait = exchanges.group, None, None
+        if exchanges.on_gpu:
+            mine, numbers, _ = exchanges.gather_of(_HEAD + exchanges.ranks + experts)
+            own, everyone, wait = mine.data_ptr(), numbers.data_ptr(), exchanges.waiter()
+            put = functools.partial(_put, self._heads, mine, (*shape[:3], _TYPES[x.dtype]))
+        else:
+            _, own, _, everyone, *_ = exchanges.meeting
+        by.meet(group, group._handle, own, everyone, exchanges.ranks, exchanges.rank, _TYPES[x.dtype], put, wait)
         self._met[x.dtype] = by, handle, shape, _PAYLOADS[x.dtype]
 
     def quick_dispatch(
@@ -259,28 +264,35 @@ class Normal:
         alignment: int,
         channels: int,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, list[int], DispatchHandle] | None:
-        """:meth:`dispatch` on the host, of rows without scales, by the compiled part; None where it declines.
-        Collective."""
+        """:meth:`dispatch` of rows without scales by the compiled part, on a GPU in the current stream; None where it
+        declines. Collective."""
         found, exchanges = self._met.get(x.dtype) if type(x) is Tensor else None, self._exchanges
         if found is None or not exchanges.mask.agreed or exchanges.comm._left_out:
             return None
         by, handle, shape, payload = found
-        got = by.exchange(handle, channels, x, in_rank, rank_tokens, expert_tokens, topk, weights)
+        arguments: tuple[Any, ...] = handle, channels, x, in_rank, rank_tokens, expert_tokens, topk, weights
+        on_gpu = exchanges.on_gpu
+        if not on_gpu:
+            got = by.exchange(*arguments)
+        elif 2 * channels != shape[5] or handle in exchanges.captured:
+            return None
+        else:
+            got = exchanges.stream.run_quick(by.exchange, *arguments)
         if got is None:
             return None
         said, results, content = got
         if results is None:
-            rows, _, ids, sums, counts, made = self.dispatch(
-                x, None, in_rank, rank_tokens, expert_tokens, topk, weights, alignment, channels, 0, said
-            )
+            arguments = x, None, in_rank, rank_tokens, expert_tokens, topk, weights, alignment, channels, 0, said
+            (rows, _, ids, sums, counts, made), _ = exchanges.stream.run_soon(self.dispatch, x, None, False, *arguments)
             return rows, ids, sums, counts, made
         rows, _, routing, ids, sums, counts = results
+        received = rows.shape[0] if on_gpu else None
         if alignment != 1:
             counts = [-(-n // alignment) * alignment for n in counts]
         made = DispatchHandle()
-        made.received = routing._rows
-        made._quick = exchanges, shape, content, routing.tokens, payload, handle, exchanges.era
-        made._of = said, in_rank, routing, channels, None, exchanges.stream
+        made.received = routing._rows if received is None else received
+        made._quick = exchanges, shape, content, routing._tokens, payload, handle, exchanges.era, received
+        made._of = said, in_rank, routing, channels, received, exchanges.stream
         return rows, ids, sums, counts, made
 
     def _agree(self) -> None:
@@ -330,13 +342,15 @@ class Normal:
                     f"{tuple(expert_tokens.shape)}, want ({ranks},) and (experts,)"
                 )
             if worst:
-                head = torch.full((1,), tokens, dtype=torch.int32, device=where), self._head(tuple(same), where)
+                head = torch.full((1,), tokens, dtype=torch.int32, device=where), _head(self._heads, tuple(same), where)
                 return self._exchanges.all_gather(torch.cat((*head, of_ranks, of_experts))), most, None, [], Kept(topk)
             mine, numbers, gather = self._exchanges.gather_of(_HEAD + ranks + of_experts.shape[0])
-            torch.cat((self._head((tokens, *same), where), of_ranks, of_experts), out=mine)
-            gather()
+            if said is None:
+                _put(self._heads, mine, same[:4], tokens, channels, of_ranks, of_experts)
+                gather()
             kept = Kept(topk)
-            self._exchanges.wait()
+            if said is None:
+                self._exchanges.wait()
             for rank in self._exchanges.comm._left_out:
                 numbers[rank] = 0
             address = numbers.data_ptr()
@@ -379,16 +393,6 @@ class Normal:
             address, ranks, width, self._exchanges.rank, experts // ranks, tuple(same)
         )
         return found if found[0] < 0 else None
-
-    def _head(self, numbers: tuple[int, ...], device: torch.device) -> Tensor:
-        """Numbers of the host's on a GPU, kept: a capture cannot take them there, and to do so waits."""
-        key = numbers, device
-        found = self._heads.get(key)
-        if found is None:
-            if len(self._heads) >= _HEADS:
-                self._heads.clear()
-            found = self._heads[key] = torch.tensor(numbers, dtype=torch.int32, device=device)
-        return found
 
     def _gather(self, head: tuple[int, ...], rank_tokens: Tensor) -> tuple[int, memoryview]:
         """Gathers every rank's announcement, on the host: where they are, and as an array of numbers."""
@@ -462,7 +466,9 @@ class Normal:
         compiled_by = self._exchanges.compiled(by)
         if compiled_by is None or (self._exchanges.in_streams and by in self._exchanges.captured):
             return None
-        got = self._exchanges.stream.run_quick(compiled_by.dispatch, by, x, None, None, None, routing, found.received)
+        got = self._exchanges.stream.run_quick(
+            compiled_by.dispatch, by, x, None, None, None, routing, found.received, False
+        )
         return None if got is None else got[0]
 
     def quick_combine(self, x: Tensor, handle: Any) -> Tensor | None:
@@ -493,6 +499,30 @@ class Normal:
             raise ContractError(f"x: type {x.dtype}, want one of {', '.join(map(str, _PAYLOADS))}")
         if shape[1] * x.itemsize % 16:
             raise ContractError(f"x: a row has {x.shape[1] * x.itemsize} bytes, want a multiple of 16")
+
+
+def _head(heads: dict[Any, Tensor], numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    """Numbers of the host's on a GPU, kept: a capture cannot take them there, and to do so waits."""
+    key = numbers, device
+    found = heads.get(key)
+    if found is None:
+        if len(heads) >= _HEADS:
+            heads.clear()
+        found = heads[key] = torch.tensor(numbers, dtype=torch.int32, device=device)
+    return found
+
+
+def _put(
+    heads: dict[Any, Tensor],
+    mine: Tensor,
+    same: Sequence[int],
+    tokens: int,
+    channels: int,
+    of_ranks: Tensor,
+    of_experts: Tensor,
+) -> None:
+    """Writes a rank's announcement, on a GPU."""
+    torch.cat((_head(heads, (tokens, *same, channels), mine.device), of_ranks, of_experts), out=mine)
 
 
 _SAME = HIDDEN, "num_experts", TOP_K, "the type of x", "the channels of config or num_sms"
