@@ -342,6 +342,7 @@ func (r *gpuRank) expect(ctx context.Context, o *gpuOperands, out []byte) error 
 	ranks, me := r.comm.Size(), r.comm.Rank()
 	calls, ins := make([]Call, ranks), make([][]byte, ranks)
 	var live [][]byte
+	var hosts []int
 	for p := range ranks {
 		calls[p], _, _, _ = o.gpuCase.call(p, ranks, 1<<20)
 		calls[p].Scalar = weft.TensorAt(o.scalar, scalarType(o.dtype), 1)
@@ -350,12 +351,12 @@ func (r *gpuRank) expect(ctx context.Context, o *gpuOperands, out []byte) error 
 		}
 		ins[p] = o.input(p, o.number, calls[p].In.Bytes())
 		if !r.comm.Masked(p) {
-			live = append(live, ins[p])
+			live, hosts = append(live, ins[p]), append(hosts, r.comm.Host(p))
 		}
 	}
 	own := &calls[me]
 	if o.kind.Reduces() {
-		result, err := r.reduced(ctx, o, live)
+		result, err := r.reduced(ctx, o, live, hosts)
 		if err == nil && o.kind.HasOutput(me, o.root) {
 			from, n := own.InputPart(me)
 			copy(out, result[from:][:n])
@@ -377,12 +378,12 @@ func (r *gpuRank) expect(ctx context.Context, o *gpuOperands, out []byte) error 
 }
 
 // reduced is the reduction of all inputs: by the host's group, or by a loop where that has none.
-func (r *gpuRank) reduced(ctx context.Context, o *gpuOperands, ins [][]byte) ([]byte, error) {
+func (r *gpuRank) reduced(ctx context.Context, o *gpuOperands, ins [][]byte, hosts []int) ([]byte, error) {
 	n := len(o.in) / o.dtype.Size()
 	out := make([]byte, len(o.in))
 	switch {
 	case r.host == nil:
-		return reference(o.op, o.dtype, o.scalar, ins), nil
+		return byHost(o.op, o.dtype, o.scalar, ins, hosts, strings.HasSuffix(o.name, "/hierarchical-exact")), nil
 	case o.dtype == weft.Bool:
 		for i := range out {
 			some, all := false, true

@@ -57,8 +57,11 @@ func (p *plan) next(order *rand.Rand, r *gpuRank, at cuda.Pointer, captured bool
 	s.c.inPlace = order.IntN(3) == 0 && !captured
 	switch order.IntN(4) {
 	case 0:
-		if r.memory != nil && s.c.kind == AllReduce {
+		switch {
+		case r.memory != nil && s.c.kind == AllReduce:
 			s.c.name = "all-reduce/two-shot"
+		case r.comm.Operations().Spans() && s.c.kind.Reduces() && (isFloat(s.c.dtype) || s.c.op != weft.Avg):
+			s.c.name = s.c.kind.String() + "/hierarchical-exact"
 		}
 	case 1:
 		if s.c.kind.Reduces() && !captured && spec.Reducible(s.c.kind, weft.PreMulSum, s.c.dtype) == nil {

@@ -39,11 +39,6 @@ type member struct {
 	steps  int // of the operation in progress
 }
 
-// soakTypes are those whose sums are the same between hosts as on one: of others partials are rounded.
-var soakTypes = slices.DeleteFunc(slices.Clone(dtypes), func(d weft.DType) bool {
-	return enginehost.Arithmetic(d).Float()
-})
-
 type memberArgs struct {
 	ID        string
 	Deadline  time.Duration
@@ -104,11 +99,11 @@ func (m *member) Do(r *processes.Rank, c processes.Command) (any, error) {
 	case "soak": // so many mixed operations, by a seed
 		if m.soak == nil {
 			var err error
-			if m.soak, err = soakRank(ctx, m.comm, soakTypes, true); err != nil {
+			if m.soak, err = soakRank(ctx, m.comm, dtypes, true); err != nil {
 				return nil, err
 			}
 		}
-		return nil, mixed(plan{seed: a.Seed, ops: a.Times, messages: 1, types: soakTypes})(ctx, m.soak)
+		return nil, mixed(plan{seed: a.Seed, ops: a.Times, messages: 1, types: dtypes})(ctx, m.soak)
 	case "window":
 		w, err := m.comm.Alloc(ctx, a.Bytes)
 		m.window = w
