@@ -92,13 +92,9 @@ func (c *Comm) verdict(r device.Record) channel.Fault {
 // have, too.
 const deviceGrace = 500 * time.Millisecond
 
-// lostTime is how long a rank that has lost its connection to a peer waits for news of why: a connection ends before
-// the end of its process is known.
-const lostTime = time.Second
-
 // lost says who is to blame where kernels have found that the port channel to a peer has failed.
 func (c *Comm) lost(peer int) channel.Fault {
-	for end := time.Now().Add(min(lostTime, c.Deadline()/4)); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(min(control.NewsTime, c.Deadline()/4)); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if f := c.control.Fault(nil); f.Cause != channel.CauseNone {
 			return f // also of a third rank, whose end has ended what was to go to this peer
 		}

@@ -537,8 +537,9 @@ func (d *Domain) probe() {
 	}
 }
 
-// lostAfter is how long an idle endpoint may turn away writes to a peer that it was connected to.
-const lostAfter = time.Second
+// lostAfter is how long an idle endpoint may turn away writes to a peer that it was connected to. It is a part of the
+// second within which a reset connection is told: probeAfter comes before it and the wait for news of why after it.
+const lostAfter = 250 * time.Millisecond
 
 // gone says whether a write that was turned away means that the peer's connection has ended: nothing else is
 // underway that could fill the endpoint, so libfabric must be trying to connect again. It says nothing

@@ -2,11 +2,17 @@ package control
 
 import (
 	"errors"
+	"time"
 
 	"github.com/weftgo/weft/channel"
 	"github.com/weftgo/weft/internal/filelimit"
 	"github.com/weftgo/weft/internal/rankset"
 )
+
+// NewsTime is how long a rank that has lost its connection to a peer waits for news of why: a connection ends before
+// the end of its process is known, which takes a few milliseconds. What loses connections tells within the rest of a
+// second.
+const NewsTime = 400 * time.Millisecond
 
 // Failed reports whether the abort word is set. What that means is for Fault to say.
 func (r *Rank) Failed() bool { return r.own.fault.Fault().Cause != channel.CauseNone }

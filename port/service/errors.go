@@ -7,6 +7,7 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/fabric"
+	"github.com/weftgo/weft/internal/control"
 )
 
 // as is an error of package fabric's that is one of package weft's, too.
@@ -93,16 +94,13 @@ func (s *Service) lose(rank int, why error) {
 	}
 }
 
-// newsAfter is how long after a connection was lost the communicator may still learn why.
-const newsAfter = time.Second
-
 // told is the error of a call for a peer. Where the communicator knows more, its error is the one: a connection ends
 // before the end of its process is known.
 func (s *Service) told(ctx context.Context, op string, peer int, err error) error {
 	if err == nil {
 		return nil
 	}
-	for begun := time.Now(); errors.Is(err, fabric.ErrLost) && time.Since(begun) < newsAfter && ctx.Err() == nil; {
+	for begun := time.Now(); errors.Is(err, fabric.ErrLost) && time.Since(begun) < control.NewsTime && ctx.Err() == nil; {
 		if s.sound(op, peer) != nil || s.gone(peer) {
 			break
 		}

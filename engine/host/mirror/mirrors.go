@@ -8,6 +8,7 @@ import (
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/channel"
 	"github.com/weftgo/weft/fabric"
+	"github.com/weftgo/weft/internal/control"
 )
 
 // Mirrors are those that the ranks of a communicator of several hosts have of an owner's pads. All methods are for
@@ -185,13 +186,9 @@ func (m *Mirrors) Pump() {
 	}
 }
 
-// lostTime is how long the control plane has to tell why a rank cannot be written to any more. It knows of a
-// process that ended within a few milliseconds.
-const lostTime = time.Second
-
 // Lost is the rank that cannot be reached any more, for a while, and why.
 func (m *Mirrors) Lost() (rank int, err error) {
-	if m.lost == nil || time.Since(m.lost.failed) < lostTime {
+	if m.lost == nil || time.Since(m.lost.failed) < control.NewsTime {
 		return -1, nil
 	}
 	return m.lost.rank, m.lost.err
