@@ -46,7 +46,7 @@ function field(name,    i) {
 }
 END {
 	print "provider\twhat\tbytes\tC us\tGo us\tGo / C\tGo GB/s"
-	for (i = 1; i <= n; i++) {
+	for (i = 1; i <= n; i++) if (order[i] in go) {
 		split(order[i], part, "\t")
 		printf "%s\t%.2f\t%.2f\t%.2f\t%.2f%s\n", order[i], c[order[i]], go[order[i]], go[order[i]] / c[order[i]],
 			part[3] / go[order[i]] / 1000, wrong[order[i]] ? "\tWRONG" : ""

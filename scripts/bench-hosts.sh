@@ -1,15 +1,19 @@
 #!/bin/sh
 # Times an all-reduce between two hosts, which are network namespaces of this machine, against Gloo, Open MPI and a
-# bare write with data of libfabric from C, in interleaved rounds. Of each row the best round counts.
+# bare write with data of libfabric from C, and two-level expert parallelism against streams from C, in interleaved
+# rounds. Of each row the best round counts.
 #
 # Peers are fetched and built outside of the repository's files, as bench-peers and bench-fabric do. One that cannot
-# be had, or does not start, is skipped by name. ROUNDS, SECONDS_EACH and SIZES change what is run.
+# be had, or does not start, is skipped by name. ROUNDS, SECONDS_EACH, SIZES and TOKENS change what is run.
 set -eu
 . "$(dirname "$0")/env.sh"
 
 rounds=${ROUNDS:-5}
 seconds=${SECONDS_EACH:-1}
 sizes=${SIZES:-8 65536 1048576}
+tokens=${TOKENS:-512}
+# Bytes of the chunks in which rows go to another host: 19 rows of 7168 elements of bf16 (ep/internal/pull, chunkBytes).
+chunk=272384
 log=$build/logs/bench-hosts.log
 rows=$build/logs/bench-hosts.jsonl
 mkdir -p "$build/bin"
@@ -76,7 +80,7 @@ AGENT
 chmod +x "$meeting/agent.sh"
 
 run_fabric_c() {
-	LD_LIBRARY_PATH=$folder in_hosts sh "$meeting/pair.sh" "$build/bin/fabric-c" tcp 10.77.0.1
+	LD_LIBRARY_PATH=$folder in_hosts sh "$meeting/pair.sh" "$build/bin/fabric-c" tcp 10.77.0.1 "$chunk"
 }
 run_openmpi() {
 	OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 in_hosts sh "$meeting/pair.sh" \
@@ -94,7 +98,9 @@ for round in $(seq "$rounds"); do
 		weft)
 			in_hosts "$build/weft" bench fabric --provider tcp --sizes 4096 --json &&
 				in_hosts "$build/weft" bench allreduce --time "${seconds}s" \
-					--sizes "$(printf '%s' "$sizes" | tr ' ' ,)" --json
+					--sizes "$(printf '%s' "$sizes" | tr ' ' ,)" --json &&
+				in_hosts "$build/weft" bench ep --mode ht --tokens "$tokens" --hidden 7168 --topk 8 --experts 64 \
+					--dtype bf16 --time "${seconds}s" --json
 			;;
 		fabric-c) run_fabric_c ;;
 		gloo)
@@ -115,8 +121,27 @@ function field(name,    i) {
 	return ""
 }
 {
+	if (field("op") == "prepare") next
+	if (field("op") == "dispatch" || field("op") == "combine") {
+		if (field("verified") == "false") wrong["two-level"] = 1
+		both += field("min_us")
+		usual += field("p50_us")
+		sent += field("wire_bytes")
+		if (field("op") == "combine") {
+			if (!two || both < two) two = both
+			if (!median || usual < median) median = usual
+			moved = sent
+			both = usual = sent = 0
+		}
+		next
+	}
 	if (field("op") ~ /^fabric/) {
 		what = field("what")
+		if (field("op") == "fabric-c" && (what == "stream" || what == "exchange")) {
+			rate = field("bytes") / field("p50_us")
+			if (rate > most[what]) most[what] = rate
+			next
+		}
 		if (what != "signal" && what != "socket") next
 		key = (field("op") == "fabric-c" ? "C" : "Go") "\t" what ", one way\t"
 	} else key = field("engine") "\tallreduce\t" field("bytes")
@@ -128,4 +153,13 @@ function field(name,    i) {
 END {
 	print "engine\twhat\tbytes\tus"
 	for (i = 1; i <= n; i++) printf "%s\t%.2f%s\n", order[i], best[order[i]], wrong[order[i]] ? "\tWRONG" : ""
+	if (!two) exit
+	printf "weft\tdispatch and combine, p50\t%d\t%.2f%s\n", moved, median, wrong["two-level"] ? "\tWRONG" : ""
+	printf "weft\tdispatch and combine, best\t%d\t%.2f\n", moved, two
+	if (!most["stream"] || !most["exchange"]) exit
+	# The bytes of both ranks, by a stream that has all processors to itself, and those of each by streams both ways.
+	floor["bytes of both by a stream"] = 2 * moved / most["stream"]
+	floor["bytes of each, both ways at once"] = moved / most["exchange"]
+	for (what in floor)
+		printf "C\t%s\t%d\t%.2f\tover the best of weft: %.2f\n", what, moved, floor[what], floor[what] / two
 }' "$rows" | if command -v column >/dev/null 2>&1; then column -t -s "$(printf '\t')"; else cat; fi

@@ -1,5 +1,5 @@
 // What "weft bench fabric" measures, from C: two processes, one provider of libfabric, the same bursts, batches
-// and statistics, the best burst by its median. Both poll without a pause.
+// and statistics, the best burst by its median. Both poll without a pause. Beside that, streams both ways at once.
 //   cc -O2 fabric.c -lfabric && ./a.out PROVIDER ADDRESS [BYTES...]
 //
 // With OTHER_ADDRESS and OTHER_NAMESPACE, a file like /proc/PID/ns/net, in the environment the second process is there.
@@ -193,6 +193,15 @@ static void measure(int first, int wire, int sizes, char **size) {
 			best = least(best, (now() - begun) / DEPTH);
 		}
 		if (first) say("stream", n, DEPTH, best);
+		best = 1e18;
+		for (int burst = 0; burst < BURSTS; burst++) {  // streams both ways at once
+			pause_at(wire);
+			double begun = now();
+			for (int i = 0; i < DEPTH; i++) put((size_t)i * n, bytes / 2 + (size_t)i * n, n, 0);
+			flush();
+			best = least(best, (now() - begun) / DEPTH);
+		}
+		if (first) say("exchange", n, DEPTH, best);
 		pause_at(wire);
 	}
 }
