@@ -56,7 +56,7 @@ func (m *member) Do(r *processes.Rank, c processes.Command) (any, error) {
 	if err := json.Unmarshal(c.Args, &a); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
 	switch c.Do {
 	case "join":
