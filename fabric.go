@@ -37,7 +37,9 @@ type reach struct {
 	renewals uint64 // of regions, in which this rank took part
 	begun    bool   // one that has not ended
 	retired  []*shm.Alias
-	cut      RankSet // lost ranks whose connections ended at one of them
+	others   map[uint64]Renewable // objects with regions of their own
+	number   uint64               // of the next of them
+	cut      RankSet              // lost ranks whose connections ended at one of them
 }
 
 // spans says whether there are ranks on other hosts.
@@ -324,6 +326,51 @@ func (o Operations) FabricSignals(ctx context.Context, op string, n int) (first 
 	}
 	r.signal = first + n
 	return first, nil
+}
+
+// Renewable is an object that reaches other hosts by domains of its own. SetMask gives its regions new keys, as it
+// does those of windows: it calls Settle on all ranks, then Renew on all, then Take and Resume.
+type Renewable interface {
+	// Reaches says whether the object is connected to a rank, and why nothing goes there any more.
+	Reaches(rank int) (connected bool, err error)
+	// Settle posts nothing from now on, and returns when what was posted to ranks that are not lost has landed.
+	Settle(ctx context.Context) error
+	// Renew ends connections to ranks that are gone, and gives all regions new keys. It returns their cards.
+	Renew(gone func(rank int) bool, epoch uint32) (cards [][]byte, err error)
+	// Take takes note of a card of another rank.
+	Take(rank int, card []byte) error
+	// Resume goes on to post.
+	Resume()
+}
+
+// Renews makes SetMask renew the regions of an object, which all ranks have made. It is collective. remove takes it
+// back.
+func (o Operations) Renews(ctx context.Context, op string, r Renewable) (remove func(), err error) {
+	c := o.comm
+	if !c.spans() {
+		return func() {}, nil
+	}
+	notes, err := c.verifyWith(ctx, op, "regions", binary.LittleEndian.AppendUint64(nil, c.reach.number), nil)
+	if err != nil {
+		return nil, err
+	}
+	number := uint64(0)
+	for _, n := range notes { // a rank that was masked has missed some
+		if len(n) == 8 {
+			number = max(number, binary.LittleEndian.Uint64(n))
+		}
+	}
+	c.reach.mu.Lock()
+	defer c.reach.mu.Unlock()
+	if c.reach.others == nil {
+		c.reach.others = map[uint64]Renewable{}
+	}
+	c.reach.others[number], c.reach.number = r, number+1
+	return func() {
+		c.reach.mu.Lock()
+		defer c.reach.mu.Unlock()
+		delete(c.reach.others, number)
+	}, nil
 }
 
 // Carries makes known what carries to other ranks for kernels, which find that it has failed, but not why: lost says

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/weftgo/weft/fabric"
@@ -17,6 +18,8 @@ import (
 //  2. What they themselves have on its way to each other lands first, by the old keys.
 //  3. Each registers the memory anew, at another address, and they tell each other the cards. What still lands at the
 //     former address, as it may where the provider writes by a processor, lands where nobody reads.
+//
+// Objects with domains of their own take part: see [Renewable].
 //
 // A rank that was left out alive and is taken back loses its connections if it had something on its way meanwhile.
 
@@ -54,7 +57,8 @@ func (c *Comm) renewRegions(ctx context.Context, op string) error {
 		return nil
 	}
 	c.reach.begun = true
-	if err := c.verifySame(ctx, op, "settled", c.settleFar(ctx, op)); err != nil {
+	others := c.reach.renewables()
+	if err := c.verifySame(ctx, op, "settled", c.settleFar(ctx, op, others)); err != nil {
 		return err
 	}
 	err = c.cutOff(gone)
@@ -67,11 +71,45 @@ func (c *Comm) renewRegions(ctx context.Context, op string) error {
 			}
 		}
 	}
-	if err := c.tellCards(ctx, op, windows, err); err != nil {
-		return err
+	var cards []namedCard
+	for _, w := range windows {
+		if w.region != nil {
+			cards = append(cards, namedCard{w.id, w.region.Card()})
+		}
+	}
+	for number, o := range others {
+		if err != nil {
+			break
+		}
+		var renewed [][]byte
+		renewed, err = o.Renew(func(r int) bool { return gone[r/8]&(1<<(r%8)) != 0 }, uint32(c.control.Generation()))
+		for _, card := range renewed {
+			cards = append(cards, namedCard{otherCard | number, card})
+		}
+	}
+	if err := c.tellCards(ctx, op, cards, err); err != nil {
+		return err // the others are held until SetMask succeeds: they may not have all keys
+	}
+	for _, o := range others {
+		o.Resume()
 	}
 	c.reach.renewals, c.reach.begun = last+1, false
 	return nil
+}
+
+// namedCard is a card of a window's region, by the window's number, or of another object's.
+type namedCard struct {
+	id   uint64
+	card []byte
+}
+
+// otherCard marks the number of an object that is no window.
+const otherCard = 1 << 63
+
+func (r *reach) renewables() map[uint64]Renewable {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return maps.Clone(r.others)
 }
 
 // goneFar are the masked ranks of other hosts, as bits, that this one cannot write to any more and is not cut off from.
@@ -83,6 +121,16 @@ func (c *Comm) goneFar() []byte {
 	for rank, p := range r.peers {
 		if p != nil && c.Masked(rank) && !r.cut.Has(rank) && p.Err() != nil {
 			gone[rank/8] |= 1 << (rank % 8)
+		}
+	}
+	for rank := range c.size {
+		if !c.Masked(rank) {
+			continue
+		}
+		for _, o := range r.others {
+			if connected, err := o.Reaches(rank); connected && (err != nil || r.lost[rank] != nil) {
+				gone[rank/8] |= 1 << (rank % 8)
+			}
 		}
 	}
 	return gone
@@ -102,11 +150,16 @@ func (c *Comm) far() (peers []*fabric.Peer) {
 }
 
 // settleFar waits until what this rank has written to others has landed.
-func (c *Comm) settleFar(ctx context.Context, op string) error {
+func (c *Comm) settleFar(ctx context.Context, op string, others map[uint64]Renewable) error {
 	ctx, cancel := c.bounded(ctx, op)
 	defer cancel()
 	for _, p := range c.far() {
 		if err := p.Settle(ctx); err != nil {
+			return cmp.Or(c.begin(op), fmt.Errorf("%s: %w", op, err))
+		}
+	}
+	for _, o := range others {
+		if err := o.Settle(ctx); err != nil {
 			return cmp.Or(c.begin(op), fmt.Errorf("%s: %w", op, err))
 		}
 	}
@@ -130,24 +183,21 @@ func (c *Comm) cutOff(gone []byte) error {
 	return nil
 }
 
-// tellCards gives each rank the cards of all others' windows, as many at a time as a note holds.
-func (c *Comm) tellCards(ctx context.Context, op string, windows []*Window, own error) error {
+// tellCards gives each rank the cards of all others, as many at a time as a note holds.
+func (c *Comm) tellCards(ctx context.Context, op string, cards []namedCard, own error) error {
 	var note []byte
 	for {
 		note = append(note[:0], 0)
-		for len(windows) > 0 {
-			w := windows[0]
-			if w.region != nil {
-				card := w.region.Card()
-				if len(note)+10+len(card) > noteSize/2 {
-					note[0] = 1 // more follow
-					break
-				}
-				note = binary.LittleEndian.AppendUint64(note, w.id)
-				note = binary.LittleEndian.AppendUint16(note, uint16(len(card)))
-				note = append(note, card...)
+		for len(cards) > 0 {
+			card := cards[0].card
+			if len(note)+10+len(card) > noteSize/2 {
+				note[0] = 1 // more follow
+				break
 			}
-			windows = windows[1:]
+			note = binary.LittleEndian.AppendUint64(note, cards[0].id)
+			note = binary.LittleEndian.AppendUint16(note, uint16(len(card)))
+			note = append(note, card...)
+			cards = cards[1:]
 		}
 		notes, err := c.verifyWith(ctx, op, "cards", note, own)
 		if err != nil {
@@ -169,30 +219,43 @@ func (c *Comm) tellCards(ctx context.Context, op string, windows []*Window, own 
 	}
 }
 
-// takeCards takes note of the regions of a rank of another host.
+// takeCards takes note of the regions of another rank.
 func (c *Comm) takeCards(op string, rank int, cards []byte) error {
-	p := Operations{c}.FabricPeer(rank)
-	if p == nil {
-		return nil
-	}
 	for len(cards) >= 10 {
 		id, n := binary.LittleEndian.Uint64(cards), int(binary.LittleEndian.Uint16(cards[8:]))
 		if len(cards) < 10+n {
 			break
 		}
-		remote, err := p.Region(cards[10:][:n])
-		if err != nil {
+		if err := c.takeCard(rank, namedCard{id, cards[10:][:n]}); err != nil {
 			return fmt.Errorf("%s: %w", op, err)
-		}
-		for _, w := range c.windows.open() {
-			if w.id == id {
-				w.remotes[rank] = remote
-			}
 		}
 		cards = cards[10+n:]
 	}
 	if len(cards) > 0 {
 		return &PeerError{Rank: rank, Op: op, Err: fmt.Errorf("%w: %d bytes of a card", ErrMismatch, len(cards))}
+	}
+	return nil
+}
+
+func (c *Comm) takeCard(rank int, n namedCard) error {
+	if n.id&otherCard != 0 {
+		if o := c.reach.renewables()[n.id&^otherCard]; o != nil && rank != c.rank {
+			return o.Take(rank, n.card)
+		}
+		return nil // it was closed here
+	}
+	p := Operations{c}.FabricPeer(rank)
+	if p == nil {
+		return nil // a rank of this host
+	}
+	remote, err := p.Region(n.card)
+	if err != nil {
+		return err
+	}
+	for _, w := range c.windows.open() {
+		if w.id == n.id {
+			w.remotes[rank] = remote
+		}
 	}
 	return nil
 }

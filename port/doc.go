@@ -72,6 +72,9 @@
 // cause, with the peer's rank. Calls end with their context, too, or after Timeout; that leaves the
 // channel as it was.
 //
+// Ranks that go on without another one give their memories new keys, by [Proxy.Settle], [Proxy.Renew], [Proxy.Take]
+// and [Proxy.Resume]: what the lost rank still sends lands in none. Channels stay what they are.
+//
 // # Cost
 //
 // A push costs one compare-and-swap and four stores, the proxy one load of each word. The floor is the trip of

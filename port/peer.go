@@ -101,7 +101,8 @@ func (p *Peer) Fail(cause error) {
 // Memory is memory of this rank that channels put from, and that peers put into.
 type Memory struct {
 	proxy   *Proxy
-	number  int // in the proxy's table
+	number  int    // in the proxy's table
+	serial  uint64 // no other memory of the proxy has had it
 	bytes   int
 	regions []*fabric.Region // one a rail
 }
@@ -124,6 +125,8 @@ func (x *Proxy) Register(memory []byte, epoch uint32) (*Memory, error) {
 	if x.closed {
 		return nil, errors.Join(fmt.Errorf("register: %w", fabric.ErrClosed), m.closeRegions())
 	}
+	x.serial++
+	m.serial = x.serial
 	old := *x.locals.Load()
 	if m.number = slices.Index(old, nil); m.number >= 0 {
 		all := slices.Clone(old)
@@ -147,7 +150,16 @@ func (m *Memory) Card() []byte {
 	for _, r := range m.regions {
 		cards = append(cards, r.Card())
 	}
-	return join(cards)
+	return append(binary.LittleEndian.AppendUint64(nil, m.serial), join(cards)...)
+}
+
+// cut takes the card of a memory apart.
+func (x *Proxy) cut(card []byte) (serial uint64, cards [][]byte, err error) {
+	if len(card) < 8 {
+		return 0, nil, fmt.Errorf("%w: a memory's card of %d bytes", fabric.ErrMismatch, len(card))
+	}
+	cards, err = x.split(card[8:])
+	return binary.LittleEndian.Uint64(card), cards, err
 }
 
 // Renew takes the keys back and makes new ones, as [fabric.Region.Renew] says.
@@ -188,30 +200,34 @@ func (m *Memory) closeRegions() (err error) {
 type Remote struct {
 	proxy  *Proxy
 	number int // in the proxy's table
+	name   name
 	rank   int
 	rails  []fabric.Remote
 }
 
-// Memory makes a peer's memory known by its card.
+// name is that of a memory among those of all ranks. It stays when the memory is renewed.
+type name struct {
+	rank   int
+	serial uint64
+}
+
+// Memory makes a peer's memory known by its card, which may be one from before it was renewed.
 func (p *Peer) Memory(card []byte) (*Remote, error) {
-	cards, err := p.proxy.split(card)
-	if err != nil {
-		return nil, &PeerError{Rank: p.rank, Op: "region", Err: err}
-	}
-	m := &Remote{proxy: p.proxy, rank: p.rank}
-	for i, r := range p.rails {
-		remote, err := r.Region(cards[i])
-		if err != nil {
-			return nil, err
-		}
-		m.rails = append(m.rails, remote)
-	}
 	x := p.proxy
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	m, err := p.remote(card)
+	if err != nil {
+		return nil, err
+	}
+	if newer := x.renewed[m.name]; newer != nil {
+		if m, err = p.remote(newer); err != nil {
+			return nil, err
+		}
+	}
 	all := *x.remotes.Load()
 	for _, known := range all { // so that it may be asked for again and again
-		if known.rank == m.rank && slices.Equal(known.rails, m.rails) {
+		if known.name == m.name {
 			return known, nil
 		}
 	}
@@ -219,6 +235,23 @@ func (p *Peer) Memory(card []byte) (*Remote, error) {
 		return nil, invalid("memory of rank %d: a proxy knows at most %d memories of peers", p.rank, len(all))
 	}
 	m.number = add(&x.remotes, m)
+	return m, nil
+}
+
+// remote is a peer's memory that has no number yet.
+func (p *Peer) remote(card []byte) (*Remote, error) {
+	serial, cards, err := p.proxy.cut(card)
+	if err != nil {
+		return nil, &PeerError{Rank: p.rank, Op: "region", Err: err}
+	}
+	m := &Remote{proxy: p.proxy, name: name{p.rank, serial}, rank: p.rank}
+	for i, r := range p.rails {
+		remote, err := r.Region(cards[i])
+		if err != nil {
+			return nil, err
+		}
+		m.rails = append(m.rails, remote)
+	}
 	return m, nil
 }
 

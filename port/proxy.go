@@ -74,10 +74,13 @@ type Proxy struct {
 	rings   []*ring
 	active  []*lane // with something to do
 	kernels []*Kernels
+	held    bool // nothing is posted
 
-	mu     sync.Mutex // around changes of the tables, and below
-	closed bool
-	peers  map[int]*Peer
+	mu      sync.Mutex // around changes of the tables, and below
+	closed  bool
+	peers   map[int]*Peer
+	serial  uint64          // of the last memory
+	renewed map[name][]byte // cards of peers' memories that have new keys
 }
 
 // New makes a proxy over one domain, or several of one rank: its rails, in the same order on all ranks. The
@@ -98,7 +101,7 @@ func New(o Options, rails ...*fabric.Domain) (*Proxy, error) {
 	x := &Proxy{
 		options: o, rails: rails, host: newRing(make([]slot, o.Depth), new(atomic.Uint64), new(atomic.Uint64)),
 		stop: make(chan struct{}), stopped: make(chan struct{}), wake: make(chan struct{}, 1), peers: map[int]*Peer{},
-		calls: make(chan func()),
+		calls: make(chan func()), renewed: map[name][]byte{},
 	}
 	x.host.flushed = func(l *lane, position uint64) { l.flushed.Store(position + 1) }
 	x.ended, x.end = context.WithCancelCause(context.Background())
@@ -130,10 +133,12 @@ func (x *Proxy) run() {
 	var idle, looked time.Time
 	for turns := 0; ; turns++ {
 		some := false
-		for _, r := range x.rings {
-			some = x.drain(r) || some
+		if !x.held {
+			for _, r := range x.rings {
+				some = x.drain(r) || some
+			}
+			some = x.work() || some
 		}
-		some = x.work() || some
 		for _, d := range x.rails {
 			n, err := d.Poll()
 			if err != nil {

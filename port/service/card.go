@@ -61,6 +61,9 @@ func (m *Memory) Card() []byte {
 	}
 	b := binary.LittleEndian.AppendUint32(nil, memoryMagic)
 	b = binary.LittleEndian.AppendUint32(b, uint32(rank))
+	if m.local != nil {
+		own.card = m.local.Card() // SetMask may have renewed it
+	}
 	return append(b, own.encode()...)
 }
 

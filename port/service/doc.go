@@ -39,6 +39,10 @@
 // between the ranks that remain go on; what is asked of one to a masked rank fails. A connection that the network has
 // lost is [weft.ErrDied] of the peer.
 //
+// Between hosts SetMask ends the connections to ranks that are gone and gives all memories new keys, so that what
+// such a rank still sends lands in none of them. Cards from before are as good as new ones. A memory that is no window
+// stays where it is: of a write that was landing at that moment the provider may finish a piece.
+//
 // # Kernels
 //
 // [Channel.Kernel] is a port channel as kernels take it: see package port. The memories are then pinned memory of the

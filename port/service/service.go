@@ -32,6 +32,7 @@ type Service struct {
 	cards   [][]byte // of the proxies, by rank
 	board   *Memory  // for hellos by the fabric
 	silence func()   // of what the communicator is told of failures
+	unhook  func()   // takes back that SetMask renews keys; nil: it does not
 
 	mu       sync.Mutex
 	kernels  *port.Kernels
@@ -100,6 +101,9 @@ func (s *Service) openFabric(ctx context.Context, op string) error {
 			s.absent = &weft.PeerError{Rank: r, Op: op, Err: fmt.Errorf("%w there: %s", weft.ErrUnsupported, n[1:])}
 			return s.closeFabric()
 		}
+	}
+	if s.unhook, err = s.ops.Renews(ctx, op, s.proxy); err != nil {
+		return err
 	}
 	s.cards = make([][]byte, s.comm.Size())
 	card := s.proxy.Card()
@@ -318,6 +322,9 @@ func (s *Service) release() error {
 
 func (s *Service) closeFabric() error {
 	var errs []error
+	if s.unhook != nil {
+		s.unhook()
+	}
 	if s.proxy != nil {
 		errs = append(errs, s.proxy.Close())
 	}
