@@ -37,6 +37,7 @@ type Proxy struct {
 	launch  enginegpu.Launch[handOverArgs]
 	memory  *cuda.HostMemory
 	waiter  *channel.Waiter
+	owner   string
 	blocks  int
 
 	generation uint64
@@ -73,7 +74,7 @@ const (
 // New makes a proxy. It is collective. The communicator may have ranks on several hosts.
 func New(ctx context.Context, comm *weft.Comm, s Spec) (*Proxy, error) {
 	p := &Proxy{
-		comm: comm, calls: map[uint64]*call{}, stop: make(chan struct{}), generation: comm.Operations().Generation(),
+		comm: comm, owner: s.Owner, calls: map[uint64]*call{}, stop: make(chan struct{}), generation: comm.Operations().Generation(),
 		waiter: comm.Operations().WaiterOf(s.Owner + "'s proxy"),
 	}
 	p.wake.L = &p.mu
@@ -136,6 +137,25 @@ func (p *Proxy) Enter(ctx context.Context, op string, s *weft.Stream) (*cuda.Str
 	}
 	return p.lane.Enter(ctx, op, s)
 }
+
+// EnterLocal is Enter for a call that no other rank makes. After ranks were masked one of all ranks comes first.
+func (p *Proxy) EnterLocal(op string, s *weft.Stream) (*cuda.Stream, error) {
+	if err := p.comm.Operations().Begin(op); err != nil {
+		return nil, err
+	}
+	if p.comm.Operations().Generation() != p.generation {
+		return nil, weft.Unsupportedf("%s: ranks were masked, and the %s begins anew with a call of all ranks; make one "+
+			"before", op, p.owner)
+	}
+	stream := p.lane.Stream(s)
+	return stream, p.lane.EnterLocal(op, stream)
+}
+
+// Captured reports whether the call that was entered last goes into a graph.
+func (p *Proxy) Captured() bool { return p.lane.Capture() != 0 }
+
+// Blocks is how many blocks the kernel has.
+func (p *Proxy) Blocks() int { return p.blocks }
 
 // Stream is the stream that a call is enqueued on.
 func (p *Proxy) Stream(s *weft.Stream) *cuda.Stream { return p.lane.Stream(s) }
