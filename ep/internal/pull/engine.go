@@ -89,7 +89,19 @@ func newScratch(g *spec.Geometry) scratch {
 	}
 }
 
-func NewHost(ctx context.Context, of *spec.Base) (spec.RowEngine, error) {
+// Engine is the engine of a handle on the host, with what the hosts' part of operations between GPUs needs.
+type Engine interface {
+	spec.RowEngine
+	// OnStep has a function called whenever this rank gets on in an operation; nil: none.
+	OnStep(step func())
+	// Extents are the rows of a batch that exist, pads included, ascending.
+	Extents(b *spec.Batch) []Extent
+	// Shipped is how many bytes of rows and numbers this rank has sent to other hosts.
+	Shipped() uint64
+}
+
+// NewHost makes the engine of a handle. It is collective.
+func NewHost(ctx context.Context, of *spec.Base) (Engine, error) {
 	h := &host{Base: of}
 	for r := range h.Comm.Size() {
 		h.hosts = max(h.hosts, h.Comm.Host(r)+1)
@@ -107,7 +119,7 @@ func NewHost(ctx context.Context, of *spec.Base) (spec.RowEngine, error) {
 func (h *host) allocate(ctx context.Context) error {
 	g, s := &h.Geometry, h.Spec
 	alloc := func(size int) (*weft.Window, error) {
-		w, err := h.Comm.Alloc(ctx, size)
+		w, err := h.Comm.Operations().AllocHost(ctx, size)
 		if err == nil {
 			h.windows = append(h.windows, w)
 		}
@@ -160,7 +172,10 @@ func (h *host) Resources() (r spec.Resources) {
 	return r
 }
 
-// Shipped is how many bytes of rows and numbers this rank has sent to other hosts.
+// OnStep implements [Engine].
+func (h *host) OnStep(step func()) { h.rounds.Step = step }
+
+// Shipped implements [Engine].
 func (h *host) Shipped() uint64 { return h.rounds.Shipped() }
 
 func (h *host) CountWaits(dispatch, combine weft.Tensor) {

@@ -291,6 +291,9 @@ func (f *far) here() int { return f.h.Comm.Host(f.h.Comm.Rank()) }
 func (f *far) await(ctx context.Context, op string, src, counter int, value uint64) error {
 	c := channel.CounterAt(f.counters(src, counter), counter)
 	f.h.rounds.Pump()
+	if step := f.h.rounds.Step; step != nil {
+		step()
+	}
 	if c.Load() >= value {
 		return nil
 	}
