@@ -43,11 +43,14 @@
 // different calls or use different Routings, and report a mismatch. docs/design/gpu-engine.md has
 // the whole design.
 //
-// Between hosts, and wherever a rank does not map another's memory (WEFT_NO_PEER=1), rows go to far
-// ranks through port channels (package port): expert-major and rank-major layouts, without gradients of
-// weights and CombineBackward. Results are bit by bit those of one host. An operation is then three
-// kernels, which store what is sent, carry it, and receive. It can be captured, too, but is captured anew
-// after a SetMask.
+// Between hosts, and wherever a rank does not map another's memory (WEFT_NO_PEER=1), rows of up to 512 tokens
+// go to far ranks through port channels (package port), if the layout is expert-major or rank-major, nothing can
+// overflow and sums are not by host. An operation is then three kernels, which store what is sent, carry it, and
+// receive. After a SetMask graphs are captured anew, and gradients of weights and of a combine take a new routing.
+//
+// In all other cases the stream hands the operation to a goroutine of the host, and the host engine makes it on
+// host memory: see Between hosts below. Rows that exist go there and back over PCIe. Results are bit by bit those
+// of one host, either way.
 //
 // In direct mode the final row of every selection is known before a row leaves. Packed layouts, and
 // handles whose capacity can overflow, are in direct mode: there Prepare is an exchange of its own.
@@ -164,6 +167,9 @@
 // works. Ranks that call different operations, or one operation by different Routings, get an error
 // too: a header names the call and the Routing, the latter by the number of its Prepare, generation
 // included.
+//
+// Handles of GPUs of several hosts that go by the host engine find such things when the stream comes to the
+// operation. But for an overflow that is the communicator's failure then, in the same words.
 //
 // One list of rules says which Specs are not supported; the table of what is supported is generated
 // from it. The ranges of a Spec's numbers and the size of the address space are checked beside it.

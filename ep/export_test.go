@@ -33,6 +33,13 @@ func SetCombineRanks(ranks int) (undo func()) {
 	return func() { thresholds.CombineRanks = before }
 }
 
+// SetPortTokens makes kernels and port channels take rows between hosts up to so many tokens, and gives what undoes it.
+func SetPortTokens(tokens int) (undo func()) {
+	before := thresholds.PortTokens
+	thresholds.PortTokens = tokens
+	return func() { thresholds.PortTokens = before }
+}
+
 // TableVersion is that of the tables that handles heed.
 const TableVersion = tableVersion
 
@@ -65,5 +72,5 @@ func Grids(h *Handle) (blocks, threads [3]int) { return gpu.HookGrids(h.engine) 
 // GraphedRoutings is how many of the Routings that nobody has are written by graphs.
 func GraphedRoutings(h *Handle) int { return gpu.HookGraphedRoutings(h.engine) }
 
-// Shipped is how many bytes of rows and numbers a rank of a handle on the host has sent to other hosts.
+// Shipped is how many bytes of rows and numbers the host of a rank has sent to other hosts.
 func Shipped(h *Handle) uint64 { return h.engine.(interface{ Shipped() uint64 }).Shipped() }

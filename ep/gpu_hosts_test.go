@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -19,10 +18,8 @@ import (
 	"github.com/weftgo/weft/internal/ranktest"
 )
 
-// hostWays are the ways that rows go between hosts.
-var hostWays = slices.DeleteFunc(slices.Clone(ways), func(w way) bool { return w.spec.CheckBetween(2) != nil })
-
-// TestBetweenGPUs runs some of the suite between GPUs of several hosts, which do not map each other's memory.
+// TestBetweenGPUs runs the suite between GPUs of several hosts, which do not map each other's memory: by port channels
+// where there are few tokens, and by the hosts' processors.
 func TestBetweenGPUs(t *testing.T) {
 	for _, where := range []string{"emulated", "real"} {
 		t.Run(where, func(t *testing.T) {
@@ -32,14 +29,23 @@ func TestBetweenGPUs(t *testing.T) {
 			}
 			on, ways := m(t), []struct{ hosts, each int }{{2, 2}, {2, 1}, {4, 1}}
 			if where == "emulated" && !emulate.Everything() {
-				cases = (cases + 2) / 3
-			}
-			if testing.Short() {
-				ways = ways[:1]
+				ways = ways[:2]
 			}
 			for _, way := range ways {
 				t.Run(fmt.Sprintf("%d x %d ranks", way.hosts, way.each), func(t *testing.T) {
-					eptest.RunSome(t, on.between(way.each).engine(t, way.hosts*way.each, gpuDeadline), cases)
+					few := cases
+					if where == "emulated" && !emulate.Everything() {
+						few = 1
+					}
+					eptest.RunSome(t, on.between(way.each).engine(t, way.hosts*way.each, gpuDeadline), few)
+				})
+				t.Run(fmt.Sprintf("%d x %d ranks, by processors", way.hosts, way.each), func(t *testing.T) {
+					t.Cleanup(ep.SetPortTokens(0))
+					many := cases
+					if where == "emulated" { // of which the hand-over is the only kernel
+						many = 3 * cases
+					}
+					eptest.RunSome(t, on.between(way.each).engine(t, way.hosts*way.each, gpuDeadline), many)
 				})
 			}
 		})
@@ -62,7 +68,7 @@ func eachHost(t *testing.T, body func(t *testing.T, m *gpuMachine)) {
 func TestLateRankBetweenGPUs(t *testing.T) {
 	eachHost(t, func(t *testing.T, m *gpuMachine) {
 		const ranks, late = 3, 1
-		ways := hostWays
+		ways := ways
 		if !emulate.Everything() && testing.Short() {
 			ways = ways[:2]
 		}
@@ -176,7 +182,7 @@ func (r *member) without(ctx context.Context, round *eptest.Round, op string, la
 func TestAbortBetweenGPUs(t *testing.T) {
 	eachHost(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
-		for i, way := range hostWays {
+		for i, way := range ways {
 			aborts := i % ranks
 			t.Run(fmt.Sprintf("%s/%d", way.name, aborts), func(t *testing.T) {
 				s := sized(way.spec, ranks)
@@ -267,7 +273,7 @@ func TestMismatchBetweenGPUs(t *testing.T) {
 func TestGraphsBetweenGPUs(t *testing.T) {
 	eachHost(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
-		for _, way := range hostWays {
+		for _, way := range ways {
 			t.Run(way.name, func(t *testing.T) {
 				s := sized(way.spec, ranks)
 				s.Live = 24
@@ -327,42 +333,77 @@ func TestPartsBetweenGPUs(t *testing.T) {
 	})
 }
 
-// TestRefusedBetweenGPUs: what does not go between hosts is refused alike on all ranks, and the handle goes on.
-func TestRefusedBetweenGPUs(t *testing.T) {
+// TestGradientsBetweenGPUs brings all gradients of batches whose rows go by port channels, and refuses those of a
+// routing of before a mask.
+func TestGradientsBetweenGPUs(t *testing.T) {
 	eachHost(t, func(t *testing.T, m *gpuMachine) {
-		const ranks = 2
-		s := sized(exactRows, ranks)
-		s.Weighting = ep.Weighted
-		b := evenly(s, ranks, 1, 5).Batch()
-		capped := s
-		capped.Capacity, capped.Overflow = 2, ep.OverflowDrop
-		members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
-			for what, s := range map[string]ep.Spec{"Layout": sized(tokenRows, ranks), "Capacity": capped} {
-				if _, err := ep.NewHandle(ctx, r.Comm, s); !errors.Is(err, weft.ErrUnsupported) ||
-					!strings.Contains(err.Error(), what) || !strings.Contains(err.Error(), "several hosts") {
-					return fmt.Errorf("a handle of %v: %w", s, err)
-				}
-			}
-			round, err := b.Round(r.e, r.Comm, r.handle)
-			if err != nil {
-				return err
-			}
-			if err := r.exchange(ctx, round); err != nil {
-				return err
-			}
-			if err := round.PrepareDispatch(ctx, r.stream); err != nil {
-				return err
-			}
-			for _, err := range []error{
-				round.CombineBackward(ctx, r.stream, true), round.DispatchBackward(ctx, r.stream, true),
-			} {
-				if !errors.Is(err, weft.ErrUnsupported) {
-					return fmt.Errorf("gradients: %w", err)
-				}
-			}
-			return errors.Join(round.DispatchBackward(ctx, r.stream, false), r.Wait(ctx, r.stream), round.Free())
-		})
+		const ranks, out = 3, 2
+		for _, spec := range []ep.Spec{exactRows, rankRows} {
+			t.Run(fmt.Sprintf("%v/%v", spec.Layout, spec.Reduction), func(t *testing.T) {
+				s := sized(spec, ranks)
+				all, rest := evenly(s, ranks, 1, 5).Batch(), evenly(s, ranks, 2, 6).Batch(out)
+				members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+					round, err := all.Round(r.e, r.Comm, r.handle)
+					if err != nil {
+						return err
+					}
+					for range 2 {
+						if err := errors.Join(r.exchange(ctx, round), round.Backward(ctx, r.stream), r.Wait(ctx, r.stream)); err != nil {
+							return err
+						}
+						if err := round.CheckGradients(); err != nil {
+							return err
+						}
+					}
+					if r.Rank() != out {
+						if err := r.SetMask(ctx, out); err != nil {
+							return err
+						}
+						if err := r.batch(ctx, rest); err != nil {
+							return err
+						}
+						if err := round.CombineBackward(ctx, r.stream, true); !errors.Is(err, weft.ErrInvalid) ||
+							!strings.Contains(err.Error(), "prepare again") {
+							return fmt.Errorf("gradients by a routing of before the mask: %w", err)
+						}
+					}
+					round.Release()
+					if err := r.SetMask(ctx); err != nil {
+						return err
+					}
+					return errors.Join(r.exchange(ctx, round), round.Backward(ctx, r.stream), r.Wait(ctx, r.stream),
+						round.CheckGradients(), round.Free())
+				})
+			})
+		}
 	})
+}
+
+// TestBytesBetweenGPUs compares the bytes that each operation sends to other hosts with the formulas of the package's
+// documentation.
+func TestBytesBetweenGPUs(t *testing.T) {
+	t.Cleanup(ep.SetPortTokens(0))
+	m := fewMachine(t)
+	layouts := [][2]int{{4, 2}, {3, 1}} // ranks, and those of a host
+	if !emulate.Everything() {
+		layouts = layouts[:1]
+	}
+	for _, l := range layouts {
+		e := m.between(l[1]).engine(t, l[0], gpuDeadline)
+		for i, s := range []ep.Spec{
+			{Layout: ep.ExpertMajor},
+			{Layout: ep.ExpertPacked, Reduction: ep.Partial, Payload: ep.FP8},
+			{Layout: ep.ExpertMajor, Reduction: ep.PartialByHost, Payload: ep.FP8UE8M0},
+			{Layout: ep.RankMajor, Reduction: ep.Partial, Weighting: ep.Plain},
+			{Layout: ep.TokenMajor, Reduction: ep.PartialByHost, Weighting: ep.Plain},
+		} {
+			if !emulate.Everything() && i != 1 && i != 4 {
+				continue
+			}
+			s.Experts, s.TopK, s.Hidden, s.MaxTokens, s.SMs = 3*l[0], 4, 512, 40, 2*l[0]
+			t.Run(fmt.Sprint(l, " ", s), func(t *testing.T) { checkBytes(t, e, e.Hosts(), s) })
+		}
+	}
 }
 
 // TestNoPeerOnGPUs: with WEFT_NO_PEER=1 each rank is a host of its own.

@@ -1,7 +1,6 @@
 package ep_test
 
 import (
-	"fmt"
 	"log/slog"
 	"os"
 	"testing"
@@ -119,11 +118,13 @@ func (m *gpuMachine) hosts(t *testing.T, n int, deadline time.Duration) *eptest.
 	t.Helper()
 	classes := fabrictest.Classes()
 	network := fabrictest.New(classes[n%len(classes)], uint64(n))
-	name := fmt.Sprintf("hosts of %d ranks", m.each)
-	e := eptest.NewDeviceHosts(name, func(rank int) []weft.Option {
-		return append(m.Options(rank), weft.WithDeadline(deadline), weft.WithFabric(network.Open), weft.WithLogger(m.logger),
-			weft.WithHostID(fmt.Sprint("host ", rank/m.each)))
-	}).OfSizes(n)
+	names := make([]byte, n)
+	for rank := range names {
+		names[rank] = 'a' + byte(rank/m.each)
+	}
+	e := eptest.NewDeviceHosts(string(names), func(rank int) []weft.Option {
+		return append(m.Options(rank), weft.WithDeadline(deadline), weft.WithFabric(network.Open), weft.WithLogger(m.logger))
+	})
 	t.Cleanup(func() {
 		if err := e.Close(); err != nil {
 			t.Error(err)

@@ -32,16 +32,17 @@ type Handle struct {
 func NewHandle(ctx context.Context, comm *weft.Comm, s Spec) (*Handle, error) {
 	const op = "new handle"
 	e := spec.EngineOf(comm)
-	err := s.ValidateOn(e, comm.Size())
+	validate := func(ranks int) error { return s.ValidateOn(e, ranks) }
+	if e == spec.GPUEngine && comm.Operations().Spans() {
+		validate = s.ValidateBetween
+	}
+	err := validate(comm.Size())
 	s = s.Normalize()
 	if err == nil && e == spec.GPUEngine {
 		s, err = tuned(s, comm)
 	}
 	if err != nil {
 		err = fmt.Errorf("%s: %w", op, err)
-	}
-	if err == nil {
-		err = between(op, e, comm, s)
 	}
 	if err := comm.Operations().VerifySame(ctx, op, s.Text(), err); err != nil {
 		return nil, err
@@ -55,16 +56,6 @@ func NewHandle(ctx context.Context, comm *weft.Comm, s Spec) (*Handle, error) {
 	return h, nil
 }
 
-// between refuses what an engine does not do between hosts.
-func between(op string, e spec.Engine, comm *weft.Comm, s Spec) error {
-	if e == spec.GPUEngine && comm.Operations().Spans() {
-		if err := s.CheckBetween(comm.Size()); err != nil {
-			return fmt.Errorf("%s: %w", op, err)
-		}
-	}
-	return nil
-}
-
 // log says at level Debug what the handle is made of and, on GPUs, which forms of kernels it has chosen.
 func (h *Handle) log() {
 	logger, r := h.base.Comm.Operations().Logger(), h.engine.Resources()
@@ -72,7 +63,10 @@ func (h *Handle) log() {
 		return
 	}
 	attrs := []any{"op", "new handle", "engine", h.Engine().String(), "spec", h.base.Spec.String(), "bytes", r.Bytes}
-	if h.Engine() == spec.GPUEngine {
+	switch {
+	case proxied(h.base):
+		attrs = append(attrs, "kernels", "hand-over", "dispatch_sms", r.DispatchSMs, "combine_sms", r.CombineSMs)
+	case h.Engine() == spec.GPUEngine:
 		attrs = append(attrs, "kernels", fmt.Sprintf("%+v", spec.ChoiceOf(h.base.Spec, h.base.Comm)),
 			"dispatch_sms", r.DispatchSMs, "combine_sms", r.CombineSMs)
 	}

@@ -67,15 +67,15 @@ func TestHostBytes(t *testing.T) {
 			{Layout: ep.TokenMajor, Reduction: ep.PartialByHost, Weighting: ep.Plain},
 		} {
 			s.Experts, s.TopK, s.Hidden, s.MaxTokens = 3*n, 4, 512, 150
-			t.Run(fmt.Sprint(names, " ", s), func(t *testing.T) { checkBytes(t, e, s, n) })
+			t.Run(fmt.Sprint(names, " ", s), func(t *testing.T) { checkBytes(t, e, e.Hosts(), s) })
 		}
 	}
 }
 
-func checkBytes(t *testing.T, e *eptest.Host, s ep.Spec, n int) {
-	ctx := testContext(t)
+func checkBytes(t *testing.T, e eptest.Engine, hosts []int, s ep.Spec) {
+	ctx, n := testContext(t), len(hosts)
 	c := eptest.Fixed(s, n, 8) // a seed with which both gradients bring those of weights
-	c.Hosts = e.Hosts()
+	c.Hosts = hosts
 	batch := c.Batch()
 	if err := e.Ranks(n, func(comm *weft.Comm) error {
 		h, err := ep.NewHandle(ctx, comm, s)

@@ -48,6 +48,7 @@ const (
 	// rounded once to the row's type. The home adds these sums in fp32, in the order of hosts, and rounds once.
 	// Between hosts one row for each token and host comes home, where Partial brings one for each rank and Exact one
 	// for each selection. Each host's sum has one more rounding: for bf16 a relative error of up to 2^-9 of that sum.
+	// GPUs of one host do not have it.
 	PartialByHost
 	reductions
 )
@@ -332,17 +333,27 @@ func (s Spec) OutputSize() int { return s.Hidden * s.Output.Size() }
 // names the reason and the way out.
 func (s Spec) Validate(ranks int) error { return s.ValidateOn(HostEngine, ranks) }
 
-// ValidateOn is Validate for a given engine.
+// ValidateOn is Validate for a given engine; for GPUs, of one host: see [Spec.ValidateBetween].
 func (s Spec) ValidateOn(e Engine, ranks int) error {
-	s = s.Normalize()
 	if e >= engines {
 		return weft.Invalidf("engine %v", e)
 	}
+	return s.validate(e, ranks, s.refusal(e, ranks))
+}
+
+// ValidateBetween is Validate for ranks on GPUs of several hosts.
+func (s Spec) ValidateBetween(ranks int) error {
+	return s.validate(GPUEngine, ranks, s.refusedBy(ranks, cellRules, detailRules, gpuRules))
+}
+
+// validate is Validate, where a rule refuses the Spec or none does.
+func (s Spec) validate(e Engine, ranks int, refused *rule) error {
+	s = s.Normalize()
 	if err := s.validateRanges(ranks); err != nil {
 		return err
 	}
-	if r := s.refusal(e, ranks); r != nil {
-		return weft.Unsupportedf("%s", r.reason(request{s, ranks}))
+	if refused != nil {
+		return weft.Unsupportedf("%s", refused.reason(request{s, ranks}))
 	}
 	if n := mostRows(s, ranks); n > math.MaxInt32 {
 		return weft.Unsupportedf("%d rows at one rank, at most %d: lower MaxTokens, or give a Capacity", n, math.MaxInt32)

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/internal/thresholds"
 )
 
 // rule refuses a part of the space of Specs. The rules alone say what is not supported:
@@ -132,12 +133,8 @@ var detailRules = []rule{
 	},
 }
 
-// gpuRules hold on GPUs, beside all others: they refuse what only the host engine supports.
+// gpuRules hold on GPUs, beside all others.
 var gpuRules = []rule{
-	{
-		func(s request) bool { return s.Reduction == PartialByHost },
-		"on GPUs rows are not summed host by host; use the partial reduction, or a host communicator", nil,
-	},
 	{
 		func(s request) bool { return s.MaxTokens > maxTokensGPU },
 		fmt.Sprintf("handles on GPUs take up to %d tokens a rank; lower MaxTokens and call more often, or "+
@@ -153,29 +150,19 @@ var gpuRules = []rule{
 	},
 }
 
-// betweenRules hold between GPUs of several hosts, beside all others.
-var betweenRules = []rule{
+// withinRules hold between GPUs of one host, beside all others: they refuse what only the host engine supports.
+var withinRules = []rule{
 	{
-		func(s request) bool { return s.Layout.Packed() },
-		"between GPUs of several hosts rows leave before a packed layout's final rows are known; use the expert-major " +
-			"or the rank-major layout", func(s request) string { return fmt.Sprintf("Layout is %v", s.Layout) },
-	},
-	{
-		func(s request) bool { return s.direct(s.ranks) },
-		"between GPUs of several hosts rows go by slots, which have room for all; use Capacity 0",
-		func(s request) string { return fmt.Sprintf("Capacity is %d", s.Capacity) },
+		func(s request) bool { return s.Reduction == PartialByHost },
+		"on GPUs of one host rows are not summed host by host; use the partial reduction, or a host communicator", nil,
 	},
 }
 
-// CheckBetween refuses what handles between GPUs of several hosts do not take.
-func (s Spec) CheckBetween(ranks int) error {
-	asked := request{s.Normalize(), ranks}
-	for i := range betweenRules {
-		if r := &betweenRules[i]; r.refuses(asked) {
-			return weft.Unsupportedf("%s", r.reason(asked))
-		}
-	}
-	return nil
+// ThroughPorts says whether kernels and port channels move the rows of a handle between GPUs of several hosts: few
+// tokens, whose slots have room for all. Otherwise a processor of each host does.
+func (s Spec) ThroughPorts(ranks int) bool {
+	s = s.Normalize()
+	return !s.direct(ranks) && s.Reduction != PartialByHost && s.MaxTokens <= thresholds.PortTokens
 }
 
 // maxTokensGPU is the most tokens that a rank on a GPU may dispatch at once.
@@ -249,18 +236,22 @@ func WriteSupport(w io.Writer) error {
 	ways(detailRules)
 	b.WriteString("\nRefused on GPUs:\n\n")
 	ways(gpuRules)
-	b.WriteString("\nRefused between GPUs of several hosts, as are gradients of combines and of weights:\n\n")
-	ways(betweenRules)
+	b.WriteString("\nRefused on GPUs of one host:\n\n")
+	ways(withinRules)
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-// refusal is the first rule that refuses the Spec on the engine, or nil.
+// refusal is the first rule that refuses the Spec on the engine, or nil. GPUs are those of one host.
 func (s Spec) refusal(e Engine, ranks int) *rule {
-	all := [][]rule{cellRules, detailRules, nil}
+	all := [][]rule{cellRules, detailRules}
 	if e == GPUEngine {
-		all[2] = gpuRules
+		all = append(all, gpuRules, withinRules)
 	}
+	return s.refusedBy(ranks, all...)
+}
+
+func (s Spec) refusedBy(ranks int, all ...[]rule) *rule {
 	asked := request{s.Normalize(), ranks}
 	for _, rules := range all {
 		for i := range rules {

@@ -16,7 +16,7 @@ import (
 // Device is the engine of ranks on GPUs.
 type Device struct {
 	*ranktest.Groups
-	hosts bool // ranks are on several
+	hosts []int // by rank; nil: all are of one
 
 	mu      sync.Mutex
 	streams map[*weft.Comm]*rankStream
@@ -41,12 +41,18 @@ func NewDevice(contexts []*cuda.Context, options ...weft.Option) *Device {
 	return d
 }
 
-// NewDeviceHosts makes an engine whose ranks are goroutines that play at ranks of several hosts.
-func NewDeviceHosts(name string, options func(rank int) []weft.Option) *Device {
+// NewDeviceHosts makes an engine whose ranks are goroutines that play at ranks of several hosts, a letter for each.
+func NewDeviceHosts(names string, options func(rank int) []weft.Option) *Device {
 	d := newDevice()
-	d.Groups, d.hosts = ranktest.Goroutines(name, options), true
-	return d
+	d.Groups = ranktest.Goroutines("GPUs of hosts "+names, func(rank int) []weft.Option {
+		return append(options(rank), weft.WithHostID(names[rank:][:1]))
+	})
+	d.hosts = hostsNamed(names)
+	return d.OfSizes(len(names))
 }
+
+// Hosts are those of the ranks, by rank; nil where all are of one.
+func (d *Device) Hosts() []int { return d.hosts }
 
 // NewDeviceRank makes the engine of a process that is one rank of several. The communicator, which
 // is bound to a GPU, stays the caller's.

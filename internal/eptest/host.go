@@ -29,16 +29,20 @@ func NewHosts(names string, options ...weft.Option) *Host {
 		return append([]weft.Option{weft.WithHostID(names[rank:][:1])}, options...)
 	})
 	g.OfSizes(len(names))
-	h := &Host{Groups: g}
+	return &Host{Groups: g, hosts: hostsNamed(names)}
+}
+
+// hostsNamed numbers the hosts of ranks, of names of a letter, in the order in which they appear.
+func hostsNamed(names string) (hosts []int) {
 	var seen []byte
 	for i := range len(names) {
 		host := bytes.IndexByte(seen, names[i])
 		if host < 0 {
 			host, seen = len(seen), append(seen, names[i])
 		}
-		h.hosts = append(h.hosts, host)
+		hosts = append(hosts, host)
 	}
-	return h
+	return hosts
 }
 
 // Hosts are those of the ranks, by rank; nil where all share memory.

@@ -695,7 +695,7 @@ func (r *runner) dispatchBackward(ctx context.Context) error {
 		return err
 	}
 	var scalars, gradWeights weft.Tensor
-	withWeights := r.Seed%2 == 0 && !r.ports()
+	withWeights := r.Seed%2 == 0
 	if withWeights {
 		if scalars, err = r.tensor(r.off.scalars, singleBytes(r.trial.scalars[me]), weft.Float32,
 			len(r.trial.scalars[me])); err != nil {
@@ -724,11 +724,6 @@ func (r *runner) dispatchBackward(ctx context.Context) error {
 		singleBytes(r.scalarsHome(r.p, me, r.trial.scalars)))
 }
 
-// ports says whether rows of GPUs go to other hosts, which gradients of weights and of a combine do not.
-func (r *runner) ports() bool {
-	return r.engine.Kind() == ep.GPUEngine && r.comm.Operations().Spans()
-}
-
 func (r *runner) combineBackward(ctx context.Context) error {
 	me := r.comm.Rank()
 	grad, err := r.homeRows(r.off.gradOut, r.trial.gradOut[me])
@@ -755,9 +750,6 @@ func (r *runner) combineBackward(ctx context.Context) error {
 	err = r.handle.CombineBackward(ctx, r.engine.Stream(r.comm), ep.CombineBackwardArgs{
 		Routing: r.routing, GradOut: grad, Rows: y, GradRows: rows, GradWeights: gradWeights,
 	})
-	if r.ports() && errors.Is(err, weft.ErrUnsupported) {
-		return nil
-	}
 	if err != nil {
 		return err
 	}

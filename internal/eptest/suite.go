@@ -31,8 +31,8 @@ func run(t *testing.T, e Engine, cases, shapes, masks int) {
 
 // hostsOf are the hosts of an engine's ranks, or nil where all ranks share memory.
 func hostsOf(e Engine) []int {
-	if h, ok := e.(*Host); ok {
-		return h.hosts
+	if h, ok := e.(interface{ Hosts() []int }); ok {
+		return h.Hosts()
 	}
 	return nil
 }
@@ -48,13 +48,10 @@ func check(e Engine, c Case) error {
 
 // refused is why a handle of the engine's ranks has no such Spec, or nil.
 func refused(e Engine, s ep.Spec, ranks int) error {
-	if err := s.ValidateOn(e.Kind(), ranks); err != nil {
-		return err
+	if e.Kind() == ep.GPUEngine && hostsOf(e) != nil {
+		return s.ValidateBetween(ranks)
 	}
-	if d, ok := e.(*Device); ok && d.hosts {
-		return s.CheckBetween(ranks)
-	}
-	return nil
+	return s.ValidateOn(e.Kind(), ranks)
 }
 
 // allowed lists the cells that the rules leave to the engine.

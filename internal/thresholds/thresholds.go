@@ -16,3 +16,7 @@ var (
 
 // CombineRanks makes combines of sums use the kernels for so many ranks at least.
 var CombineRanks = 1
+
+// PortTokens is the most tokens of a rank whose rows kernels and port channels take between GPUs of several hosts.
+// They take a row to each rank there, and a processor takes it to each host once.
+var PortTokens = 512

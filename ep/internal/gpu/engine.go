@@ -199,6 +199,12 @@ func (h *handle) Resources() spec.Resources {
 }
 
 func (h *handle) Close() (released bool, err error) {
+	if h.ports != nil && h.ports.back != nil {
+		if released, err = h.ports.back.Close(); !released {
+			return false, err
+		}
+		h.ports.back = nil
+	}
 	if h.lane != nil {
 		if released, err = h.lane.Close(); !released {
 			return false, err

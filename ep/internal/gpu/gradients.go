@@ -131,12 +131,16 @@ func (h *handle) DispatchBackward(ctx context.Context, s *weft.Stream, a spec.Su
 	if err != nil {
 		return err
 	}
-	if h.ports != nil && !a.OutScalars.IsZero() {
-		return refusePorts(op + " with gradients of weights")
-	}
 	if err := cmp.Or(h.checkSum(op, &a), h.CheckScalars(op, &a),
 		whole(op, "gradients of the rows' weights", a.Scalars), whole(op, "gradients of weights", a.OutScalars)); err != nil {
 		return err
+	}
+	if h.ports != nil && !a.OutScalars.IsZero() {
+		back, home, err := h.ports.gradients(ctx, op, s, a.Batch)
+		if err != nil {
+			return err
+		}
+		return back.DispatchBackward(ctx, s, a, home)
 	}
 	call := uint32(tagDispatchBackward)
 	if !a.OutScalars.IsZero() {
@@ -161,13 +165,17 @@ func (h *handle) CombineBackward(ctx context.Context, s *weft.Stream, c spec.Spr
 	if err != nil {
 		return err
 	}
-	if h.ports != nil {
-		return refusePorts(op)
-	}
 	if err := cmp.Or(h.CheckSpread(op, &c), aligned(op, "gradients of the output", c.GradOut),
 		aligned(op, "rows", c.Rows), aligned(op, "gradients of rows", c.GradRows),
 		whole(op, "gradients of weights", c.GradWeights)); err != nil {
 		return err
+	}
+	if h.ports != nil {
+		back, home, err := h.ports.gradients(ctx, op, s, c.Batch)
+		if err != nil {
+			return err
+		}
+		return back.CombineBackward(ctx, s, c, home)
 	}
 	m := moverOf[*gradients](h)
 	at, ok := h.readable(c.GradOut)

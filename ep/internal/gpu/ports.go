@@ -12,6 +12,7 @@ import (
 	"github.com/weftgo/weft/cuda/kernel"
 	"github.com/weftgo/weft/device"
 	enginegpu "github.com/weftgo/weft/engine/gpu"
+	"github.com/weftgo/weft/ep/internal/proxied"
 	"github.com/weftgo/weft/ep/spec"
 	"github.com/weftgo/weft/fabric"
 	"github.com/weftgo/weft/fabric/ibgda"
@@ -34,6 +35,7 @@ type ports struct {
 
 	memory  *cuda.HostMemory // an outbox and two inboxes for each lane; by a card a flag, and a queue pair
 	service *service.Service
+	back    *proxied.Back // nil until it is asked for
 
 	way      ibgda.Way
 	err      error // of choosing it
@@ -259,10 +261,32 @@ func (p *ports) free() error {
 	return p.memory.Close()
 }
 
-// refusePorts refuses what is read where it is, which port channels do not.
-func refusePorts(op string) error {
-	return weft.Unsupportedf("%s between GPUs of several hosts: make a communicator of one host's ranks, or join on "+
-		"the host", op)
+// gradients is what brings those of a batch that port channels do not, and where the batch's selections lie. It is
+// made when the first of them is asked for, which all ranks do in the same order.
+func (p *ports) gradients(ctx context.Context, op string, s *weft.Stream, b *spec.Batch) (*proxied.Back, proxied.Home,
+	error,
+) {
+	h := p.h
+	if b.Masked != h.Comm.Operations().MaskPointer() {
+		return nil, proxied.Home{}, fmt.Errorf("%s: %w: ranks were masked after the routing was prepared; prepare again", op,
+			weft.ErrInvalid)
+	}
+	if p.back == nil {
+		if h.lane.Capture() != 0 {
+			return nil, proxied.Home{}, weft.Unsupportedf("%s: the memory of gradients between hosts cannot be allocated in a "+
+				"capture; make the call once before", op)
+		}
+		// Nothing of this rank's waits for one that waits for this allocation.
+		err := h.Comm.Wait(ctx, weft.StreamOf(h.lane.Stream(s)))
+		if err == nil {
+			p.back, err = proxied.NewBack(ctx, h.Base, h.room)
+		}
+		if err != nil {
+			return nil, proxied.Home{}, err
+		}
+	}
+	r := b.Info.(*gpuRouting)
+	return p.back, proxied.Home{At: r.memory.Pointer().Add(h.routing.home), Tokens: b.Tokens}, nil
 }
 
 // A carrier has the launch that carries what a kernel through slots with arguments A has stored for far ranks.

@@ -1,0 +1,90 @@
+package proxied
+
+import (
+	"context"
+	"encoding/binary"
+	"math"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
+	enginegpu "github.com/weftgo/weft/engine/gpu"
+	"github.com/weftgo/weft/ep/spec"
+)
+
+// Back brings gradients that port channels do not, of handles whose rows they carry: on the host, by a routing that
+// each operation prepares there.
+type Back struct{ x *exchange }
+
+// NewBack makes one for a handle. It is collective. beside is the room of the handle's own kernels.
+func NewBack(ctx context.Context, of *spec.Base, beside *enginegpu.Room) (*Back, error) {
+	x, err := newExchange(ctx, of, beside)
+	if err != nil {
+		return nil, err
+	}
+	return &Back{x}, nil
+}
+
+// Close gives up what it has, once nothing of it runs.
+func (b *Back) Close() (released bool, err error) { return b.x.close() }
+
+// Home is where a routing's selections lie in the GPU's memory: of each (token, selection) a pair of its expert's
+// number from 1, in 16 bits, and its weight.
+type Home struct {
+	At     cuda.Pointer
+	Tokens int
+}
+
+const pairBytes = 8
+
+// DispatchBackward enqueues one. Its arguments are as they should be.
+func (b *Back) DispatchBackward(ctx context.Context, s *weft.Stream, a spec.SumArgs, home Home) error {
+	c := &sum{exchange: b.x, op: spec.OpDispatchBackward, args: a}
+	return b.run(ctx, s, c.op, home, c.dispatchBackward)
+}
+
+// CombineBackward enqueues one. Its arguments are as they should be.
+func (b *Back) CombineBackward(ctx context.Context, s *weft.Stream, a spec.SpreadArgs, home Home) error {
+	return b.run(ctx, s, spec.OpCombineBackward, home, func(batch *spec.Batch) error {
+		return b.x.combineBackward(batch, &a)
+	})
+}
+
+// run enqueues an operation that goes by a batch which it prepares.
+func (b *Back) run(ctx context.Context, s *weft.Stream, op string, home Home, do func(*spec.Batch) error) error {
+	x := b.x
+	stream, err := x.proxy.Enter(ctx, op, s)
+	if err != nil {
+		return err
+	}
+	if err := x.start(stream, op, func() error {
+		a, err := x.selectionsAt(home)
+		if err != nil {
+			return err
+		}
+		batch, err := x.host.Prepare(context.Background(), nil, a)
+		if err != nil {
+			return err
+		}
+		defer batch.Release()
+		return do(batch)
+	}); err != nil {
+		return err
+	}
+	return x.proxy.Finish(ctx, s)
+}
+
+// selectionsAt takes a routing's selections to the host.
+func (x *exchange) selectionsAt(home Home) (a spec.PrepareArgs, err error) {
+	k := x.base.Geometry.TopK
+	n := home.Tokens * k
+	raw := x.numbers.of(n * pairBytes)
+	if err := x.fetch(move{home.At, raw}); err != nil {
+		return a, err
+	}
+	ids, weights := make([]int32, n, n+1), make([]float32, n, n+1)
+	for i := range ids {
+		ids[i] = int32(binary.LittleEndian.Uint16(raw[i*pairBytes:])) - 1
+		weights[i] = math.Float32frombits(binary.LittleEndian.Uint32(raw[i*pairBytes+4:]))
+	}
+	return spec.PrepareArgs{TopK: weft.TensorOf(ids, home.Tokens, k), Weights: weft.TensorOf(weights, home.Tokens, k)}, nil
+}
