@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import os
 import threading
 import time
 from types import SimpleNamespace
@@ -987,6 +988,98 @@ def test_deep_ep(torch, gpus):
         b.destroy()
 
     gpus(2, rank)
+
+
+@pytest.fixture
+def apart(comm, gpus, monkeypatch):
+    """Runs a function of a communicator on so many ranks, each of which is a host of its own."""
+    try:
+        with weft.port.Service(comm) as s:
+            if not s.rails:
+                raise weft.UnsupportedError("there are memory channels alone")
+    except weft.UnsupportedError as e:
+        if os.environ.get("WEFT_REQUIRE_FABRIC") == "1":
+            raise
+        pytest.skip(f"needs libfabric: {e}")
+    monkeypatch.setenv("WEFT_NO_PEER", "1")
+    return gpus
+
+
+def sent_tokens(torch, rank):
+    """Tokens of a rank: rows whose sums are exact, experts, and weights."""
+    g = torch.Generator().manual_seed(rank)
+    x = torch.randint(-4, 5, (5 + rank, 256), generator=g).to(torch.bfloat16)
+    ids = torch.stack([torch.randperm(8, generator=g)[:4] for _ in x])
+    return x, ids, torch.randint(1, 5, ids.shape, generator=g) / 2.0
+
+
+def test_deep_ep_between_hosts(torch, apart):
+    """DeepEP's calls between hosts, its handle there, and low-latency ones, which go by port channels."""
+    import deep_ep
+
+    def rank(c):
+        assert c.hosts == (0, 1)
+        b = deep_ep.Buffer.from_communicator(c, explicitly_destroy=True)
+        runtime = b.runtime
+        assert (runtime.get_num_rdma_ranks(), runtime.get_rdma_rank()) == (2, c.rank)
+        assert runtime.is_internode_available()
+        x, ids, weights = sent_tokens(torch, c.rank)
+        per_rank, per_host, per_expert, in_rank, _ = b.get_dispatch_layout(ids, 8)
+        c.wait()
+        assert per_host.tolist() == per_rank.tolist()
+        layout = {
+            "num_tokens_per_rank": per_rank,
+            "num_tokens_per_rdma_rank": per_host,
+            "is_token_in_rank": in_rank,
+            "num_tokens_per_expert": per_expert,
+        }
+        rows, _, of_rows, counts, made, _ = b.internode_dispatch(x, topk_idx=ids, topk_weights=weights, **layout)
+        assert len(made) == 10
+        home, home_weights, _ = b.internode_combine(rows, made, topk_weights=of_rows)
+        again = b.internode_dispatch(2 * x, made)[0]
+        c.wait()
+        assert len(rows) > 0
+        assert torch.equal(again, 2 * rows)
+        assert torch.equal(home, x * in_rank.sum(1, keepdim=True))
+        assert torch.equal(home_weights, weights)
+        everyone = [sent_tokens(torch, r)[1] for r in range(2)]
+        local = range(4 * c.rank, 4 * c.rank + 4)
+        assert counts == [sum(int((e == i).sum()) for e in everyone) for i in local]
+        for fp8 in (False, True):
+            rows, _, made, _, _ = b.low_latency_dispatch(x, ids, 16, 8, use_fp8=fp8)
+            if fp8:
+                rows = (rows[0].float().unflatten(-1, (-1, 128)) * rows[1].unsqueeze(-1)).flatten(-2).to(torch.bfloat16)
+            out, _, _ = b.low_latency_combine(rows, ids, weights, made)
+            c.wait()
+            want = x.float() * weights.sum(1, keepdim=True)
+            torch.testing.assert_close(out.float(), want, rtol=0.08 if fp8 else 0.01, atol=0.1)
+        b.destroy()
+
+    apart(2, rank)
+
+
+def test_mscclpp_between_hosts(torch, apart):
+    """MSCCL++'s raw calls between hosts."""
+    from mscclpp.ext import ep as mscclpp_ep
+
+    def rank(c):
+        b = mscclpp_ep.Buffer.from_communicator(c)
+        assert (b.get_num_rdma_ranks(), b.get_rdma_rank(), b.is_internode_available()) == (2, c.rank, True)
+        x, ids, weights = sent_tokens(torch, c.rank)
+        per_rank, per_host, per_expert, in_rank, _ = b.get_dispatch_layout(ids, 8)
+        counts, end = (per_rank, per_host, in_rank, per_expert), (mscclpp_ep.Config(4, 8, 256), None, False, False)
+        got = b.internode_dispatch(x, None, ids, weights, *counts, 0, 0, None, None, None, None, 1, *end)
+        n, cached = got[0].shape[0], (got[5], got[8], got[6], got[10])
+        again = b.internode_dispatch(2 * x, None, None, None, None, None, in_rank, None, n, n, *cached, 1, *end)
+        handle = got[11], in_rank, got[7], got[8], got[9], got[12], got[13]
+        home, home_weights, _ = b.internode_combine(got[0], got[3], *handle, *end)
+        c.wait()
+        assert n > 0
+        assert torch.equal(again[0], 2 * got[0])
+        assert torch.equal(home, x * in_rank.sum(1, keepdim=True))
+        assert torch.equal(home_weights, weights)
+
+    apart(2, rank)
 
 
 @pytest.mark.parametrize("worst", [False, True])
