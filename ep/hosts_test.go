@@ -63,6 +63,7 @@ func TestHostBytes(t *testing.T) {
 			{Layout: ep.ExpertPacked, Reduction: ep.Partial, Payload: ep.FP8},
 			{Layout: ep.ExpertMajor, Reduction: ep.PartialByHost, Payload: ep.FP8UE8M0},
 			{Layout: ep.ExpertPacked, Reduction: ep.PartialByHost},
+			{Layout: ep.ExpertPacked, Reduction: ep.PartialByHostFP32},
 			{Layout: ep.RankMajor, Reduction: ep.Partial, Weighting: ep.Plain},
 			{Layout: ep.TokenMajor, Reduction: ep.PartialByHost, Weighting: ep.Plain},
 		} {
@@ -152,9 +153,9 @@ func bytesOf(c eptest.Case, rank int) (b fabricBytes) {
 			}
 			b.numbers += 4 * selections
 			switch {
-			case s.Reduction == ep.PartialByHost:
+			case s.Reduction.ByHost():
 				if slices.Contains(hosts, c.Hosts[rank]) && sumsFor(c, c.Hosts[rank], src) == rank {
-					b.back += s.OutputSize()
+					b.back += s.SumSize()
 				}
 			case s.Reduction == ep.Exact:
 				b.back += selections * s.OutputSize()

@@ -42,6 +42,7 @@ const (
 	Partial            = spec.Partial
 	PartialBySelection = spec.PartialBySelection
 	PartialByHost      = spec.PartialByHost
+	PartialByHostFP32  = spec.PartialByHostFP32
 
 	Weighted = spec.Weighted
 	Plain    = spec.Plain

@@ -39,7 +39,7 @@ const (
 	Exact Reduction = iota
 	// Partial sums a token's rows on each rank first (fp32, k ascending, rounded to the row's type);
 	// the home sums these (fp32 adds in rank order, rounded once). Each rank's partial sum has one
-	// more rounding: for bf16 a relative error of up to 2^-9 of that sum.
+	// more rounding: for bf16 a relative error of up to 2^-8 of that sum.
 	Partial
 	// PartialBySelection is Partial with another order of the home's sum: by the last selection of
 	// the token that has a row on each rank.
@@ -47,11 +47,18 @@ const (
 	// PartialByHost sums a token's rows on each host first: fp32, ranks ascending, and k ascending on each rank,
 	// rounded once to the row's type. The home adds these sums in fp32, in the order of hosts, and rounds once.
 	// Between hosts one row for each token and host comes home, where Partial brings one for each rank and Exact one
-	// for each selection. Each host's sum has one more rounding: for bf16 a relative error of up to 2^-9 of that sum.
+	// for each selection. Each host's sum has one more rounding: for bf16 a relative error of up to 2^-8 of that sum.
 	// GPUs of one host do not have it.
 	PartialByHost
+	// PartialByHostFP32 is PartialByHost with sums of fp32 on their way home, which are not rounded: of bf16 rows they
+	// take twice the bytes. A result of k rows from h hosts is off by at most half a unit of its last place, for bf16
+	// 2^-8 of itself, and (k+h+1) x 2^-24 x the sum of the weighted rows' magnitudes.
+	PartialByHostFP32
 	reductions
 )
+
+// ByHost says whether each host sums its rows of a token.
+func (r Reduction) ByHost() bool { return r == PartialByHost || r == PartialByHostFP32 }
 
 // Weighting says whether combine applies the routing weights.
 type Weighting uint8
@@ -115,7 +122,7 @@ const (
 
 var (
 	LayoutNames     = [Layouts]string{"expert-major", "expert-packed", "rank-major", "token-major"}
-	ReductionNames  = [reductions]string{"exact", "partial", "partial-by-selection", "partial-by-host"}
+	ReductionNames  = [reductions]string{"exact", "partial", "partial-by-selection", "partial-by-host", "partial-by-host-fp32"}
 	WeightingNames  = [weightings]string{"weighted", "plain"}
 	PayloadNames    = [payloads]string{"bf16", "fp16", "fp32", "fp8", "fp8-ue8m0", "opaque"}
 	CountNames      = [countings]string{"host", "device"}
@@ -328,6 +335,14 @@ func (s Spec) ScaleSize() int {
 
 // OutputSize is the size of a row that combine takes or returns.
 func (s Spec) OutputSize() int { return s.Hidden * s.Output.Size() }
+
+// SumSize is the size of a sum on its way home.
+func (s Spec) SumSize() int {
+	if s.Reduction == PartialByHostFP32 {
+		return s.Hidden * 4
+	}
+	return s.OutputSize()
+}
 
 // Validate checks whether the host engine supports the Spec for the given number of ranks. The error
 // names the reason and the way out.

@@ -153,7 +153,7 @@ var gpuRules = []rule{
 // withinRules hold between GPUs of one host, beside all others: they refuse what only the host engine supports.
 var withinRules = []rule{
 	{
-		func(s request) bool { return s.Reduction == PartialByHost },
+		func(s request) bool { return s.Reduction.ByHost() },
 		"on GPUs of one host rows are not summed host by host; use the partial reduction, or a host communicator", nil,
 	},
 }
@@ -162,7 +162,7 @@ var withinRules = []rule{
 // tokens, whose slots have room for all. Otherwise a processor of each host does.
 func (s Spec) ThroughPorts(ranks int) bool {
 	s = s.Normalize()
-	return !s.direct(ranks) && s.Reduction != PartialByHost && s.MaxTokens <= thresholds.PortTokens
+	return !s.direct(ranks) && !s.Reduction.ByHost() && s.MaxTokens <= thresholds.PortTokens
 }
 
 // maxTokensGPU is the most tokens that a rank on a GPU may dispatch at once.

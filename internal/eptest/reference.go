@@ -149,7 +149,7 @@ func (b *batch) combine(p *prepared, src int, y [][]byte, bias [][]byte, weighte
 						acc = add(acc, k)
 					}
 				}
-			case b.spec.Reduction == ep.PartialByHost:
+			case b.spec.Reduction.ByHost():
 				for host := range b.ranks {
 					var sum float32
 					any := false
@@ -169,8 +169,11 @@ func (b *batch) combine(p *prepared, src int, y [][]byte, bias [][]byte, weighte
 							}
 						}
 					}
+					if any && b.spec.Reduction == ep.PartialByHost {
+						sum = rounded(d, sum)
+					}
 					if any {
-						acc += rounded(d, sum)
+						acc += sum
 					}
 				}
 			default:

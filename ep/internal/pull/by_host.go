@@ -4,6 +4,7 @@ import (
 	"context"
 	"unsafe"
 
+	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/engine/host/mirror"
 	"github.com/weftgo/weft/ep/spec"
 	"github.com/weftgo/weft/internal/simd"
@@ -35,7 +36,12 @@ func (s *hostSums) of(i int) []hostRow {
 }
 
 // byHost says whether sums for each host go home.
-func (h *host) byHost() bool { return h.Spec.Reduction == spec.PartialByHost }
+func (h *host) byHost() bool { return h.Spec.Reduction.ByHost() }
+
+// exactSums says whether they are fp32 where rows are not, and not rounded.
+func (h *host) exactSums() bool {
+	return h.Spec.Reduction == spec.PartialByHostFP32 && h.Spec.Output != weft.Float32
+}
 
 // near are the ranks of this host that take part.
 func (h *host) near() []int {
@@ -195,8 +201,9 @@ func (h *host) reweigh(r *hostRouting, round uint64) {
 	}
 }
 
-// sumOfHost sums the rows of this host for the i-th token, rounded once. It reports whether there are any.
-func (c *gather) sumOfHost(dst unsafe.Pointer, i int) bool {
+// sumOfHost sums the rows of this host for the i-th token, rounded once; or not, where sums are of fp32, with room for
+// a row of that type.
+func (c *gather) sumOfHost(dst unsafe.Pointer, i int, room []float32) {
 	s := &c.h.Spec
 	n, t := s.OutputSize(), element(s.Output)
 	var rows [spec.MaxTopK]unsafe.Pointer
@@ -214,12 +221,27 @@ func (c *gather) sumOfHost(dst unsafe.Pointer, i int) bool {
 		rows[k], weights[k] = unsafe.Add(o.base, int(l.row)*n), l.weight
 		k++
 	}
-	if c.weighted {
+	switch {
+	case room != nil:
+		if !c.weighted {
+			for i := range k {
+				weights[i] = 1
+			}
+		}
+		wideSum(t, dst, room, rows[:k], weights[:k])
+	case c.weighted:
 		simd.WeightedSum(t, dst, s.Hidden, rows[:k], weights[:k], nil)
-	} else {
+	default:
 		simd.PlainSum(t, dst, s.Hidden, rows[:k], nil)
 	}
-	return k > 0
+}
+
+// room is that of a sum's rows, where sums are of fp32 and rows are not; nil: none is needed.
+func (h *host) room() []float32 {
+	if !h.exactSums() {
+		return nil
+	}
+	return make([]float32, h.Spec.Hidden)
 }
 
 // sumFar sums tokens of a rank of another host into the outbox.
@@ -229,9 +251,9 @@ type sumFar struct {
 }
 
 func (s *sumFar) rows(from, to int) {
-	n := s.h.Spec.OutputSize()
+	n, room := s.h.Spec.SumSize(), s.h.room()
 	for i := from; i < to; i++ {
-		s.sumOfHost(unsafe.Add(pointer(s.h.far.outbox.Bytes()), (s.at+i)*n), s.token+i)
+		s.sumOfHost(unsafe.Add(pointer(s.h.far.outbox.Bytes()), (s.at+i)*n), s.token+i, room)
 	}
 }
 
@@ -251,7 +273,7 @@ func (c *gather) shipSums(ctx context.Context) error {
 		}
 		f.shipNumbers(r, c.round, c.Scalars.Data)
 	}
-	me, n, packed := h.Comm.Rank(), h.Spec.OutputSize(), 0
+	me, n, packed := h.Comm.Rank(), h.Spec.SumSize(), 0
 	for i := range h.Comm.Size() {
 		home := (me + i) % h.Comm.Size()
 		from, to := int(r.sums.first[home]), int(r.sums.first[home+1])
@@ -292,7 +314,7 @@ func (c *gather) awaitSums(ctx context.Context, from, to int) error {
 		if n == 0 || host == f.here() || keeper < 0 {
 			continue
 		}
-		chunk := f.chunk(int(r.hostTokens[host]), h.Spec.OutputSize())
+		chunk := f.chunk(int(r.hostTokens[host]), h.Spec.SumSize())
 		value := progress(c.round, int(n)-1, chunk)
 		if to == r.batch.Tokens {
 			value = complete(c.round)
@@ -310,7 +332,8 @@ type hostHome gather
 func (c *hostHome) rows(from, to int) {
 	h, r, s := c.h, c.r, &c.h.Spec
 	n, t := s.OutputSize(), element(s.Output)
-	own := make([]byte, n)
+	own, room := make([]byte, s.SumSize()), h.room()
+	home := newWideHome(h)
 	var hosts [spec.MaxTopK]int
 	var rows [spec.MaxTopK]unsafe.Pointer
 	var bias [2]unsafe.Pointer
@@ -333,21 +356,25 @@ func (c *hostHome) rows(from, to int) {
 			}
 			copy(hosts[at+1:k+1], hosts[at:k])
 			copy(rows[at+1:k+1], rows[at:k])
-			hosts[at], rows[at] = host, c.hostRow(host, &v, own)
+			hosts[at], rows[at] = host, c.hostRow(host, &v, own, room)
 			k++
+		}
+		if home != nil {
+			home.sum(unsafe.Add(c.Out.Data, tok*n), rows[:k], bias[:c.Biases])
+			continue
 		}
 		simd.PlainSum(t, unsafe.Add(c.Out.Data, tok*n), s.Hidden, rows[:k], bias[:c.Biases])
 	}
 }
 
 // hostRow is a host's sum for a token: made here, of this host's rows, or come from there.
-func (c *hostHome) hostRow(host int, v *destination, own []byte) unsafe.Pointer {
+func (c *hostHome) hostRow(host int, v *destination, own []byte, room []float32) unsafe.Pointer {
 	h := c.h
 	if h.far == nil || host == h.far.here() {
-		(*gather)(c).sumOfHost(pointer(own), int(c.r.sums.first[h.Comm.Rank()]+v.nthOfHost))
+		(*gather)(c).sumOfHost(pointer(own), int(c.r.sums.first[h.Comm.Rank()]+v.nthOfHost), room)
 		return pointer(own)
 	}
-	return unsafe.Add(pointer(h.far.sumsFrom(h.rounds.Keeper(host))), int(v.nthOfHost)*h.Spec.OutputSize())
+	return unsafe.Add(pointer(h.far.sumsFrom(h.rounds.Keeper(host))), int(v.nthOfHost)*h.Spec.SumSize())
 }
 
 // countHosts numbers the destinations of a token, which are the last ones, among the tokens that go to their hosts.

@@ -84,7 +84,7 @@ func newLandings(h *host) (l landings, err error) {
 	}
 	tokens := float64(g.Tokens)
 	row, scale := spec.AlignUp(s.RowSize()), spec.AlignUp(s.ScaleSize())
-	most := tokens * float64(max(row+scale, s.OutputSize())+g.TopK*(s.OutputSize()+4)+192)
+	most := tokens * float64(max(row+scale, s.OutputSize())+g.TopK*(s.SumSize()+4)+192)
 	if most*float64(others) > math.MaxInt/8 {
 		return l, weft.Unsupportedf("%d tokens of %d ranks on other hosts: together they need more memory than there are "+
 			"addresses; lower MaxTokens or the size of a row", g.Tokens, others)
@@ -97,7 +97,7 @@ func newLandings(h *host) (l landings, err error) {
 		if h.selects() {
 			perToken = min(g.TopK, g.Local)
 		}
-		l.sums = spec.AlignUp(g.Tokens * perToken * s.OutputSize())
+		l.sums = spec.AlignUp(g.Tokens * perToken * s.SumSize())
 		l.numbers = spec.AlignUp(g.Tokens * min(g.TopK, g.Local) * 4)
 	}
 	l.sumsAt = int(others) * l.rows

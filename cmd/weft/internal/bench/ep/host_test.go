@@ -211,8 +211,8 @@ func TestEveryRoutingIsPoisonedBeforeItIsChecked(t *testing.T) {
 // The default comes first, as the packages behind have it; what cannot be measured is missing.
 func TestChoices(t *testing.T) {
 	for want, got := range map[string][]string{
-		"expert-major expert-packed rank-major token-major":  Layouts(),
-		"exact partial partial-by-selection partial-by-host": Reductions(),
+		"expert-major expert-packed rank-major token-major":                       Layouts(),
+		"exact partial partial-by-selection partial-by-host partial-by-host-fp32": Reductions(),
 		"weighted plain":               Weightings(),
 		"host device":                  CountModes(),
 		"bf16 fp16 fp32 fp8 fp8-ue8m0": Payloads(),

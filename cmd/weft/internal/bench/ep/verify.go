@@ -324,7 +324,7 @@ func (m *expected) home(out []byte, b *batch, t int, weighted bool) ([]byte, err
 			ranks = append(ranks, r)
 		}
 	}
-	if m.spec.Reduction == ep.PartialByHost {
+	if m.spec.Reduction.ByHost() {
 		byRank = byHost(m, byRank)
 	}
 	for _, r := range ranks {
@@ -351,7 +351,10 @@ func (m *expected) home(out []byte, b *batch, t int, weighted bool) ([]byte, err
 			for _, w := range g {
 				part = add(part, x, w)
 			}
-			acc += floats.Round(m.spec.Output, part)
+			if m.spec.Reduction != ep.PartialByHostFP32 {
+				part = floats.Round(m.spec.Output, part)
+			}
+			acc += part
 		}
 		var err error
 		if out, err = floats.Append(out, m.spec.Output, acc); err != nil {
