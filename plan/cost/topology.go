@@ -20,9 +20,14 @@ type Link struct {
 
 // Topology is ranks and the links between them.
 type Topology struct {
-	Ranks int    `json:"ranks"`
+	Ranks int `json:"ranks"`
+	// Hosts has the host of each rank, by a number; empty: all ranks are of one.
+	Hosts []int  `json:"hosts,omitempty"`
 	Links []Link `json:"links"`
 }
+
+// Far says whether two ranks are of different hosts.
+func (t *Topology) Far(a, b int) bool { return len(t.Hosts) > 0 && t.Hosts[a] != t.Hosts[b] }
 
 // maxRanks bounds what tables of pairs may take.
 const maxRanks = 1024
@@ -31,6 +36,7 @@ const maxRanks = 1024
 func Parse(text []byte) (*Topology, error) {
 	var raw struct {
 		Ranks *int              `json:"ranks"`
+		Hosts []int             `json:"hosts"`
 		Links []json.RawMessage `json:"links"`
 	}
 	if err := strict(text, &raw); err != nil {
@@ -39,7 +45,7 @@ func Parse(text []byte) (*Topology, error) {
 	if raw.Ranks == nil {
 		return nil, errors.New(`topology: "ranks" is missing`)
 	}
-	t := &Topology{Ranks: *raw.Ranks}
+	t := &Topology{Ranks: *raw.Ranks, Hosts: raw.Hosts}
 	for i, one := range raw.Links {
 		var l struct {
 			From *int     `json:"from"`
@@ -78,6 +84,9 @@ func strict(text []byte, to any) error {
 func (t *Topology) Check() error {
 	if t.Ranks < 1 || t.Ranks > maxRanks {
 		return fmt.Errorf("topology: %d ranks; want 1 to %d", t.Ranks, maxRanks)
+	}
+	if n := len(t.Hosts); n > 0 && n != t.Ranks {
+		return fmt.Errorf("topology: hosts of %d ranks; want one for each of %d", n, t.Ranks)
 	}
 	seen := make(map[[2]int]bool)
 	for i, l := range t.Links {
@@ -177,7 +186,7 @@ func TwoHosts(ranks int, gbps, us, farGBps, farUs float64) *Topology {
 
 // Without is the topology with the links between two ranks broken, both ways.
 func (t *Topology) Without(a, b int) *Topology {
-	c := &Topology{Ranks: t.Ranks, Links: slices.Clone(t.Links)}
+	c := &Topology{Ranks: t.Ranks, Hosts: t.Hosts, Links: slices.Clone(t.Links)}
 	for i, l := range c.Links {
 		if l.From == a && l.To == b || l.From == b && l.To == a {
 			c.Links[i].GBps = 0

@@ -7,8 +7,13 @@ import (
 	"github.com/weftgo/weft/plan"
 )
 
-// action is a send or a sum of a worker, or a chunk that it unpacks.
-type action struct{ send, sum, unpack int }
+// action is a send or a sum of a worker, or a chunk that it unpacks, or one that has come from another host.
+type action struct{ send, sum, unpack, land int }
+
+func sends(s int) action   { return action{s, -1, -1, -1} }
+func sumsUp(i int) action  { return action{-1, i, -1, -1} }
+func unpacks(s int) action { return action{-1, -1, s, -1} }
+func lands(s int) action   { return action{-1, -1, -1, s} }
 
 // worker is a block in the making.
 type worker struct {
@@ -28,25 +33,55 @@ type writer struct {
 	locals  []*worker   // of each rank: for its own copies, and for waiting at the end
 	slots   []int       // the place of a send in the scratch of who gets it; -1 in the output
 	sumSlot []int       // of a sum that is sent on as packets
+	outSlot []int       // of a send to another host, the packets that its port reads; -1: others are there
 	used    []int       // chunks of each rank's scratch, or slots
 	scratch []plan.Buffer
 	ends    map[[2]int]*pair // what the ranks of a link have
 }
 
 // pair is both ends of a channel.
-type pair struct{ from, to *plan.Channel }
-
-// channel makes a channel that has an end at each of two ranks.
-func (w *writer) channel(from, to int) *pair {
-	a, b := w.plan.Memory(from, to), w.plan.Memory(to, from)
-	return &pair{a, b}
+type pair struct {
+	from, to *plan.Channel
+	far      bool // it leads to another host
 }
+
+// channel makes a channel that has an end at each of two ranks: through ports where these are of different hosts.
+func (w *writer) channel(from, to int) *pair {
+	make, far := w.plan.Memory, w.far(from, to)
+	if far {
+		make = w.plan.Port
+	}
+	a, b := make(from, to), make(to, from)
+	return &pair{a, b, far}
+}
+
+// hint signals what orders no data.
+func (p *pair) hint(b *plan.Block) {
+	if p.far {
+		b.Signal(p.from)
+	} else {
+		b.RelaxedSignal(p.from)
+	}
+}
+
+// heed waits for that.
+func (p *pair) heed(b *plan.Block) {
+	if p.far {
+		b.Wait(p.to)
+	} else {
+		b.RelaxedWait(p.to)
+	}
+}
+
+// farLink says whether a link leads to another host.
+func (w *writer) farLink(l int) bool { return w.far(w.links[l].From, w.links[l].To) }
 
 func newWriter(r *route, p *plan.Plan, packets, apart bool) *writer {
 	w := &writer{
 		route: r, plan: p, packets: packets, blocks: make([]int, r.ranks), senders: make([][]*worker, len(r.links)),
 		locals: make([]*worker, r.ranks), slots: make([]int, len(r.sends)), sumSlot: make([]int, len(r.sums)),
-		used: make([]int, r.ranks), ends: make(map[[2]int]*pair),
+		outSlot: make([]int, len(r.sends)),
+		used:    make([]int, r.ranks), ends: make(map[[2]int]*pair),
 	}
 	w.share(apart)
 	w.place()
@@ -96,7 +131,16 @@ func (w *writer) share(apart bool) {
 					of[which] = w.worker(rank)
 					w.senders[l] = append(w.senders[l], of[which])
 				}
-				of[which].actions = append(of[which].actions, action{s, -1, -1})
+				of[which].actions = append(of[which].actions, sends(s))
+			}
+			for _, x := range w.senders[l] { // what a port has brought is known to who waits at that port
+				if w.packets || !w.farLink(l) {
+					break
+				}
+				y := w.worker(w.links[l].To)
+				for _, a := range x.actions {
+					y.actions = append(y.actions, lands(a.send))
+				}
 			}
 		}
 		var sums []int
@@ -116,7 +160,7 @@ func (w *writer) share(apart bool) {
 				adders = append(adders, w.worker(rank))
 			}
 			x := adders[k%len(adders)]
-			x.actions = append(x.actions, action{-1, i, -1})
+			x.actions = append(x.actions, sumsUp(i))
 		}
 		for _, l := range w.in[rank] {
 			var x *worker
@@ -127,7 +171,7 @@ func (w *writer) share(apart bool) {
 				if x == nil {
 					x = w.worker(rank)
 				}
-				x.actions = append(x.actions, action{-1, -1, s})
+				x.actions = append(x.actions, unpacks(s))
 			}
 		}
 	}
@@ -161,6 +205,14 @@ func (w *writer) place() {
 			w.used[w.sums[i].rank] += 2
 		}
 	}
+	for i := range w.sends {
+		s := &w.sends[i]
+		w.outSlot[i] = -1
+		if from := w.links[s.link].From; w.packets && w.farLink(s.link) && (s.own || s.sum && len(s.after) > 0) {
+			w.outSlot[i] = w.used[from]
+			w.used[from]++
+		}
+	}
 	for rank, n := range w.used {
 		w.scratch = append(w.scratch, w.plan.Rank(rank).Scratch(n))
 	}
@@ -190,11 +242,11 @@ func (w *writer) copies() {
 // begun tells who writes to a rank that it has begun: the writer's block for the link waits for that, at its beginning
 // or at its end. Where no link leads back, other ranks pass it on.
 func (w *writer) begun() (wait func(link int)) {
-	ends := make(map[int]*plan.Channel)
+	ends := make(map[int]*pair)
 	type relay struct {
 		hop           int
 		rank          int
-		wait, forward *plan.Channel
+		wait, forward *pair
 	}
 	var relays []relay
 	for l, x := range w.senders {
@@ -209,15 +261,15 @@ func (w *writer) begun() (wait func(link int)) {
 		} else {
 			first = w.local(owner)
 		}
-		var before *plan.Channel
+		var before *pair
 		for hop, k := range path {
 			c := w.channel(w.links[k].From, w.links[k].To)
 			if hop == 0 {
-				first.block.RelaxedSignal(c.from)
+				c.hint(first.block)
 			} else {
-				relays = append(relays, relay{hop, w.links[k].From, before, c.from})
+				relays = append(relays, relay{hop, w.links[k].From, before, c})
 			}
-			before = c.to
+			before = c
 		}
 		ends[l] = before
 	}
@@ -227,10 +279,10 @@ func (w *writer) begun() (wait func(link int)) {
 		if passing[r.rank] == nil {
 			passing[r.rank] = w.worker(r.rank)
 		}
-		passing[r.rank].block.RelaxedWait(r.wait)
-		passing[r.rank].block.RelaxedSignal(r.forward)
+		r.wait.heed(passing[r.rank].block)
+		r.forward.hint(passing[r.rank].block)
 	}
-	return func(l int) { w.senders[l][0].block.RelaxedWait(ends[l]) }
+	return func(l int) { ends[l].heed(w.senders[l][0].block) }
 }
 
 // adds is what a sum adds, in its order: what others sent, and its own input.

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/fabric/fabrictest"
 	"github.com/weftgo/weft/internal/ranktest"
 	"github.com/weftgo/weft/plan"
 	"github.com/weftgo/weft/plan/cost"
@@ -51,10 +52,11 @@ func wanted(collective string, ranks, rank, at, in int) (v uint32) {
 func TestExecuted(t *testing.T) {
 	tops := map[string]*cost.Topology{
 		"ring": cost.Ring(4, 50, 1), "one broken link": cost.AllToAll(4, 60, 1).Without(0, 1),
-		"two hosts": cost.TwoHosts(4, 60, 1, 50, 5),
+		"two hosts": cost.TwoHosts(4, 60, 1, 50, 5), "two hosts by name": onHosts(4),
 	}
 	if all {
 		tops = topologies(4)
+		tops["two hosts by name"], tops["two hosts of 8 by name"] = onHosts(4), onHosts(8)
 		tops["ring of 16"] = cost.Ring(16, 50, 1)
 		tops["two hosts of 8"] = cost.TwoHosts(8, 60, 1, 50, 5)
 		tops["one broken link of 8"] = cost.AllToAll(8, 60, 1).Without(0, 1)
@@ -73,7 +75,7 @@ func TestExecuted(t *testing.T) {
 				f, _ := synthesize(t, synthesis.Spec{Collective: c, Topology: top, Bytes: bytes, Root: 1})
 				files = append(files, f)
 			}
-			err := ranktest.Run(n, ranktest.OnHost, func(ctx context.Context, comm *weft.Comm) error {
+			err := ranktest.Run(n, on(t, top), func(ctx context.Context, comm *weft.Comm) error {
 				x, err := executor.New(ctx, comm, executor.Options{})
 				if err != nil {
 					return err
@@ -95,6 +97,22 @@ func TestExecuted(t *testing.T) {
 				t.Errorf("%s, %s: %v", name, c, err)
 			}
 		}
+	}
+}
+
+// on has ranks be on the hosts that a topology names.
+func on(t *testing.T, top *cost.Topology) func(rank int) []weft.Option {
+	if len(top.Hosts) == 0 {
+		return ranktest.OnHost
+	}
+	network := fabrictest.New(fabrictest.EFA(), 1)
+	t.Cleanup(func() {
+		if err := network.Check(); err != nil {
+			t.Error(err)
+		}
+	})
+	return func(rank int) []weft.Option {
+		return []weft.Option{weft.WithHostID(fmt.Sprint("host ", top.Hosts[rank])), weft.WithFabric(network.Open)}
 	}
 }
 

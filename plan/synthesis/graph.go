@@ -14,11 +14,13 @@ type graph struct {
 	out   [][]int // links that leave a rank
 	in    [][]int // links that lead to it
 	of    map[[2]int]int
+	far   func(a, b int) bool // ranks are of different hosts
 }
 
 func newGraph(t *cost.Topology) *graph {
 	g := &graph{
 		ranks: t.Ranks, links: t.Working(), out: make([][]int, t.Ranks), in: make([][]int, t.Ranks), of: make(map[[2]int]int),
+		far: t.Far,
 	}
 	for i, l := range g.links {
 		g.out[l.From] = append(g.out[l.From], i)

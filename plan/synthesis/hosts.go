@@ -81,36 +81,70 @@ func regular(groups [][]int, linked func(a, b int) bool) bool {
 	return true
 }
 
+// agree says whether groups are the hosts that a topology names, if it names any.
+func agree(groups [][]int, t *cost.Topology) bool {
+	if len(t.Hosts) == 0 {
+		return true
+	}
+	for i, g := range groups {
+		for j, other := range groups {
+			for _, a := range g {
+				for _, b := range other {
+					if t.Far(a, b) != (i != j) {
+						return false
+					}
+				}
+			}
+		}
+	}
+	return true
+}
+
 // exchanged makes an all-reduce whose hosts exchange their sums, as packets. Each rank of a host adds up a chunk of all
 // of the host's ranks, gives the sum to the ranks of its position on other hosts, adds up theirs, and gives the result
 // to its host. So data crosses between hosts once, where a tree with one root does it twice. All of that is done factor
 // times, each by a block of its own.
-func exchanged(name string, groups [][]int, factor int) (*plan.File, error) {
+func exchanged(name string, groups [][]int, factor int, apart func(a, b int) bool) (*plan.File, error) {
 	local := len(groups[0])
 	n := len(groups) * local
 	p := plan.New(name, plan.Custom(spec.AllReduce, n, local*factor, local*factor), plan.Options{
 		Protocol: plan.LL, DoubleScratch: true,
 	})
 	to := make(map[[2]int]*plan.Channel)
+	channel := func(a, b int) {
+		if apart(a, b) {
+			to[[2]int{a, b}] = p.Port(a, b)
+		} else {
+			to[[2]int{a, b}] = p.Memory(a, b)
+		}
+	}
 	for h, g := range groups {
 		for i, a := range g {
 			for _, b := range g {
 				if a != b {
-					to[[2]int{a, b}] = p.Memory(a, b)
+					channel(a, b)
 				}
 			}
 			for k, other := range groups {
 				if k != h {
-					to[[2]int{a, other[i]}] = p.Memory(a, other[i])
+					channel(a, other[i])
 				}
 			}
 		}
 	}
 	inputs, sums, results := make([]plan.Buffer, n), make([]plan.Buffer, n), make([]plan.Buffer, n)
+	mine := make([]plan.Buffer, n) // packets for other hosts
 	for r := range n {
 		inputs[r] = p.Rank(r).Scratch(local * factor)
 		sums[r] = p.Rank(r).Scratch(len(groups) * factor)
 		results[r] = p.Rank(r).Scratch(local * factor)
+	}
+	for h, g := range groups {
+		for i, r := range g {
+			if apart(r, groups[(h+1)%len(groups)][i]) {
+				mine[r] = p.Rank(r).Scratch(factor)
+			}
+		}
 	}
 	for h, g := range groups {
 		for at, r := range g {
@@ -134,9 +168,18 @@ func exchanged(name string, groups [][]int, factor int) (*plan.File, error) {
 				}
 				b.ReducePackets(out.Chunk(own, 1), in.Chunk(own, 1), slots...)
 				slots = nil
+				copied, ports := false, []*plan.Channel(nil)
 				for _, q := range far {
 					peer := groups[q][at]
-					b.PutPackets(to[[2]int{r, peer}], sums[peer].Chunk(k*len(groups)+h, 1), out.Chunk(own, 1))
+					c, data := to[[2]int{r, peer}], out.Chunk(own, 1)
+					if apart(r, peer) { // a port takes packets
+						data = mine[r].Chunk(k, 1)
+						if !copied {
+							b.CopyPackets(data, out.Chunk(own, 1))
+						}
+						copied, ports = true, append(ports, c)
+					}
+					b.PutPackets(c, sums[peer].Chunk(k*len(groups)+h, 1), data)
 					slots = append(slots, sums[r].Chunk(k*len(groups)+q, 1))
 				}
 				b.ReducePackets(out.Chunk(own, 1), out.Chunk(own, 1), slots...)
@@ -145,6 +188,9 @@ func exchanged(name string, groups [][]int, factor int) (*plan.File, error) {
 				}
 				for _, q := range near {
 					b.UnpackPackets(out.Chunk(k*local+q, 1), results[r].Chunk(k*local+q, 1))
+				}
+				if len(ports) > 0 {
+					b.Flush(ports...)
 				}
 			}
 		}
@@ -158,7 +204,7 @@ func (x *search) exchanges(add func(f *plan.File, chunks, sends int, form string
 		return nil
 	}
 	groups := hosts(x.Topology)
-	if groups == nil {
+	if groups == nil || !agree(groups, x.Topology) {
 		return nil
 	}
 	local := len(groups[0])
@@ -168,7 +214,7 @@ func (x *search) exchanges(add func(f *plan.File, chunks, sends int, form string
 		if factor > 1 && x.Bytes < chunks*align || sends > most {
 			break
 		}
-		f, err := exchanged(x.name(), groups, factor)
+		f, err := exchanged(x.name(), groups, factor, x.Topology.Far)
 		if err != nil {
 			return fmt.Errorf("synthesis: %w", err)
 		}

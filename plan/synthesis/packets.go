@@ -56,13 +56,20 @@ func (r *route) packed(p *plan.Plan, hears bool) {
 				}
 				mine := sums[x.rank].Chunk(place[a.send], 1)
 				b.ReducePackets(mine, w.input(x.rank, s.at), slots...)
-				b.PutPackets(c, to, mine)
+				w.putPackets(b, c, to, mine, a.send)
 			case s.own:
-				b.PutPackets(c, to, w.input(x.rank, s.at))
+				w.putPackets(b, c, to, w.input(x.rank, s.at), a.send)
 			case s.of >= 0:
 				b.ReadPutPackets(c, to, w.slot(x.rank, w.sumSlot[s.of]+1))
 			default:
 				b.ReadPutPackets(c, to, w.arrival(s.after[0]))
+			}
+		}
+	}
+	for l, senders := range w.senders {
+		for _, x := range senders {
+			if w.farLink(l) {
+				x.block.Flush(data[l])
 			}
 		}
 	}
@@ -71,6 +78,16 @@ func (r *route) packed(p *plan.Plan, hears bool) {
 			wait(l)
 		}
 	}
+}
+
+// putPackets sends data as packets. A port takes packets, and so it has a slot of them.
+func (w *writer) putPackets(b *plan.Block, c *plan.Channel, to, data plan.Chunk, send int) {
+	if w.outSlot[send] >= 0 {
+		own := w.slot(w.links[w.sends[send].link].From, w.outSlot[send])
+		b.CopyPackets(own, data)
+		data = own
+	}
+	b.PutPackets(c, to, data)
 }
 
 // addPackets adds up packets, and makes packets of the sum if it is sent on. Operations on packets add their local data

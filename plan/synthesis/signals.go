@@ -36,7 +36,7 @@ func (r *route) signalled(p *plan.Plan, unit uint64) {
 	tokens := w.tokens()
 	data := make([]*plan.Channel, len(w.links))
 	for l, x := range w.senders {
-		if x != nil {
+		if x != nil && !w.farLink(l) {
 			data[l] = w.channel(w.links[l].From, w.links[l].To).from
 		}
 	}
@@ -57,8 +57,12 @@ func (r *route) signalled(p *plan.Plan, unit uint64) {
 				switch {
 				case a.sum >= 0:
 					w.add(x.block, &w.sums[a.sum])
-				default:
-					w.send(x.block, data[w.sends[a.send].link], a.send)
+				case a.send >= 0:
+					c := data[w.sends[a.send].link]
+					if c == nil { // where it is, and that it is there, goes the same way
+						c = tokens.after[a][0].channel.from
+					}
+					w.send(x.block, c, a.send)
 				}
 				for _, t := range tokens.after[a] {
 					t.give(x.block)
@@ -73,6 +77,10 @@ func (r *route) signalled(p *plan.Plan, unit uint64) {
 	}
 	for l, senders := range w.senders {
 		for _, x := range senders {
+			if w.farLink(l) { // who waits at the port knows
+				x.block.Flush(tokens.after[x.actions[0]][0].channel.from)
+				continue
+			}
 			// Who waits for the last send of a block knows that all are there.
 			if last := x.actions[len(x.actions)-1]; len(tokens.after[last]) == 0 {
 				done := w.channel(w.links[l].From, w.links[l].To)
@@ -138,18 +146,28 @@ func (w *writer) tokens() *tokens {
 	}
 	// Each block's actions, in order, and who needs them.
 	needs := make(map[action][]action)
+	need := func(a, by action) { needs[a] = append(needs[a], by) }
+	come := func(s int) action { // when a send is known to be there
+		if w.farLink(w.sends[s].link) {
+			return lands(s)
+		}
+		return sends(s)
+	}
 	for i := range w.sends {
 		s := &w.sends[i]
+		if come(i) != sends(i) {
+			need(sends(i), lands(i))
+		}
 		for _, a := range s.after {
-			needs[action{a, -1, -1}] = append(needs[action{a, -1, -1}], action{i, -1, -1})
+			need(come(a), sends(i))
 		}
 		if s.of >= 0 {
-			needs[action{-1, s.of, -1}] = append(needs[action{-1, s.of, -1}], action{i, -1, -1})
+			need(sumsUp(s.of), sends(i))
 		}
 	}
 	for i := range w.sums {
 		for _, a := range w.sums[i].sends {
-			needs[action{a, -1, -1}] = append(needs[action{a, -1, -1}], action{-1, i, -1})
+			need(come(a), sumsUp(i))
 		}
 	}
 	between := make(map[[2]*worker]*token)

@@ -329,3 +329,45 @@ func TestCancelled(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// onHosts is two hosts whose links between them are for ports.
+func onHosts(n int) *cost.Topology {
+	t := cost.TwoHosts(n, 60, 1, 50, 5)
+	for r := range n {
+		t.Hosts = append(t.Hosts, r/(n/2))
+	}
+	return t
+}
+
+// TestPorts: what crosses between the hosts that a topology names goes through ports, and all else does not.
+func TestPorts(t *testing.T) {
+	sizes := []int{1 << 10, 1 << 20}
+	if all {
+		sizes = []int{1 << 10, 16 << 10, 256 << 10, 4 << 20, 256 << 20}
+	}
+	tops := []*cost.Topology{onHosts(4)}
+	if all {
+		tops = append(tops, onHosts(8), onHosts(8).Without(0, 4), onHosts(2))
+		ring := cost.Ring(6, 50, 1)
+		ring.Hosts = []int{0, 0, 1, 1, 2, 2}
+		tops = append(tops, ring)
+	}
+	for _, top := range tops {
+		for _, c := range synthesis.Collectives {
+			for _, bytes := range sizes {
+				for _, ordered := range []bool{false, true} {
+					f, _ := synthesize(t, synthesis.Spec{Collective: c, Topology: top, Bytes: bytes, RankOrder: ordered})
+					for r := range f.Ranks {
+						for _, via := range []spec.ChannelType{spec.Memory, spec.Port} {
+							for _, peer := range f.Ranks[r].Peers(via) {
+								if top.Far(r, peer) != (via == spec.Port) {
+									t.Errorf("%s of %d bytes: a %v channel from rank %d to rank %d", c, bytes, via, r, peer)
+								}
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+}
