@@ -32,6 +32,8 @@ type LaneSpec struct {
 	// Within: on a communicator of several hosts the lane's kernels meet the ranks of their own host alone. Others
 	// have no window.
 	Within bool
+	// Multicast: where windows have multicast addresses, the lane's has one.
+	Multicast bool
 	// Patience is how many times the communicator's deadline a wait of the lane's kernels may take; 0: once.
 	Patience int
 	// Moved is called when the lane's memory gets addresses, when it gets others, and when former
@@ -118,6 +120,9 @@ func NewLane(ctx context.Context, comm *weft.Comm, spec LaneSpec) (*Lane, error)
 func (l *Lane) alloc(ctx context.Context) (*weft.Window, error) {
 	if l.spec.Within || l.spec.Far != nil {
 		return l.comm.Operations().AllocNear(ctx, int(l.spec.Window.Size()))
+	}
+	if l.spec.Multicast {
+		return l.comm.Alloc(ctx, int(l.spec.Window.Size()))
 	}
 	return l.comm.Operations().AllocDevice(ctx, int(l.spec.Window.Size()))
 }

@@ -129,7 +129,7 @@ func (p program) Open(ctx context.Context, comm *weft.Comm, rounds *enginehost.R
 			return nil, weft.Unsupportedf("%s: its ranks read the root's input, and on GPUs operands that peers reach lie at "+
 				"the same place on all ranks; have the root write to them", p.plan.Name)
 		}
-		engine, err := gpu.New(ctx, comm, room)
+		engine, err := gpu.New(ctx, comm, room, p.plan.Verdict.RankOrder)
 		if err != nil {
 			return nil, err
 		}

@@ -8,8 +8,8 @@
 // finds errors is refused, alike on every rank. [Plan.Execute] runs it, any number of times, on operands of any
 // legal size.
 //
-// Ranks may be on several hosts: ports of a plan lead to any rank, memory and switch channels within a host. Such
-// ranks are of the host's memory; GPUs are of one host.
+// Ranks may be on several hosts, on host memory and on GPUs: ports of a plan lead to any rank, memory and switch
+// channels within a host.
 //
 // A plan may also be an algorithm of a group of package collective: see [Algorithm].
 //

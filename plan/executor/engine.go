@@ -12,10 +12,7 @@ import (
 // newEngine makes the engine of the ranks' kind of memory. It is collective.
 func newEngine(ctx context.Context, comm *weft.Comm) (launch.Engine, error) {
 	if comm.Device() != nil {
-		if err := comm.Operations().OneHost("new executor"); err != nil {
-			return nil, err
-		}
-		return gpu.New(ctx, comm, nil)
+		return gpu.New(ctx, comm, nil, false)
 	}
 	return host.New(ctx, comm)
 }

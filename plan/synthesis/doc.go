@@ -37,8 +37,8 @@
 //   - 16 ranks, and 8000 sends.
 //   - Packing is a search and proves nothing. A link that can only be used by rare trees may stay idle.
 //   - A chunk of an all-reduce has one root, but where hosts exchange sums: that is one form, of packets.
-//   - Links are memory channels, which executors have within a host: a plan with links between hosts is run by GPUs
-//     that map each other's memory, and on a host alone.
+//   - Links are memory channels, and port channels between the hosts that the topology names. What comes through a port
+//     is known to the block that waits there, which tells others of its rank: that costs a block for each such link.
 //   - Chunks are equal. Where the message divides into none of the numbers that fit a topology, plans are for the next
 //     size that does.
 //   - A rank has a block for each of its links, and about as many that add up; in windows twice as many.

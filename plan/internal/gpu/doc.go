@@ -37,6 +37,10 @@
 // Before a transfer they meet, if one of them may have waited: the file needs no nop there, for one thread pushes. That
 // is one of the orders in which a port may work. Operations of switches are loops over the members in rank order.
 //
+// Where windows have multicast addresses, an operation of a switch that has all ranks stores to them at once, and has
+// the switch add up floats (switch.cuh): only where its operands lie at one place on all ranks, and not in an engine
+// that is exact, for a switch has an order of its own. Packets go member by member: such a store may come in halves.
+//
 // # Memory
 //
 // A plan has a lane of its own: its window and local memory, and a number of the launch that each block counts in this
@@ -54,6 +58,29 @@
 //
 // Packets are those of protocol LL: each 4 bytes of data with a flag of 4, the launch's number modulo 2^32 - 1, and 1.
 // A thread moves four together. The packet types LL8 and LL16 have the same bytes, so both run here in one form.
+//
+// # Between hosts
+//
+// A port that leads to another host is a channel of package port (streams.go, far.cuh). What a block pushes to a rank
+// there is a stream, and has a channel: plans of an engine share these. Data goes through pinned memory, in which each
+// push has a place in the outbox of this rank and in the inbox of the other.
+//
+//	block     copies to the outbox | pushes a trigger: put, and signal behind it
+//	proxy     writes to the peer's inbox, and signals
+//	landing   a block of the peer's launch: waits for the signal, stores what has come, raises the end's word
+//
+// A landing block has a program, which stands for the stream's: so what waits for signals or packets does so as on one
+// host. Packets cross as data, and become packets where they land. Puts without a signal of the plan land with the next
+// one, or with one of their own at the end of a window or of the block.
+//
+// Invariant: no launch leaves anything underway. It ends when all that was pushed has left, and all that was sent has
+// landed. A block pushes into a stream when the landing block has said that it has begun, which is in the same launch:
+// so an inbox needs no second half, whatever the size of the launch before. Ranks that meet because of that size are
+// those of a host.
+//
+// While blocks of the plan are in their programs, a landing block waits without end: what it waits for may depend on
+// them, and their waits say who is late. From then on it has the deadline, as all waits. In each generation of the
+// communicator all channels are made anew, so nothing is taken for what was sent before.
 //
 // # Operands of peers
 //

@@ -19,6 +19,8 @@ type Engine struct {
 	comm      *weft.Comm
 	dependent bool // launches may begin while the one before ends
 	beside    *enginegpu.Room
+	far       *far // nil where all ranks are of one host
+	exact     bool // sums have the bits that the plan says, also where a switch could make them
 
 	kernels map[code]*cuda.Function
 	// programs are the modules of kernels. They and rooms are given up when nothing of any plan runs.
@@ -31,17 +33,24 @@ type Engine struct {
 	words map[launch.Key]*device.Words
 }
 
-// New makes an engine, whose plans share room with kernels that never run at the same time; nil is none. It is
-// collective.
-func New(ctx context.Context, comm *weft.Comm, beside *enginegpu.Room) (*Engine, error) {
+// New makes an engine, whose plans share room with kernels that never run at the same time; nil is none. An exact one
+// has no switch add up: that has an order of its own. It is collective.
+func New(ctx context.Context, comm *weft.Comm, beside *enginegpu.Room, exact bool) (*Engine, error) {
 	major, _, err := comm.Device().Context().Device().ComputeCapability()
 	if err := comm.Operations().VerifySame(ctx, "new executor", "", err); err != nil {
 		return nil, err
 	}
-	return &Engine{
-		comm: comm, dependent: major >= 9, beside: beside, kernels: make(map[code]*cuda.Function),
+	e := &Engine{
+		comm: comm, dependent: major >= 9, beside: beside, exact: exact, kernels: make(map[code]*cuda.Function),
 		words: make(map[launch.Key]*device.Words),
-	}, nil
+	}
+	if comm.Operations().Spans() {
+		e.far = &far{comm: comm}
+		if err := e.far.open(ctx, "new executor"); err != nil {
+			return nil, errors.Join(err, e.far.close())
+		}
+	}
+	return e, nil
 }
 
 // Begin is the first thing that a launch does.
@@ -67,10 +76,7 @@ func (e *Engine) Load(ctx context.Context, p *launch.Plan) (launch.Loaded, error
 // reserve takes room for a plan's blocks, on all ranks or on none. A block counts as if it filled an SM, as blocks of
 // collectives do. Plans of an engine take turns, so they share room.
 func (e *Engine) reserve(ctx context.Context, l *loaded) error {
-	most := 1
-	for r := range l.plan.File.Ranks {
-		most = max(most, len(l.plan.File.Ranks[r].Blocks))
-	}
+	most := slices.Max(l.program.everywhere)
 	if most <= e.blocks {
 		return nil
 	}
@@ -138,5 +144,5 @@ func (e *Engine) Close() (released bool, err error) {
 		errs = append(errs, p.Close())
 	}
 	e.rooms, e.programs, e.blocks = nil, nil, 0
-	return true, errors.Join(errs...)
+	return true, errors.Join(append(errs, e.far.close())...)
 }

@@ -1,8 +1,9 @@
 // Runs a communication plan: every block runs its own program, operation by operation. doc.go has the layout of
 // programs and memory, and says why it is right.
 //
-// Nothing but a nop, a barrier and what goes through a port lets the threads of a block meet.
-#include "move.cuh"
+// Nothing but a nop, a barrier and what goes through a port, or has come through one, lets the threads of a block meet.
+#include "far.cuh"
+#include "switch.cuh"
 
 namespace weft {
 
@@ -173,6 +174,9 @@ template <bool PACKETS> struct Block {
 		Data d = *(const Data *)(code + at + 1);
 		u64 from, to;
 		part(d, (h.what >> 8 & UNCUT) != 0, from, to);
+		if ((h.what >> 8 & (FROM_ALL | TO_ALL)) != 0 && a.switches != 0 && a.whole != 0 &&
+			by_switch(a, code + at, operands, from, to))
+			return;
 		if (a.whole == 0) {
 			over = !move_slowly<PACKETS>(a, code + at, operands, epoch, flag, from, to);
 			return;
@@ -181,6 +185,15 @@ template <bool PACKETS> struct Block {
 		Mover<PACKETS> m = {a, operands, epoch, flag, false};
 		m.template run<true>(code + at, h, d, from, to);
 		over = m.over;
+	}
+
+	// reach runs an operation of ports to other hosts.
+	__device__ __forceinline__ void reach(u32 at, const Head &h) {
+		if (over) return;
+		u32 kind = h.what & 0xFF;
+		u64 from = 0, to = 0;
+		if (kind == PUSH || kind == LAND) part(*(const Data *)(code + at + 1), (h.what >> 8 & UNCUT) != 0, from, to);
+		over = !far(a, code + at, operands, epoch, flag, from, to);
 	}
 
 	// ---- The program.
@@ -225,6 +238,18 @@ template <bool PACKETS> struct Block {
 				loop_to = loop_from + h.count;
 				break;
 			}
+			case PUSH: // what all threads have stored, and
+			case FLUSH: // what any has pushed
+				if (!meet()) return;
+				reach(at, h);
+				break;
+			case ARRIVE:
+				reach(at, h);
+				if (!meet()) return;
+				break;
+			case ADMIT:
+			case BEGIN:
+			case LAND: reach(at, h); break;
 			default:
 				if (!over) move(at, h);
 			}
@@ -237,9 +262,17 @@ template <bool PACKETS> struct Block {
 __device__ __forceinline__ u64 address(const Plan &a, u64 entry) {
 	u32 index = (u32)entry, where = entry >> 32 & 0xFF, rank = (u32)(entry >> 40);
 	if (where == NOWHERE) return 0;
-	char *base = where == INPUT ? a.in[rank] : where == OUTPUT ? a.out[rank] : a.group.window[rank];
+	char *base = where == INPUT	   ? a.in[rank]
+				 : where == OUTPUT ? a.out[rank]
+				 : where == OUTBOX ? a.outbox
+				 : where == INBOX  ? a.inbox
+								   : a.group.window[rank];
+	if (where >= ALL_INPUTS) {
+		base = where == ALL_INPUTS ? a.all_in : where == ALL_OUTPUTS ? a.all_out : a.all_window;
+		if (base == nullptr) return 0;
+	}
 	if (where == INBOUND) return (u64)base + a.inbound + (u64)index * 8;
-	if (where == DATA) base += a.data;
+	if (where == DATA || where == ALL_DATA) base += a.data;
 	if (where == PACKETS) base += a.packets + index * a.chunk;
 	return (u64)base + index * a.chunk;
 }
@@ -247,7 +280,8 @@ __device__ __forceinline__ u64 address(const Plan &a, u64 entry) {
 // half is how much further it points in launches of even numbers.
 __device__ __forceinline__ u64 half(const Plan &a, u64 entry) {
 	u32 where = entry >> 32 & 0xFF;
-	return where == DATA ? a.data_half : where == PACKETS ? a.packets_half : 0;
+	if (where == PACKETS) return a.packets_half;
+	return where == DATA || where == ALL_DATA && a.all_window != nullptr ? a.data_half : 0;
 }
 
 // flag_of is the flag of a launch's packets: never 0, which is what nobody has written.
@@ -257,16 +291,17 @@ __device__ __forceinline__ u32 flag_of(u64 epoch) {
 	return n >= 0xFFFFFFFFu ? 1 : (u32)n + 1;
 }
 
-// meet_ranks lets all ranks have ended what was before. Where chunks have another size than in the launch before, they
-// lie elsewhere, and what orders accesses of two launches to the same chunk says nothing.
+// meet_ranks lets all ranks of this host have ended what was before. Where chunks have another size than in the launch
+// before, they lie elsewhere, and what orders accesses of two launches to the same chunk says nothing. Ranks of other
+// hosts, in whose place this rank's own window stands, touch none of its memory.
 __device__ __noinline__ bool meet_ranks(const Plan &a, u64 epoch) {
 	const Group &g = a.group;
 	bool over = false;
 	for (u32 r = threadIdx.x; r < g.ranks && blockIdx.x == 0; r += blockDim.x) {
-		if (r != g.rank) store_release_sys_u64(g.window[r] + a.begun + g.rank * 8, epoch);
+		if (g.window[r] != g.window[g.rank]) store_release_sys_u64(g.window[r] + a.begun + g.rank * 8, epoch);
 	}
 	for (u32 r = threadIdx.x; r < g.ranks && !over; r += blockDim.x) {
-		if (r == g.rank) continue;
+		if (g.window[r] == g.window[g.rank]) continue;
 		const char *word = g.window[g.rank] + a.begun + r * 8;
 		Wait w(g, a.state, 0, epoch);
 		u64 seen = load_acquire_sys_u64(word);
@@ -314,6 +349,7 @@ template <bool PACKETS> __global__ void __launch_bounds__(THREADS, 1) execute(co
 		Block<PACKETS> b = {a, code, operands, counts, o.epoch, flag_of(o.epoch), false, 0, 0, 0, 0, 0};
 		b.run((a.uses + 1) / 2);
 	}
+	if (a.streams != nullptr && blockIdx.x < a.own && me == 0) atomic_add_gpu4(a.ended, 1);
 	let_next_start();
 	for (u32 i = me; a.shared != 0 && i < a.uses; i += blockDim.x) { // those that are this thread's
 		((ulonglong2 *)kept)[i] = ((const ulonglong2 *)counts)[i];

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -12,6 +13,8 @@ import (
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
+	"github.com/weftgo/weft/fabric"
+	"github.com/weftgo/weft/fabric/fabrictest"
 	"github.com/weftgo/weft/internal/ranktest"
 	"github.com/weftgo/weft/internal/ranktest/processes"
 	"github.com/weftgo/weft/plan"
@@ -34,7 +37,8 @@ type member struct {
 type memberArgs struct {
 	ID       string
 	GPUs     processes.GPUs
-	Plan     int // of interrupted
+	Plan     int    // of interrupted
+	Hosts    string // names of the ranks' hosts; "": all are of one
 	Deadline time.Duration
 	Times    int
 	Masked   []int
@@ -80,6 +84,11 @@ func (m *member) Do(r *processes.Rank, c processes.Command) (any, error) {
 }
 
 func (m *member) join(ctx context.Context, r *processes.Rank, a memberArgs) (err error) {
+	if a.Hosts != "" {
+		if err := os.Setenv("WEFT_HOSTID", "host "+a.Hosts[r.Rank:][:1]); err != nil {
+			return err
+		}
+	}
 	if m.comm, err = r.JoinOnGPU(a.ID, a.GPUs, weft.WithDeadline(a.Deadline)); err != nil {
 		return err
 	}
@@ -89,7 +98,11 @@ func (m *member) join(ctx context.Context, r *processes.Rank, a memberArgs) (err
 	if m.Executor, err = executor.New(ctx, m.comm, executor.Options{}); err != nil {
 		return err
 	}
-	f, err := interrupted[a.Plan].Build().Build()
+	plans := interrupted
+	if a.Hosts != "" {
+		plans = plantest.Across(a.Hosts)
+	}
+	f, err := plans[a.Plan].Build().Build()
 	if err != nil {
 		return err
 	}
@@ -206,4 +219,42 @@ func TestStoppedRankOnEmulatedGPUs(t *testing.T) {
 func TestStoppedRankOnGPUs(t *testing.T) {
 	ranktest.Real(t)
 	testStopped(t, false)
+}
+
+// TestKilledRankAcrossOnEmulatedGPUs kills a rank of processes on two hosts, which exchange by libfabric: the others
+// say which one, and refuse plans while it is masked.
+func TestKilledRankAcrossOnEmulatedGPUs(t *testing.T) {
+	emulate.Need(t)
+	if err := fabrictest.Libfabric(t.Context(), t, fabric.Options{Size: 1}).Close(); err != nil {
+		t.Fatal(err)
+	}
+	const victim, hosts = 2, "aab"
+	all := []int{0, 1, 2}
+	gpus := processes.GPUs{Emulated: true, Dir: t.TempDir()}
+	for i, p := range plantest.Across(hosts) {
+		if i != 2 && !emulate.Everything() {
+			continue
+		}
+		t.Run(p.Name, func(t *testing.T) {
+			crew := processes.Start(t, "member", len(hosts))
+			args := memberArgs{ID: crew.ID(), GPUs: gpus, Plan: i, Deadline: patience, Times: 5, Hosts: hosts}
+			crew.Must(all, "join", args)
+			crew.Must(all, "repeat", args)
+			args.Times = 1 << 30
+			for r := range hosts {
+				crew.Tell(r, "repeat", args)
+			}
+			time.Sleep(50 * time.Millisecond)
+			crew.Kill(victim)
+			for r, a := range crew.Answers(all[:2]) {
+				if a.Peer != victim || a.Cause != "died" {
+					t.Errorf("rank %d after the death of %d: %q (%s, rank %d)", r, victim, a.Err, a.Cause, a.Peer)
+				}
+			}
+			args.Masked = []int{victim}
+			crew.Must(all[:2], "mask", args)
+			crew.Must(all[:2], "refused", args)
+			crew.Must(all[:2], "close", args)
+		})
+	}
 }

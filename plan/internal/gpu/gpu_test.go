@@ -45,9 +45,17 @@ func run(t testing.TB, g *ranktest.GPUs, ranks, bytes int, o executor.Options, d
 	body func(ctx context.Context, r *rank) error,
 ) {
 	t.Helper()
-	err := ranktest.Run(ranks, func(rank int) []weft.Option {
+	runWith(t, ranks, bytes, o, func(rank int) []weft.Option {
 		return append(g.Options(rank), weft.WithDeadline(deadline))
-	}, func(ctx context.Context, comm *weft.Comm) (err error) {
+	}, body)
+}
+
+// runWith is run of ranks with options.
+func runWith(t testing.TB, ranks, bytes int, o executor.Options, options func(rank int) []weft.Option,
+	body func(ctx context.Context, r *rank) error,
+) {
+	t.Helper()
+	err := ranktest.Run(ranks, options, func(ctx context.Context, comm *weft.Comm) (err error) {
 		r := &rank{comm: comm}
 		if r.memory, err = comm.Device().Context().Alloc(bytes); err != nil {
 			return err

@@ -19,6 +19,12 @@ var execute string
 //go:embed move.cuh
 var move string
 
+//go:embed switch.cuh
+var switches string
+
+//go:embed far.cuh
+var farther string
+
 // moving is the type of the kernel of plans that reduce nothing.
 const moving = weft.Uint8
 
@@ -43,7 +49,7 @@ type code struct {
 // source is the kernel.
 func (c code) source(arch string) enginegpu.Source {
 	headers := device.Headers()
-	headers["move.cuh"] = move
+	headers["move.cuh"], headers["far.cuh"], headers["switch.cuh"] = move, farther, switches
 	name := "plans of " + c.dtype.String()
 	if c.packets {
 		name += ", packets"
@@ -73,7 +79,10 @@ type planArgs struct {
 	operands, vectors             uint32
 	uses                          uint32
 	shared                        uint32
-	whole, unit, _                uint32
+	whole, unit, switches, own, _ uint32
+	streams, ended                uint64
+	outbox, inbox, outboxAt       uint64
+	allIn, allOut, allWindow      uint64
 	in, out                       device.Operands
 	group                         device.Group
 }

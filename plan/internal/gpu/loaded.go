@@ -24,6 +24,8 @@ type loaded struct {
 	words   *device.Words
 	unit    int // the greatest power of two, of 16 at most, that divides all lengths but a chunk's
 
+	inputs, outputs bool // some rank reaches the input, or the output, of another one of its host
+
 	contexts []*launchContext // each for larger chunks than the one before
 	places   map[placement]bool
 	threads  shape
@@ -35,9 +37,10 @@ type shape struct{ chunk, threads int }
 // newLoaded makes a program of a plan, and uploads it.
 func newLoaded(e *Engine, p *launch.Plan) (l *loaded, err error) {
 	l = &loaded{e: e, plan: p, places: make(map[placement]bool)}
-	if l.program, err = encode(p, e.comm.Rank()); err != nil {
+	if l.program, err = encode(p, e.comm.Rank(), e.comm.Host); err != nil {
 		return l, err
 	}
+	l.inputs, l.outputs = reachedBy(p.File, e.comm.Host)
 	if l.words = e.words[p.Key]; l.words == nil {
 		l.words = &device.Words{Operation: l.operation}
 		e.words[p.Key] = l.words
@@ -121,6 +124,11 @@ func (l *loaded) prepare(c *launchContext, a *planArgs, x *launch.Launch, o *ope
 	if a.unit == vectorBytes {
 		a.whole = 1
 	}
+	if a.switches = 0; l.program.switches && l.e.comm.Device().Multicast() {
+		if a.switches = 2; l.e.exact {
+			a.switches = 1
+		}
+	}
 	return all
 }
 
@@ -197,7 +205,9 @@ func (l *loaded) context(ctx context.Context, s *weft.Stream, chunk int, staged 
 }
 
 // fixed says whether scratch does not depend on the size of messages.
-func (p *program) fixed() bool { return p.data == 0 && p.packets == 0 }
+func (p *program) fixed() bool {
+	return p.data == 0 && p.packets == 0 && p.outbox == 0 && p.inbox == 0
+}
 
 // Close gives up what the plan has. No rank runs it any more.
 func (l *loaded) Close() error {
@@ -214,6 +224,10 @@ func (l *loaded) release() (released bool, err error) {
 			return false, err
 		}
 		errs = append(errs, err)
+		if err := l.e.far.leave(); err != nil {
+			return false, err
+		}
+		errs = append(errs, c.far.close())
 	}
 	l.contexts = nil
 	l.e.plans = slices.DeleteFunc(l.e.plans, func(o *loaded) bool { return o == l })
@@ -241,6 +255,8 @@ type launchContext struct {
 
 	staged              bool  // it has memory for operands that are staged,
 	stagedIn, stagedOut int64 // in the window
+
+	far farMemory
 }
 
 // newContext makes the memory. It is collective.
@@ -251,7 +267,8 @@ func newContext(ctx context.Context, l *loaded, chunk int, staged bool) (*launch
 	window, local := &enginegpu.Workspace{}, enginegpu.NewLocal(p.blocks)
 	blocks := local.Zeros(int64(p.blocks) * int64(kept))
 	barriers, semaphores := local.Zeros(int64(p.barriers)*8), local.Zeros(int64(p.semaphores)*4)
-	awaited := local.Zeros(int64(p.ends) * 4)
+	awaited, ended := local.Zeros(int64(p.ends)*4), local.Zeros(4)
+	c.far.table = local.Raw(int64(len(p.streams)) * farStreamBytes)
 	a.inbound = uint64(window.Zeros(int64(p.ends) * 8))
 	a.begun = uint64(window.Zeros(int64(len(f.Ranks)) * 8))
 	halves := int64(1)
@@ -280,20 +297,28 @@ func newContext(ctx context.Context, l *loaded, chunk int, staged bool) (*launch
 	if shared > 0 {
 		a.shared, c.shared = 1, shared
 	}
-	var err error
-	c.lane, err = enginegpu.NewLane(ctx, l.e.comm, enginegpu.LaneSpec{
+	a.own = uint32(p.own)
+	spec := enginegpu.LaneSpec{
 		Op: l.plan.Name, Owner: "executor", Words: l.words, Window: window, Local: local,
+		Multicast: p.switches && l.e.far == nil,
 		Moved: func(lane *enginegpu.Lane) {
 			c.lane = lane
 			for _, a := range c.arguments() {
 				a.group, a.state, a.blocks = lane.Group(0), uint64(lane.Local(0)), uint64(lane.Local(blocks))
 				a.barriers, a.semaphores = uint64(lane.Local(barriers)), uint64(lane.Local(semaphores))
 				a.awaited = uint64(lane.Local(awaited))
+				if len(p.streams) > 0 {
+					a.streams, a.ended = uint64(lane.Local(c.far.table)), uint64(lane.Local(ended))
+				}
 			}
 		},
-	})
-	if err != nil {
-		return nil, err
+	}
+	if l.e.far != nil {
+		spec.Far = c.reach
+	}
+	var err error
+	if c.lane, err = enginegpu.NewLane(ctx, l.e.comm, spec); err != nil {
+		return nil, errors.Join(err, c.far.close())
 	}
 	return c, nil
 }

@@ -11,6 +11,8 @@ namespace plan {
 constexpr u32 MOST_RANKS = 72; // Go: device.MaxRanks
 constexpr u32 THREADS = 512;   // of a block, at most: as many as have 128 registers each. Go: mostThreads
 
+struct Stream; // far.cuh
+
 // Plan is the parameter. Go: planArgs.
 struct Plan {
 	State *state;
@@ -30,7 +32,14 @@ struct Plan {
 	u32 shared;				// programs are in shared memory
 	u32 whole;				// every address and length is a multiple of 16 bytes; else:
 	u32 unit;				// of which power of two
+	u32 switches;			// 1: they store to all ranks at once; 2: they add up, too
+	u32 own;				// blocks of the plan; those behind them land what comes from other hosts
 	u32 zero;
+	Stream *streams;		// to and from ranks of other hosts, in this GPU's memory
+	u32 *ended;				// of this GPU: how often blocks of the plan have ended
+	char *outbox, *inbox;	// in pinned memory: what goes to other hosts, and what comes from there
+	u64 outbox_at;			// how far the outbox is behind the inbox, where the memory begins
+	char *all_in, *all_out, *all_window; // multicast addresses of what all ranks have in one place; or 0
 	char *in[MOST_RANKS];  // every rank's operands, of those that this rank reaches
 	char *out[MOST_RANKS];
 	Group group;
@@ -46,10 +55,11 @@ struct Own {
 
 // The kinds of operations, and their flags. Go: the constants of program.go.
 enum { END, NOP, MEET, ACQUIRE, RELEASE, SIGNAL, WAIT, PAIRS, RECEIVE, FOLD, LOOP };
-enum { RELAXED = 1, BEHIND = 2, SEND = 4, UNCUT = 8, EARLY = 16 };
+enum { ADMIT = LOOP + 1, PUSH, FLUSH, BEGIN, ARRIVE, LAND }; // far.cuh
+enum { RELAXED = 1, BEHIND = 2, SEND = 4, UNCUT = 8, EARLY = 16, FROM_ALL = 32, TO_ALL = 64 };
 
 // Where an address is, in an entry of a program.
-enum { INPUT, OUTPUT, DATA, PACKETS, INBOUND, NOWHERE };
+enum { INPUT, OUTPUT, DATA, PACKETS, INBOUND, OUTBOX, INBOX, ALL_INPUTS, ALL_OUTPUTS, ALL_DATA, NOWHERE };
 
 constexpr u32 SHARED_SIGNALS = 1u << 30, SHARED_WAITS = 1u << 31; // of an end's peer: several blocks use it
 

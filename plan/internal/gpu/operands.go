@@ -3,6 +3,7 @@ package gpu
 import (
 	"context"
 	"fmt"
+	"slices"
 	"unsafe"
 
 	"github.com/weftgo/weft"
@@ -96,12 +97,27 @@ func bytesOf(t weft.Tensor) int {
 	return t.Bytes()
 }
 
+// reachedBy says whether some rank reaches the input, or the output, of another one of its host.
+func reachedBy(f *spec.File, host func(rank int) int) (inputs, outputs bool) {
+	for at, op := range f.All() {
+		rank := &f.Ranks[at.Rank]
+		for _, p := range slices.Concat(op.Src, op.Dst) {
+			for _, o := range owners(rank, &rank.Blocks[at.Block], op, p, at.Rank) {
+				if (p.At == spec.RemoteBuffer || p.At == spec.Members) && host(o.rank) == host(at.Rank) {
+					inputs, outputs = inputs || o.buffer == spec.Input, outputs || o.buffer == spec.Output
+				}
+			}
+		}
+	}
+	return inputs, outputs
+}
+
 // reached says whether peers reach the i-th region.
 func (l *loaded) reached(o *operands, i int) bool {
 	if o.one {
-		return l.plan.Inputs || l.plan.Outputs
+		return l.inputs || l.outputs
 	}
-	return i == 0 && l.plan.Inputs || i == 1 && l.plan.Outputs
+	return i == 0 && l.inputs || i == 1 && l.outputs
 }
 
 // staged says whether the i-th region is staged.
@@ -114,7 +130,7 @@ const mostPlaces = 4096
 
 // place finds where operands lie, and compares it among the ranks when it is new.
 func (l *loaded) place(ctx context.Context, x *launch.Launch) (o operands, err error) {
-	if !l.plan.Inputs && !l.plan.Outputs {
+	if !l.inputs && !l.outputs {
 		return o, nil
 	}
 	o = l.arrange(x)
@@ -175,6 +191,7 @@ func (c *launchContext) point(a *planArgs, x *launch.Launch, o *operands) (all c
 	me := c.l.e.comm.Rank()
 	clear(a.in[:])
 	clear(a.out[:])
+	a.allIn, a.allOut, a.allWindow = 0, 0, uint64(c.lane.Window().Multicast())
 	a.in[me], a.out[me] = uint64(x.In.Pointer()), uint64(x.Out.Pointer())
 	if o.regions == nil {
 		return all
@@ -191,7 +208,18 @@ func (c *launchContext) point(a *planArgs, x *launch.Launch, o *operands) (all c
 				offset = int(c.stagedOut)
 			}
 		}
+		if all := uint64(from.Multicast()) + uint64(offset); from.Multicast() != 0 {
+			if (o.one || i == 0) && samePlace(o.in) {
+				a.allIn = all + uint64(o.in[0])
+			}
+			if (o.one || i == 1) && samePlace(o.out) {
+				a.allOut = all + uint64(o.out[0])
+			}
+		}
 		for r := range o.in {
+			if c.l.e.comm.Host(r) != c.l.e.comm.Host(me) {
+				continue
+			}
 			at := uint64(from.PeerPointer(r).Add(offset))
 			if o.one || i == 0 {
 				a.in[r] = at + uint64(o.in[r])
@@ -205,6 +233,11 @@ func (c *launchContext) point(a *planArgs, x *launch.Launch, o *operands) (all c
 		}
 	}
 	return all
+}
+
+// samePlace says whether all ranks' operands begin at one.
+func samePlace(at []int) bool {
+	return !slices.ContainsFunc(at, func(n int) bool { return n != at[0] })
 }
 
 // stage adds the copies of operands whose addresses are staged.

@@ -24,6 +24,12 @@ const (
 	kindReceive
 	kindFold
 	kindLoop
+	kindAdmit  // waits until those to whom the block pushes have begun
+	kindPush   // pushes what lies in the outbox, and signals
+	kindFlush  // waits until all that was pushed has left
+	kindBegin  // tells who pushes that this rank has begun
+	kindArrive // waits for a signal of who pushes
+	kindLand   // stores what lies in the inbox where it belongs
 )
 
 const (
@@ -32,6 +38,8 @@ const (
 	flagSend                // pairs whose sinks are packets
 	flagUncut               // an operation that a pipeline repeats whole
 	flagEarly               // plain sources may be read before the packets are there
+	flagFromAll             // sources are those of all ranks, whose multicast address stands behind the operands
+	flagToAll               // and so are sinks: their address stands behind that
 )
 
 // Where an address is: the constants of execute.cu.
@@ -41,7 +49,18 @@ const (
 	atData
 	atPackets
 	atInbound
+	atOutbox
+	atInbox
+	atAllInputs
+	atAllOutputs
+	atAllData
 	nowhere
+)
+
+// What a line of a kindPush asks for: far.cuh.
+const (
+	pushCarries = 1 << iota
+	pushSignals
 )
 
 // Of the peer of an end: several blocks use that side of it.
@@ -64,6 +83,8 @@ type program struct {
 	stride, operands, vectors, uses int
 
 	blocks     int
+	own        int         // of them the plan's; those behind them land what comes from other hosts
+	everywhere []int       // blocks of each rank
 	barriers   int         // of the rank
 	semaphores int         // of the rank
 	ends       int         // of channels, of the rank that has most
@@ -72,6 +93,10 @@ type program struct {
 
 	data, packets int  // chunks of scratch for plain data, and of what packets carry, of the rank that has most
 	mixed         bool // some bytes hold plain data at one time and packets at another
+
+	streams       []stream // from this rank, or to it, in the order in which operations number them
+	outbox, inbox int      // chunks
+	switches      bool     // some operation reaches all ranks through a switch
 }
 
 // part is how many chunks an operation moves, and in how many blocks.
@@ -93,6 +118,9 @@ type encoder struct {
 	writers []writer
 	plain   [plans.Buffers][]writer // those of plain data
 	numbers map[int]int             // of barriers, by their number in the file
+	host    func(rank int) int
+	far     *traffic
+	streams map[int]uint32 // the program's numbers of those of the traffic
 	out     *program
 	blocks  []*block
 	err     error
@@ -114,11 +142,19 @@ type block struct {
 	words   []uint32
 	wrote   bool // data into memory of other ranks, or another block may have, since the last signal that orders data
 	apart   bool // one thread may have waited, or threads may be in a transfer, since they last met
+
+	// Of other hosts (program_far.go).
+	lands   bool         // it stores what comes from there
+	pushing []*push      // of the operation that is encoded; those that wait for a signal, if the block lands
+	admits  map[int]bool // streams whose receivers have begun
 }
 
-// encode makes the program of a rank.
-func encode(p *launch.Plan, rank int) (*program, error) {
-	e := &encoder{plan: p, file: p.File, rank: rank, numbers: make(map[int]int), out: &program{}}
+// encode makes the program of a rank. Host says on which host a rank is.
+func encode(p *launch.Plan, rank int, host func(rank int) int) (*program, error) {
+	e := &encoder{
+		plan: p, file: p.File, rank: rank, numbers: make(map[int]int), host: host, streams: make(map[int]uint32),
+		out: &program{},
+	}
 	// Ends do not depend on the size of a message.
 	shape := plans.Shape{Chunk: 1, Align: 1, Window: func(uint64) int { return math.MaxInt32 }}
 	e.ends = plans.OfRank(p.File, shape, rank).Ends
@@ -132,6 +168,26 @@ func encode(p *launch.Plan, rank int) (*program, error) {
 			e.own[x.Type] = append(e.own[x.Type], i)
 		}
 	}
+	var err error
+	if e.far, err = trafficOf(p, e.ends, host); err != nil {
+		return nil, err
+	}
+	for r := range p.File.Ranks {
+		n := len(p.File.Ranks[r].Blocks)
+		for _, s := range e.far.streams {
+			if s.to == r {
+				n++
+			}
+		}
+		e.out.everywhere = append(e.out.everywhere, max(1, n))
+	}
+	e.out.outbox, e.out.inbox = e.far.outbox[rank], e.far.inbox[rank]
+	for i, s := range e.far.streams {
+		if s.from == rank || s.to == rank {
+			e.streams[i] = uint32(len(e.out.streams))
+			e.out.streams = append(e.out.streams, s)
+		}
+	}
 	e.scratch()
 	e.sides()
 	e.out.semaphores = len(e.file.Ranks[rank].Semaphores)
@@ -139,7 +195,13 @@ func encode(p *launch.Plan, rank int) (*program, error) {
 		e.block(id)
 	}
 	e.out.barriers = len(e.numbers)
-	e.out.blocks = max(1, len(e.blocks)) // a rank without blocks launches one, so that it counts launches as others do
+	e.out.own = len(e.blocks)
+	for i := range e.far.streams {
+		if e.far.streams[i].to == rank {
+			e.landing(i)
+		}
+	}
+	e.out.blocks = e.out.everywhere[rank] // a rank without blocks launches one, so that it counts launches as others do
 	e.lay()
 	return e.out, e.err
 }
@@ -276,7 +338,7 @@ func owners(rank *spec.Rank, b *spec.Block, op *spec.Op, p spec.Place, self int)
 
 // block encodes a block.
 func (e *encoder) block(id int) {
-	b := &block{e: e, id: id, uses: make(map[int]int)}
+	b := &block{e: e, id: id, uses: make(map[int]int), admits: make(map[int]bool)}
 	e.blocks = append(e.blocks, b)
 	file := &e.file.Ranks[e.rank].Blocks[id]
 	each(file, func(op *spec.Op) {
@@ -284,15 +346,27 @@ func (e *encoder) block(id int) {
 			return
 		}
 		for _, c := range op.Channels {
-			x := e.end(file, op, c)
-			if _, ok := b.uses[x]; !ok {
-				b.uses[x] = len(b.order)
-				b.order = append(b.order, x)
-			}
+			b.use(e.end(file, op, c))
 		}
 	})
 	e.out.uses = max(e.out.uses, len(b.order))
 	b.ops(file, file.Ops, func(i int) spec.Site { return spec.Site{Rank: e.rank, Block: id, Op: i, Inner: -1} })
+	b.flush(id)
+}
+
+// use gives an end a position.
+func (b *block) use(end int) {
+	if _, ok := b.uses[end]; !ok {
+		b.uses[end] = len(b.order)
+		b.order = append(b.order, end)
+	}
+}
+
+// set is the words that have an end's bit.
+func (b *block) set(end int) []uint32 {
+	words := make([]uint32, (len(b.order)+31)/32)
+	words[b.uses[end]/32] |= 1 << (b.uses[end] % 32)
+	return words
 }
 
 // ops encodes operations that follow each other. Neighbours that unpack packets become one operation: nothing is
@@ -326,14 +400,19 @@ func (b *block) pipeline(file *spec.Block, op *spec.Op, site spec.Site) {
 		b.wrote = b.wrote || writes(&op.Ops[k])
 	}
 	b.apart = true // what ends a window comes before the next
+	inner := func(i int) spec.Site { return spec.Site{Rank: site.Rank, Block: site.Block, Op: site.Op, Inner: i} }
+	for i := range op.Ops {
+		b.admit(b.e.far.pushes[inner(i)])
+	}
+	b.loop(op, site, func() { b.ops(file, op.Ops, inner) })
+}
+
+// loop encodes what a pipeline repeats.
+func (b *block) loop(op *spec.Op, site spec.Site, body func()) {
 	at := len(b.words)
 	b.head(kindLoop, 0, 0, site, 0, 2)
 	b.words = append(b.words, uint32(op.Unit), uint32(op.Unit>>32), uint32(op.Chunks), 0)
-	b.ops(file, op.Ops, func(i int) spec.Site {
-		inner := site
-		inner.Inner = i
-		return inner
-	})
+	body()
 	b.words[at+3] = uint32((len(b.words)-at)/vectorWords - 2)
 }
 
@@ -391,6 +470,8 @@ func writes(op *spec.Op) bool {
 func (b *block) op(file *spec.Block, op *spec.Op, site spec.Site) {
 	b.wrote = b.wrote || writes(op)
 	b.pushes(op, site)
+	b.pushing = b.e.far.pushes[site]
+	defer b.push(op, site)
 	switch op.Kind {
 	case spec.Nop, spec.Flush: // transfers have read their sources when all threads have come here
 		b.list(kindNop, 0, site, 0, nil)
@@ -419,9 +500,16 @@ func (b *block) op(file *spec.Block, op *spec.Op, site spec.Site) {
 			b.pairs(file, op, site, flagSend)
 			return
 		}
+		all := b.pushing
 		for i := range op.Src { // packets that are there go on as they are
 			one := *op
 			one.Src, one.Dst = op.Src[i:i+1], op.Dst[i:i+1]
+			b.pushing = nil
+			for _, p := range all {
+				if p.at == i {
+					b.pushing = []*push{{out: p.out}}
+				}
+			}
 			b.fold(file, &one, site)
 		}
 	default:
@@ -458,7 +546,7 @@ func (b *block) semaphores(kind int, op *spec.Op, site spec.Site) {
 
 // channels encodes a signal or wait, whose ends are a set of positions. One that has an end twice has two sets.
 func (b *block) channels(file *spec.Block, op *spec.Op, site spec.Site) {
-	kind, flags := kindSignal, 0
+	kind, flags, wrote := kindSignal, 0, b.wrote
 	switch op.Kind {
 	case spec.Wait, spec.RelaxedWait:
 		kind = kindWait
@@ -476,7 +564,11 @@ func (b *block) channels(file *spec.Block, op *spec.Op, site spec.Site) {
 	}
 	var sets [][]uint32
 	for _, c := range op.Channels {
-		at := b.uses[b.e.end(file, op, c)]
+		end := b.e.end(file, op, c)
+		if kind == kindSignal && b.e.apart(b.e.ends[end].To) {
+			continue // it is pushed
+		}
+		at := b.uses[end]
 		bit := uint32(1) << (at % 32)
 		i := slices.IndexFunc(sets, func(s []uint32) bool { return s[at/32]&bit == 0 })
 		if i < 0 {
@@ -487,6 +579,9 @@ func (b *block) channels(file *spec.Block, op *spec.Op, site spec.Site) {
 	}
 	for _, set := range sets {
 		b.list(kind, flags, site, 0, set)
+	}
+	if len(sets) == 0 { // a signal that is pushed orders nothing on this host
+		b.wrote = wrote
 	}
 }
 
@@ -505,19 +600,35 @@ func (b *block) places(file *spec.Block, op *spec.Op, source bool) (plain, packe
 		slot := op.Slot(source, i)
 		for _, o := range owners(&b.e.file.Ranks[b.e.rank], file, op, p, b.e.rank) {
 			switch {
+			case b.e.apart(o.rank):
+				k := slices.IndexFunc(b.pushing, func(x *push) bool { return x.at == i })
+				plain = append(plain, entry(atOutbox, b.e.rank, b.pushing[k].out))
 			case slot:
-				packets = append(packets, entry(atPackets, o.rank, p.Index))
+				packets = append(packets, o.entry(slot, p.Index))
 				slots = append(slots, p)
-			case o.buffer == spec.Scratch:
-				plain = append(plain, entry(atData, o.rank, p.Index))
-			case o.buffer == spec.Output:
-				plain = append(plain, entry(atOutput, o.rank, p.Index))
 			default:
-				plain = append(plain, entry(atInput, o.rank, p.Index))
+				plain = append(plain, o.entry(slot, p.Index))
 			}
 		}
 	}
 	return plain, packets, slots
+}
+
+// apart says whether a rank is on another host.
+func (e *encoder) apart(rank int) bool { return e.host(rank) != e.host(e.rank) }
+
+// entry is the address of a chunk of the buffer.
+func (o owner) entry(slot bool, index int) uint64 {
+	where := atInput
+	switch {
+	case slot:
+		where = atPackets
+	case o.buffer == spec.Scratch:
+		where = atData
+	case o.buffer == spec.Output:
+		where = atOutput
+	}
+	return entry(where, o.rank, index)
 }
 
 // data appends the head of an operation on data, its two vectors, and the words behind them.
@@ -532,22 +643,51 @@ func (b *block) data(kind, flags int, op *spec.Op, site spec.Site, from, to []ui
 	if op.Kind.Packets() {
 		flags |= flagUncut
 	}
-	chunks, group := 0, uint32(0)
+	chunks := 0
 	if len(op.Dst) > 0 {
 		chunks = op.Dst[0].Size
-	}
-	if op.Group.Size > 0 {
-		group = uint32(op.Group.ID) | uint32(op.Group.Size)<<16
 	}
 	if p := (part{chunks, max(1, op.Group.Size)}); !slices.Contains(b.e.out.parts, p) {
 		b.e.out.parts = append(b.e.out.parts, p)
 	}
 	b.head(kind, flags, int(launch.Operator(op.Reduce)), site, 0, 3+(len(words)+vectorWords-1)/vectorWords)
-	b.words = append(b.words, uint32(chunks), group, uint32(len(b.entries)), uint32(len(from)),
+	b.words = append(b.words, uint32(chunks), groupOf(op), uint32(len(b.entries)), uint32(len(from)),
 		uint32(len(to)), uint32(packets)|uint32(plain)<<16, 0, 0)
 	b.words = append(b.words, words...)
 	b.fill()
 	b.entries = append(append(b.entries, from...), to...)
+	if flags&(flagFromAll|flagToAll) != 0 {
+		b.e.out.switches = true
+		b.entries = append(b.entries, b.all(op.Src), b.all(op.Dst))
+	}
+}
+
+// switched are the flags of an operation of switches that reach all ranks.
+func (b *block) switched(op *spec.Op) (flags int) {
+	if op.Kind.Packets() {
+		return 0
+	}
+	if b.all(op.Src) != entry(nowhere, 0, 0) {
+		flags |= flagFromAll
+	}
+	if b.all(op.Dst) != entry(nowhere, 0, 0) {
+		flags |= flagToAll
+	}
+	return flags
+}
+
+// all is the multicast address of places that are one of all ranks; or nowhere.
+func (b *block) all(places []spec.Place) uint64 {
+	if len(places) == 1 && places[0].At == spec.Members {
+		p, rank := places[0], &b.e.file.Ranks[b.e.rank]
+		s := rank.Switches[rank.Blocks[b.id].Channel(spec.Switched, p.ID)]
+		if where := map[spec.Buffer]int{
+			spec.Input: atAllInputs, spec.Output: atAllOutputs, spec.Scratch: atAllData,
+		}[s.Buffer]; len(s.Ranks) == len(b.e.file.Ranks) {
+			return entry(where, 0, p.Index)
+		}
+	}
+	return entry(nowhere, 0, 0)
 }
 
 // pairs encodes copies of one place to one, or of one to many.
@@ -555,9 +695,9 @@ func (b *block) pairs(file *spec.Block, op *spec.Op, site spec.Site, flags int) 
 	from, _, _ := b.places(file, op, true)
 	to, packets, _ := b.places(file, op, false)
 	if len(slices.Compact(slices.Clone(from))) == 1 {
-		from = from[:1] // which is read once
+		from, to = from[:1], unique(to) // which is read once, and kept once for all other hosts
 	}
-	b.data(kindPairs, flags, op, site, from, append(to, packets...), 0, 0, nil)
+	b.data(kindPairs, flags|b.switched(op), op, site, from, append(to, packets...), 0, 0, nil)
 }
 
 // fold encodes an operation that folds all its sources, or has one, and stores the result everywhere.
@@ -568,12 +708,23 @@ func (b *block) fold(file *spec.Block, op *spec.Op, site spec.Site) {
 	for _, p := range slots {
 		writers = append(writers, uint32(b.e.writer(p)))
 	}
-	flags := 0
+	flags := b.switched(op)
 	if len(packets) > 0 && len(from) > 0 && b.alone(op.Src[0]) {
-		flags = flagEarly
+		flags |= flagEarly
 	}
+	to = unique(to)
 	// Packets are folded first: program.Step.Folds.
 	b.data(kindFold, flags, op, site, append(packets, from...), append(to, sent...), len(packets), len(to), writers)
+}
+
+// unique leaves the first of equal addresses, which are of the outbox.
+func unique(all []uint64) (some []uint64) {
+	for _, x := range all {
+		if !slices.Contains(some, x) {
+			some = append(some, x)
+		}
+	}
+	return some
 }
 
 // writer is a rank that writes the packets of a place.
@@ -653,11 +804,16 @@ func (b *block) lay(to []byte) {
 	words := make([]uint32, 4*((p.uses+1)/2), 4*p.vectors)
 	for at, x := range b.order {
 		end := b.e.ends[x]
-		if end.Peer >= 0 {
-			entries[2*at] = entry(atInbound, end.To, end.Peer-b.e.first[end.To])
-		}
 		mine := x - b.e.first[b.e.rank]
 		entries[2*at+1] = entry(atInbound, b.e.rank, mine)
+		switch {
+		case b.lands: // in the peer's place
+			entries[2*at] = entries[2*at+1]
+			words[2*at], words[2*at+1] = uint32(end.To), uint32(mine)
+			continue
+		case end.Peer >= 0 && !b.e.apart(end.To):
+			entries[2*at] = entry(atInbound, end.To, end.Peer-b.e.first[end.To])
+		}
 		peer := uint32(end.To)
 		if b.e.signals[x] == several {
 			peer |= sharedSignals

@@ -39,9 +39,11 @@ func operations(p *program, block int) (kinds, sources []uint32) {
 	return kinds, sources
 }
 
+func oneHost(int) int { return 0 }
+
 func encoded(t *testing.T, p *plan.Plan, rank int) *program {
 	t.Helper()
-	e, err := encode(launchOf(t, p), rank)
+	e, err := encode(launchOf(t, p), rank, oneHost)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,10 +119,33 @@ func BenchmarkEncode(b *testing.B) {
 		l := launchOf(b, x.plan)
 		b.Run(x.name, func(b *testing.B) {
 			for b.Loop() {
-				if _, err := encode(l, 1); err != nil {
+				if _, err := encode(l, 1, oneHost); err != nil {
 					b.Fatal(err)
 				}
 			}
 		})
+	}
+}
+
+// TestSwitches: operations of a switch that has all ranks may take its multicast addresses, and no other may.
+func TestSwitches(t *testing.T) {
+	for _, whole := range []bool{true, false} {
+		var got []uint32
+		kinds, _ := operations(encoded(t, plantest.Switched(3, whole), 1), 0)
+		for _, k := range kinds {
+			if flags := k >> 8 & (flagFromAll | flagToAll); flags != 0 {
+				got = append(got, flags)
+			}
+		}
+		want := []uint32{flagFromAll | flagToAll}
+		if !whole {
+			want = []uint32{flagFromAll, flagToAll}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("whole %t: flags %v, want %v", whole, got, want)
+		}
+	}
+	if encoded(t, plantest.TwoShot(3), 0).switches {
+		t.Error("a plan without a switch")
 	}
 }
