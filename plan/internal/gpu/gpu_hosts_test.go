@@ -122,8 +122,10 @@ func synthesised(t *testing.T) (all []*plan.File) {
 	top := cost.TwoHosts(4, 60, 1, 50, 5)
 	top.Hosts = []int{0, 0, 1, 1}
 	for _, s := range []synthesis.Spec{
-		{Collective: spec.AllReduce, Bytes: 1 << 10}, {Collective: spec.AllGather, Bytes: 256 << 20},
-		{Collective: spec.ReduceScatter, Bytes: 64 << 10, RankOrder: true}, {Collective: spec.AllToAll, Bytes: 1 << 20},
+		{Collective: spec.AllReduce, Bytes: 1 << 10},
+		{Collective: spec.AllGather, Bytes: 256 << 20},
+		{Collective: spec.ReduceScatter, Bytes: 64 << 10, RankOrder: true},
+		{Collective: spec.AllToAll, Bytes: 1 << 20},
 	} {
 		s.Topology = top
 		f, _, err := synthesis.Synthesize(t.Context(), s)
@@ -307,8 +309,10 @@ func TestHostRefusalsOnEmulatedGPUs(t *testing.T) {
 		shared.Rank(r).Block(0).Put(c[r][1-r], shared.Rank(1-r).Output().Chunk(r, 1), shared.Rank(r).Input().Chunk(0, 1))
 	}
 	wrong := []*plan.File{build(t, plantest.Gather(2, true)), build(t, plantest.Switched(2, true)), build(t, shared)}
-	wants := []string{"which is on another host; make it a port channel", "which is on another host; make it",
-		"into one that leads to another host a single block may push"}
+	wants := []string{
+		"which is on another host; make it a port channel", "which is on another host; make it",
+		"into one that leads to another host a single block may push",
+	}
 	right := files(t, plantest.Across(hosts)[:1])
 	g := emulated(t, len(hosts), 1)
 	t.Setenv("WEFT_HEARTBEAT", "60s")

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/fabric/fabrictest"
 	"github.com/weftgo/weft/internal/ranktest"
 	"github.com/weftgo/weft/plan"
 	"github.com/weftgo/weft/plan/executor"
@@ -27,6 +28,34 @@ func legal(f *plan.File, chunk int) int {
 
 // testReal runs the plans of another project's package that the folder WEFT_PLANS has.
 func testReal(t *testing.T, g func() *ranktest.GPUs, chunks ...int) {
+	gpus := (*ranktest.GPUs)(nil)
+	eachReal(t, func(t *testing.T, _ string, f *plan.File) {
+		if gpus == nil {
+			gpus = g()
+		}
+		run(t, gpus, len(f.Ranks), memoryBytes, executor.Options{}, patience, realLaunches(f, chunks...))
+	})
+}
+
+// realLaunches runs a plan with chunks of about so many bytes.
+func realLaunches(f *plan.File, chunks ...int) func(ctx context.Context, r *rank) error {
+	return func(ctx context.Context, r *rank) error {
+		p, err := r.Load(ctx, f)
+		if err != nil {
+			return err
+		}
+		for n, chunk := range chunks {
+			l := launchOf{dtype: weft.BFloat16, chunk: legal(f, chunk), window: n%2 == 0}
+			if err := r.launch(ctx, p, l, uint64(n)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// eachReal gives each plan of the folder, by its name.
+func eachReal(t *testing.T, do func(t *testing.T, name string, f *plan.File)) {
 	folder := os.Getenv("WEFT_PLANS")
 	if folder == "" {
 		t.Skip("WEFT_PLANS names no folder with plans")
@@ -35,10 +64,10 @@ func testReal(t *testing.T, g func() *ranktest.GPUs, chunks ...int) {
 	if err != nil || len(names) == 0 {
 		t.Fatalf("no plans in %s: %v", folder, err)
 	}
-	gpus := g()
-	for _, name := range names {
-		t.Run(strings.TrimSuffix(filepath.Base(name), ".json"), func(t *testing.T) {
-			text, err := os.ReadFile(name)
+	for _, path := range names {
+		name := strings.TrimSuffix(filepath.Base(path), ".json")
+		t.Run(name, func(t *testing.T) {
+			text, err := os.ReadFile(path)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -46,21 +75,25 @@ func testReal(t *testing.T, g func() *ranktest.GPUs, chunks ...int) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			run(t, gpus, len(f.Ranks), memoryBytes, executor.Options{}, patience, func(ctx context.Context, r *rank) error {
-				p, err := r.Load(ctx, f)
-				if err != nil {
-					return err
-				}
-				for n, chunk := range chunks {
-					l := launchOf{dtype: weft.BFloat16, chunk: legal(f, chunk), window: n%2 == 0}
-					if err := r.launch(ctx, p, l, uint64(n)); err != nil {
-						return err
-					}
-				}
-				return nil
-			})
+			do(t, name, f)
 		})
 	}
+}
+
+// TestRealPlansAcrossOnEmulatedGPUs runs those that have ports on the hosts between which these lead.
+func TestRealPlansAcrossOnEmulatedGPUs(t *testing.T) {
+	layouts := map[string]string{
+		"allgather_groups_port": "aabb", "allreduce_hierarchical": "aabb", "reducescatter_packet_port": "aabb",
+		"sendrecv_port": "abcd",
+	}
+	eachReal(t, func(t *testing.T, name string, f *plan.File) {
+		hosts := layouts[name]
+		if hosts == "" {
+			t.Skip("no port of it leads to a rank that shares no memory")
+		}
+		g := emulatedKernels(t, len(hosts), 4)
+		runAcross(t, g, hosts, twin(t, fabrictest.EFA()), patience, realLaunches(f, 16, 16, 1024, 48))
+	})
 }
 
 func TestRealPlansOnEmulatedGPUs(t *testing.T) {
