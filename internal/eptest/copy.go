@@ -111,7 +111,8 @@ func (t *trial) layOutCopies(a *arena, r int) (c copied) {
 	}
 	c.data, c.scales = a.take(n*t.rowBytes(), 4*beside), a.take(n*t.scaleBytes(), of(weft.Float32))
 	c.tokens, c.sources = a.take(4*n, of(weft.Int32)), a.take(4*n, of(weft.Int32))
-	c.weights, c.experts = a.take(4*n*t.perRow(), of(weft.Float32)), a.take(t.idType().Size()*n*t.spec.TopK, of(t.idType()))
+	c.weights = a.take(4*n*t.perRow(), of(weft.Float32))
+	c.experts = a.take(t.idType().Size()*n*t.spec.TopK, of(t.idType()))
 	c.counts, c.ranges, c.sourceCounts = a.take(4*local, of(weft.Int32)), a.take(8*local*t.Ranks,
 		of(weft.Int64)), a.take(4*t.Ranks, of(weft.Int32))
 	return c

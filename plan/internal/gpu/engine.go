@@ -102,7 +102,10 @@ func (e *Engine) reserve(ctx context.Context, l *loaded) error {
 // kernel is that of a plan on elements of a type. It is loaded, on all ranks, when the first plan needs it: a driver
 // loads code only when no kernel runs that waits for a peer, and a capture cannot wait for that.
 func (e *Engine) kernel(ctx context.Context, p *launch.Plan, s *weft.Stream, t weft.DType) (*cuda.Function, error) {
-	c := code{t, p.Packets}
+	c := code{t, p.Packets, false}
+	if e.far != nil || e.comm.Device().Multicast() {
+		c.packets, c.beyond = true, true
+	}
 	if f := e.kernels[c]; f != nil {
 		return f, nil
 	}

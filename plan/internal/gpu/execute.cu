@@ -66,8 +66,8 @@ __device__ __noinline__ bool take_one(const Group &g, State *state, u32 site, u6
 	return taken;
 }
 
-// Block is a block as one of its threads knows it.
-template <bool PACKETS> struct Block {
+// Block is a block as one of its threads knows it. BEYOND: of a plan that may reach other hosts, or ranks by a switch.
+template <bool PACKETS, bool BEYOND> struct Block {
 	const Plan &a;
 	const uint4 *code;
 	const u64 *operands; // addresses: for each end that the block uses its peer's word and its own, then operations'
@@ -174,7 +174,7 @@ template <bool PACKETS> struct Block {
 		Data d = *(const Data *)(code + at + 1);
 		u64 from, to;
 		part(d, (h.what >> 8 & UNCUT) != 0, from, to);
-		if ((h.what >> 8 & (FROM_ALL | TO_ALL)) != 0 && a.switches != 0 && a.whole != 0 &&
+		if (BEYOND && (h.what >> 8 & (FROM_ALL | TO_ALL)) != 0 && a.switches != 0 && a.whole != 0 &&
 			by_switch(a, code + at, operands, from, to))
 			return;
 		if (a.whole == 0) {
@@ -238,20 +238,15 @@ template <bool PACKETS> struct Block {
 				loop_to = loop_from + h.count;
 				break;
 			}
-			case PUSH: // what all threads have stored, and
-			case FLUSH: // what any has pushed
-				if (!meet()) return;
-				reach(at, h);
-				break;
-			case ARRIVE:
-				reach(at, h);
-				if (!meet()) return;
-				break;
-			case ADMIT:
-			case BEGIN:
-			case LAND: reach(at, h); break;
 			default:
-				if (!over) move(at, h);
+				if (BEYOND && kind >= ADMIT) {
+					// Behind what all threads have stored, or what any has pushed.
+					if ((kind == PUSH || kind == FLUSH) && !meet()) return;
+					reach(at, h);
+					if (kind == ARRIVE && !meet()) return;
+				} else if (!over) {
+					move(at, h);
+				}
 			}
 			at += kind == LOOP ? 2 : h.length;
 		}
@@ -311,8 +306,9 @@ __device__ __noinline__ bool meet_ranks(const Plan &a, u64 epoch) {
 	return __syncthreads_or(over) == 0;
 }
 
-// execute is the kernel: of plans that have packets, or of those that have none.
-template <bool PACKETS> __global__ void __launch_bounds__(THREADS, 1) execute(const __grid_constant__ Plan a) {
+// execute is the kernel: of plans that have packets or none, and that reach beyond what ranks map or do not.
+template <bool PACKETS, bool BEYOND>
+__global__ void __launch_bounds__(THREADS, 1) execute(const __grid_constant__ Plan a) {
 	extern __shared__ uint4 room[];
 	const char *program = a.program + (u64)blockIdx.x * a.stride;
 	const u64 *entries = (const u64 *)program;
@@ -346,10 +342,10 @@ template <bool PACKETS> __global__ void __launch_bounds__(THREADS, 1) execute(co
 	bool met = before == a.chunk || before == 0 || meet_ranks(a, o.epoch);
 	__syncthreads();
 	if (met) {
-		Block<PACKETS> b = {a, code, operands, counts, o.epoch, flag_of(o.epoch), false, 0, 0, 0, 0, 0};
+		Block<PACKETS, BEYOND> b = {a, code, operands, counts, o.epoch, flag_of(o.epoch), false, 0, 0, 0, 0, 0};
 		b.run((a.uses + 1) / 2);
 	}
-	if (a.streams != nullptr && blockIdx.x < a.own && me == 0) atomic_add_gpu4(a.ended, 1);
+	if (BEYOND && a.streams != nullptr && blockIdx.x < a.own && me == 0) atomic_add_gpu4(a.ended, 1);
 	let_next_start();
 	for (u32 i = me; a.shared != 0 && i < a.uses; i += blockDim.x) { // those that are this thread's
 		((ulonglong2 *)kept)[i] = ((const ulonglong2 *)counts)[i];

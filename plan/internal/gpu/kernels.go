@@ -33,17 +33,19 @@ const moving = weft.Uint8
 func Kernels(arch string, types ...weft.DType) (specs []kernel.Spec) {
 	for t := weft.DType(1); t <= weft.Bool; t++ {
 		if t != weft.UE8M0 && (len(types) == 0 || t == moving || slices.Contains(types, t)) {
-			specs = append(specs, code{t, false}.source(arch).Spec, code{t, true}.source(arch).Spec)
+			for _, c := range []code{{t, false, false}, {t, true, false}, {t, true, true}} {
+				specs = append(specs, c.source(arch).Spec)
+			}
 		}
 	}
 	return specs
 }
 
-// code is what a kernel is for: the type of elements, and whether plans have packets. Packets take registers that
-// folds of plain data use otherwise.
+// code is what a kernel is for: the type of elements, and what plans have. Packets take registers that folds of plain
+// data use otherwise, and what reaches other hosts, or ranks by a switch, takes a stack; one kernel has all.
 type code struct {
-	dtype   weft.DType
-	packets bool
+	dtype           weft.DType
+	packets, beyond bool
 }
 
 // source is the kernel.
@@ -51,7 +53,10 @@ func (c code) source(arch string) enginegpu.Source {
 	headers := device.Headers()
 	headers["move.cuh"], headers["far.cuh"], headers["switch.cuh"] = move, farther, switches
 	name := "plans of " + c.dtype.String()
-	if c.packets {
+	switch {
+	case c.beyond:
+		name += ", between hosts or by switches"
+	case c.packets:
 		name += ", packets"
 	}
 	return enginegpu.Source{Spec: kernel.Spec{
@@ -60,7 +65,7 @@ func (c code) source(arch string) enginegpu.Source {
 			"WEFT_TYPE":            strconv.Itoa(int(c.dtype)),
 			"WEFT_PARAMETER_BYTES": strconv.Itoa(int(unsafe.Sizeof(planArgs{}))),
 		},
-		Kernels: []string{fmt.Sprintf("weft::plan::execute<%t>", c.packets)}, Arch: arch,
+		Kernels: []string{fmt.Sprintf("weft::plan::execute<%t, %t>", c.packets, c.beyond)}, Arch: arch,
 	}}
 }
 
