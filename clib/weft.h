@@ -401,7 +401,7 @@ typedef enum weft_reduction {
 	WEFT_EXACT = 0,                /* at home: fp32 fused multiply-adds, k ascending, rounded once */
 	WEFT_PARTIAL = 1,              /* each rank sums its rows of a token, the home sums these in rank order */
 	WEFT_PARTIAL_BY_SELECTION = 2, /* the same, but the home goes by each rank's last selection that has a row */
-	WEFT_PARTIAL_BY_HOST = 3,      /* each host sums its rows of a token, the home sums these; not on GPUs of one host */
+	WEFT_PARTIAL_BY_HOST = 3,      /* each host sums its rows of a token, the home sums these; not on one host's GPUs */
 	WEFT_PARTIAL_BY_HOST_FP32 = 4  /* the same, with sums of fp32 on their way home */
 } weft_reduction;
 

@@ -179,8 +179,8 @@
 // Exact reductions are fp32 fused multiply-adds, k ascending, from +0 (or from the fp32 sum of the
 // biases), rounded once. Partial ones do the same on each rank and round to the row's type; then
 // the home adds in fp32, in rank order or in that of the token's last selections on each rank, and
-// rounds once. Partial-by-host sums a host's rows in one go, ranks ascending, and rounds once, or not with sums of fp32;
-// the home adds hosts in their order. The first three give the same bits however ranks are spread over hosts.
+// rounds once. Partial-by-host sums a host's rows in one go, ranks ascending, and rounds once, or with sums of fp32
+// not; the home adds hosts in their order. The first three give the same bits however ranks are spread over hosts.
 //
 // Rows are ordered by source rank, then token. Results are bit-identical from run to run, for any number of
 // goroutines, and on every instruction set.

@@ -121,8 +121,10 @@ const (
 )
 
 var (
-	LayoutNames     = [Layouts]string{"expert-major", "expert-packed", "rank-major", "token-major"}
-	ReductionNames  = [reductions]string{"exact", "partial", "partial-by-selection", "partial-by-host", "partial-by-host-fp32"}
+	LayoutNames    = [Layouts]string{"expert-major", "expert-packed", "rank-major", "token-major"}
+	ReductionNames = [reductions]string{
+		"exact", "partial", "partial-by-selection", "partial-by-host", "partial-by-host-fp32",
+	}
 	WeightingNames  = [weightings]string{"weighted", "plain"}
 	PayloadNames    = [payloads]string{"bf16", "fp16", "fp32", "fp8", "fp8-ue8m0", "opaque"}
 	CountNames      = [countings]string{"host", "device"}

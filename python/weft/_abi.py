@@ -111,7 +111,7 @@ class Reduction(Choice):
     partial_by_selection = 2
     """the same, but the home goes by each rank's last selection that has a row"""
     partial_by_host = 3
-    """each host sums its rows of a token, the home sums these; not on GPUs of one host"""
+    """each host sums its rows of a token, the home sums these; not on one host's GPUs"""
     partial_by_host_fp32 = 4
     """the same, with sums of fp32 on their way home"""
 

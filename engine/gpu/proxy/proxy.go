@@ -74,8 +74,9 @@ const (
 // New makes a proxy. It is collective. The communicator may have ranks on several hosts.
 func New(ctx context.Context, comm *weft.Comm, s Spec) (*Proxy, error) {
 	p := &Proxy{
-		comm: comm, owner: s.Owner, calls: map[uint64]*call{}, stop: make(chan struct{}), generation: comm.Operations().Generation(),
-		waiter: comm.Operations().WaiterOf(s.Owner + "'s proxy"),
+		comm: comm, owner: s.Owner, calls: map[uint64]*call{}, stop: make(chan struct{}),
+		generation: comm.Operations().Generation(),
+		waiter:     comm.Operations().WaiterOf(s.Owner + "'s proxy"),
 	}
 	p.wake.L = &p.mu
 	if err := p.open(ctx, s); err != nil {

@@ -72,10 +72,13 @@ func (h *handle) copyMetadata(b *spec.Batch, rows []pull.Extent, a *spec.CopyArg
 		to, host *weft.Tensor
 		whole    bool
 	}{
-		{&to.ExpertCounts, &host.ExpertCounts, true}, {&to.Ranges, &host.Ranges, true},
+		{&to.ExpertCounts, &host.ExpertCounts, true},
+		{&to.Ranges, &host.Ranges, true},
 		{&to.SourceCounts, &host.SourceCounts, true},
-		{&to.SourceTokens, &host.SourceTokens, false}, {&to.SourceRanks, &host.SourceRanks, false},
-		{&to.RowWeights, &host.RowWeights, false}, {&to.RowExperts, &host.RowExperts, false},
+		{&to.SourceTokens, &host.SourceTokens, false},
+		{&to.SourceRanks, &host.SourceRanks, false},
+		{&to.RowWeights, &host.RowWeights, false},
+		{&to.RowExperts, &host.RowExperts, false},
 		{&to.RowSelectionWeights, &host.RowSelectionWeights, false},
 	}
 	n := 0

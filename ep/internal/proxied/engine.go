@@ -40,7 +40,8 @@ type handle struct {
 
 // New makes the engine of a handle. It is collective.
 func New(ctx context.Context, of *spec.Base) (spec.RowEngine, error) {
-	h := &handle{Base: of, block: spec.NewBlockShape(of.Spec, of.Geometry.Rows()), ring: enginegpu.NewRing(of.Buffers, false)}
+	h := &handle{Base: of, block: spec.NewBlockShape(of.Spec, of.Geometry.Rows())}
+	h.ring = enginegpu.NewRing(of.Buffers, false)
 	var err error
 	if h.exchange, err = newExchange(ctx, of, nil); err != nil {
 		return nil, err
