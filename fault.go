@@ -94,7 +94,8 @@ const deviceGrace = 500 * time.Millisecond
 
 // lost says who is to blame where kernels have found that the port channel to a peer has failed.
 func (c *Comm) lost(peer int) channel.Fault {
-	for end := time.Now().Add(min(control.NewsTime, c.Deadline()/4)); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	end := time.Now().Add(min(control.NewsTime, c.Deadline()/4))
+	for ; time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if f := c.control.Fault(nil); f.Cause != channel.CauseNone {
 			return f // also of a third rank, whose end has ended what was to go to this peer
 		}

@@ -62,8 +62,8 @@ func (t *tcpRank) reached() netip.Addr {
 	return best
 }
 
-// Met is an address of this host by which a bootstrap's rank meets ranks of other hosts: of the interface that was asked
-// for, or one by which it has met them. It is invalid where there is none such.
+// Met is an address of this host by which a bootstrap's rank meets ranks of other hosts: of the interface that was
+// asked for, or one by which it has met them. It is invalid where there is none such.
 func Met(b Bootstrap) netip.Addr {
 	t, ok := b.(*tcpRank)
 	if !ok {
