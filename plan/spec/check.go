@@ -168,6 +168,9 @@ func (c *checker) op(op *Op) {
 	if rule.reduces != (op.Reduce != NoReduction) {
 		c.fault("a reduction where the operation has none, or none where it has one")
 	}
+	if int(op.Reduce) >= len(reductionNames) {
+		c.fault("no reduction has number %d", op.Reduce)
+	}
 	if op.Group.Size != 0 && (rule.splits&(1<<op.Via) == 0 || op.Group.ID < 0 || op.Group.ID >= op.Group.Size) {
 		c.fault("position %d in a group of %d blocks, which do not do this operation together",
 			op.Group.ID, op.Group.Size)
