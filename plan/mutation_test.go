@@ -41,7 +41,7 @@ func mutate(f *plan.File, random *rand.Rand) string {
 	op := &(*ops)[i]
 	name := op.Kind.String()
 	step := 1 - 2*random.IntN(2)
-	switch random.IntN(9) {
+	switch random.IntN(11) {
 	case 0:
 		*ops = slices.Delete(*ops, i, i+1)
 		return "delete " + name
@@ -90,6 +90,17 @@ func mutate(f *plan.File, random *rand.Rand) string {
 		if len(op.Dst) > 0 && op.Dst[0].At == spec.RemoteBuffer {
 			op.Dst[0].ID += step
 			return "another buffer of " + name
+		}
+	case 9:
+		if len(r.Semaphores) > 0 {
+			r.Semaphores[random.IntN(len(r.Semaphores))] += 1 + random.IntN(3)
+			return "more credits"
+		}
+	case 10:
+		if len(op.Src) == 1 && len(op.Dst) == 1 && op.Src[0].Size+step > 0 {
+			op.Src[0].Size += step
+			op.Dst[0].Size += step
+			return "another size of " + name
 		}
 	case 8:
 		switch op.Kind {

@@ -119,8 +119,7 @@ func newMachine(f *spec.File, o Options) *machine {
 			o.Trace(fmt.Sprintf(format, args...))
 		}
 	}
-	shapes := program.Shapes(f)
-	shape := shapes[m.random.IntN(len(shapes))]
+	shape := program.Any(f, m.random.IntN)
 	scale := 2 // halves
 	if m.random.IntN(2) == 0 {
 		scale *= o.Threads

@@ -108,7 +108,13 @@ func (e *engine) unsignalled(s *program.Step, at *stop) {
 			at.why = fmt.Sprintf("rank %d has no channel that pairs with the one on which a block waits", e.p.Ends[c].To)
 			return
 		}
-		for _, b := range slices.Sorted(maps.Keys(k.total)) {
+		// Others come first: where blocks compete, one that waits may be to give back itself what it waits for.
+		from := slices.Sorted(maps.Keys(k.total))
+		here := e.p.First[s.Site.Rank] + s.Site.Block
+		if i := slices.Index(from, here); i >= 0 {
+			from = append(slices.Delete(from, i, i+1), here)
+		}
+		for _, b := range from {
 			q := &e.blocks[b]
 			for i := q.pc; i < len(q.steps); i++ {
 				for _, to := range q.steps[i].Counters {

@@ -11,8 +11,9 @@ import (
 	"github.com/weftgo/weft/plan/spec"
 )
 
-// balance reports counters that a launch does not leave as it found them, and sides that several blocks use.
-func (e *engine) balance() {
+// balance reports counters that a launch does not leave as it found them, and sides that several blocks use. What is
+// known of deadlocks there it adds.
+func (e *engine) balance(deadlocks string) {
 	for c := range e.counters {
 		k := &e.counters[c]
 		signals, waits := 0, 0
@@ -22,7 +23,12 @@ func (e *engine) balance() {
 		for _, n := range k.waiters {
 			waits += n
 		}
-		users := slices.Concat(slices.Sorted(maps.Keys(k.waiters)), slices.Sorted(maps.Keys(k.total)))
+		var users []int
+		for _, b := range slices.Concat(slices.Sorted(maps.Keys(k.waiters)), slices.Sorted(maps.Keys(k.total))) {
+			if !slices.Contains(users, b) {
+				users = append(users, b)
+			}
+		}
 		if signals != waits {
 			done, verb := "signals", "waits"
 			text := fmt.Sprintf("%s gets %d %s and %d %s a launch", e.counterName(c), signals, done, waits, verb)
@@ -38,7 +44,7 @@ func (e *engine) balance() {
 		}
 		if len(k.total) > 1 || len(k.waiters) > 1 {
 			f := Finding{Class: SharedSide, Warning: true, Text: fmt.Sprintf(
-				"several blocks use one side of %s, so its order is not the same in every run", e.counterName(c))}
+				"several blocks use one side of %s, so its order is not the same in every run%s", e.counterName(c), deadlocks)}
 			for _, b := range users {
 				f.Events = append(f.Events, e.user(b, c))
 			}
@@ -221,20 +227,20 @@ func (e *engine) rank(process int) int {
 	return e.owners[(process-len(e.blocks))/2]
 }
 
-// results compares outputs with the collective's definition.
-func (e *engine) results() {
+// results compares outputs with the collective's definition, and says whether there is one.
+func (e *engine) results() bool {
 	ops := meaning.Reductions(e.p.File)
 	want, err := meaning.Expected(e.p)
 	switch {
 	case err != nil:
 		e.found = append(e.found, Finding{Class: Result, Text: err.Error()})
-		return
+		return true
 	case e.p.File.Collective == spec.SendRecv:
 		e.permutation()
-		return
+		return true
 	case want != nil && len(ops) > 1:
 		e.found = append(e.found, Finding{Class: Result, Text: "operations of one plan have different reductions"})
-		return
+		return true
 	}
 	for r, cells := range want {
 		out := e.p.Whole(r, spec.Output)
@@ -256,6 +262,7 @@ func (e *engine) results() {
 			e.found = append(e.found, f)
 		}
 	}
+	return want != nil
 }
 
 func (e *engine) fold(symbols []meaning.Symbol) meaning.Value {

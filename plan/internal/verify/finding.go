@@ -108,7 +108,9 @@ func merge(all []Finding) []Finding {
 	var kept []Finding
 	for _, f := range all {
 		if i, twice := at[f.key()]; twice {
-			kept[i].Warning = kept[i].Warning && f.Warning
+			if kept[i].Warning && !f.Warning {
+				kept[i] = f // what is said must be what is wrong
+			}
 			continue
 		}
 		at[f.key()] = len(kept)

@@ -10,7 +10,7 @@ import (
 // Fused says where a plan leaves something else than the same program whose operations are apart: where fusion changed
 // what it means. Of a plan that does not end it says nothing.
 func Fused(fused, apart *spec.File) (all []Finding) {
-	for _, shape := range append(program.Shapes(apart), program.Shapes(fused)...) {
+	for _, shape := range program.Shapes(apart, fused) {
 		x, y := newEngine(program.Of(fused, shape), model{}, false), newEngine(program.Of(apart, shape), model{}, false)
 		if !x.run() || !y.run() {
 			return nil

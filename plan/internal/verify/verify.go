@@ -23,6 +23,9 @@ type Verdict struct {
 	// RankOrder says that every output is one fold of all inputs in the order of ranks, so its bits are those of
 	// the library's own algorithms.
 	RankOrder bool
+	// Compared says that outputs were compared with what the collective defines. Other names than those of collectives
+	// define nothing.
+	Compared bool
 }
 
 // Errors is how many findings are errors.
@@ -37,7 +40,7 @@ func (v *Verdict) Errors() (n int) {
 
 // With adds findings.
 func (v *Verdict) With(more []Finding) *Verdict {
-	return &Verdict{merge(append(slices.Clone(v.Findings), more...)), v.RankOrder}
+	return &Verdict{merge(append(slices.Clone(v.Findings), more...)), v.RankOrder, v.Compared}
 }
 
 // Plan verifies a plan.
@@ -55,7 +58,11 @@ func planned(f *spec.File, alias bool) *Verdict {
 		v.Findings = merge(v.Findings)
 		return v
 	}
-	shapes := program.Shapes(f)
+	leads := program.LeadsOf(f)
+	if leads.Most() > program.MostAhead && program.MostWindows(f) > program.MostAhead {
+		return &Verdict{Findings: []Finding{ahead(f, leads)}}
+	}
+	shapes, complete := program.Sizes(f)
 	if cells := size(f, shapes); cells > most64 {
 		return &Verdict{Findings: []Finding{{
 			Class: Limits, Text: fmt.Sprintf("it has %d chunks and parts of them, more than can be verified", cells),
@@ -77,6 +84,15 @@ func planned(f *spec.File, alias bool) *Verdict {
 	for _, v := range verdicts {
 		all.Findings = append(all.Findings, v.Findings...)
 		all.RankOrder = all.RankOrder && v.RankOrder
+		all.Compared = all.Compared || v.Compared
+	}
+	if !errorsIn(all.Findings) {
+		all.Findings = append(all.Findings, far(f, leads)...)
+	}
+	if !complete {
+		all.Findings = append(all.Findings, Finding{Class: Limits, Warning: true, Text: fmt.Sprintf(
+			"its groups split chunks in more ways than are looked at, which are %d; use groups of fewer sizes, or of powers "+
+				"of two", len(shapes))})
 	}
 	all.Findings = merge(append(all.Findings, limits(f)...))
 	all.RankOrder = all.RankOrder && all.Errors() == 0
@@ -96,6 +112,14 @@ func size(f *spec.File, shapes []program.Shape) (cells int) {
 		largest = max(largest, s.Chunk)
 	}
 	return min(cells, most64+1) * largest
+}
+
+// ahead is a finding of pipelines that run too far ahead.
+func ahead(f *spec.File, leads program.Leads) Finding {
+	e := newEngine(program.Of(f, program.Pipelined(f, 1)), model{}, false)
+	return Finding{Class: Limits, Text: fmt.Sprintf(
+		"%s lets a pipeline run %d windows ahead, and at most %d are looked at; begin it at less, or signal less before",
+		e.counterName(leads.Farthest), leads.Most(), program.MostAhead)}
 }
 
 // structural is a finding of a fault of the file.
@@ -118,20 +142,32 @@ func one(f *spec.File, shape program.Shape) (v Verdict) {
 		beside.Go(func() { strong = weaknesses(p) })
 	}
 	e := newEngine(p, model{}, false)
-	e.balance()
+	ended := e.run()
+	deadlocks, decided := competing(e)
+	text := "; no order ends in a deadlock"
+	switch {
+	case len(deadlocks) > 0 || !ended:
+		text = ""
+	case !decided:
+		text = "; it has more orders than can be tried, so deadlocks are not decided"
+		deadlocks = append(deadlocks, Finding{Class: Limits, Text: "blocks compete for channels or semaphores in more " +
+			"orders than can be tried, so a deadlock cannot be ruled out; give each block its own"})
+	}
+	e.balance(text)
 	e.meetings()
-	if !e.run() {
+	if !ended {
 		e.stopped()
 		v.Findings = e.found
 		return v
 	}
+	e.found = append(e.found, deadlocks...)
 	e.finish()
 	e.lifetimes()
 	e.mixed()
 	e.relaunch()
 	windows(e)
 	plain := len(e.found)
-	e.results()
+	v.Compared = e.results()
 	if len(e.found) > plain && len(p.Memories) > 0 {
 		e.found = append(e.found[:plain], explained(p)...)
 	}
@@ -309,7 +345,7 @@ func Same(a, b *spec.File) string {
 	if len(a.Ranks) != len(b.Ranks) {
 		return fmt.Sprintf("%d ranks and %d ranks", len(a.Ranks), len(b.Ranks))
 	}
-	for _, shape := range program.Shapes(a) {
+	for _, shape := range program.Shapes(a, b) {
 		x, y := newEngine(program.Of(a, shape), model{}, false), newEngine(program.Of(b, shape), model{}, false)
 		if !x.run() || !y.run() {
 			return "one of them does not end"
@@ -338,10 +374,7 @@ func Alike(a, b *spec.File) string {
 			break
 		}
 	}
-	shapes := program.Shapes(b)
-	if n == 1 {
-		shapes = append(shapes, program.Shapes(a)...)
-	}
+	shapes := program.Shapes(a, b)
 	for _, shape := range shapes {
 		y := newEngine(program.Of(b, shape), model{}, false)
 		shape.Chunk *= n
