@@ -50,6 +50,10 @@ func TestDraw(t *testing.T) {
 			t.Errorf("%s: %d boxes for %d operations", p.Name, elements["title"], ops)
 		}
 	}
+	circle, _ := picture(t, build(t, ahead(1)))
+	if strings.Count(circle, "stroke-dasharray") != 2 || !strings.Contains(circle, ">rlxwait: a signal of rank 1<") {
+		t.Error(circle)
+	}
 	f := build(t, plantest.TwoShot(2))
 	f.Name = "<&>"
 	f.Ranks[0].Blocks[0].Ops = f.Ranks[0].Blocks[0].Ops[:1]

@@ -19,7 +19,8 @@ type event struct {
 	row               int
 	step              *program.Step
 	begin, ready, end float64
-	never             bool // it waits for what does not come
+	never             bool   // it waits for what does not come
+	lacks             string // and that is it
 }
 
 // message is something that another block waits for.
@@ -43,6 +44,7 @@ type schedule struct {
 	slots    map[[2]int]message // by memory and cell
 	barriers map[[3]int][]int   // events, by rank, number and turn
 	turns    map[[2]int]int     // of a block at a barrier
+	hopes    []arrow            // from blocks that wait for ever to those that wait for them
 }
 
 // SVG draws a plan that [spec.File.Check] passes.
@@ -70,10 +72,75 @@ func SVG(w io.Writer, f *spec.File) error {
 	last := slices.Max(append(slices.Clone(s.clock), 1))
 	for b := range s.p.Blocks {
 		if steps := s.p.Blocks[b].Steps; s.pc[b] < len(steps) {
-			s.events = append(s.events, event{b, &steps[s.pc[b]], s.clock[b], last + 2, last + 2, true})
+			s.events = append(s.events, event{
+				row: b, step: &steps[s.pc[b]], begin: s.clock[b], ready: last + 4, end: last + 4, never: true,
+			})
 		}
 	}
-	return s.write(w, last+2)
+	s.stuck()
+	return s.write(w, last+4)
+}
+
+// stuck says what blocks that wait for ever lack, and which others that wait for ever would give it.
+func (s *schedule) stuck() {
+	at := make(map[int]int) // the event of a block
+	for i := range s.events {
+		if s.events[i].never {
+			at[s.events[i].row] = i
+		}
+	}
+	for _, b := range slices.Sorted(maps.Keys(at)) {
+		e := &s.events[at[b]]
+		lacks, gives := s.lack(e.step)
+		e.lacks = lacks
+		for _, other := range slices.Sorted(maps.Keys(at)) {
+			steps := s.p.Blocks[other].Steps[s.pc[other]:]
+			if other != b && slices.ContainsFunc(steps, func(o program.Step) bool { return gives(other, &o) }) {
+				s.hopes = append(s.hopes, arrow{at[other], at[b]})
+			}
+		}
+	}
+}
+
+// lack is what a step waits for, in words, and which steps of other blocks would give it.
+func (s *schedule) lack(step *program.Step) (text string, gives func(block int, o *program.Step) bool) {
+	switch step.Op.Kind {
+	case spec.Barrier:
+		return fmt.Sprintf("other blocks at barrier %d", step.Op.Barrier), func(b int, o *program.Step) bool {
+			meets := func(o *program.Step) bool {
+				return o.Op.Kind == spec.Barrier && o.Op.Barrier == step.Op.Barrier
+			}
+			block := &s.p.Blocks[b]
+			return block.Rank == step.Site.Rank && meets(o) && !meets(&block.Steps[s.pc[b]])
+		}
+	case spec.Wait, spec.RelaxedWait, spec.SemAcquire:
+		for i, c := range step.Counters {
+			c = s.p.Awaited(step, c)
+			if s.taken[c] < len(s.counters[c]) {
+				continue
+			}
+			text = fmt.Sprintf("a release of semaphore %d", append(step.Op.Semaphores, step.Op.Channels...)[i])
+			if c < len(s.p.Ends) {
+				text = fmt.Sprintf("a signal of rank %d", s.p.Ends[c].To)
+			}
+			return text, func(_ int, o *program.Step) bool {
+				return slices.ContainsFunc(o.Counters, func(k int) bool { return s.p.Signalled(o, k) == c })
+			}
+		}
+	}
+	for _, r := range step.Src {
+		for c := r.From; r.Slot && c < r.To; c++ {
+			if _, there := s.slots[[2]int{r.Memory, c}]; there {
+				continue
+			}
+			return s.p.Name(r), func(_ int, o *program.Step) bool {
+				return slices.ContainsFunc(o.Dst, func(d program.Range) bool {
+					return d.Slot && d.Memory == r.Memory && d.From <= c && c < d.To
+				})
+			}
+		}
+	}
+	return "what does not come", func(int, *program.Step) bool { return false }
 }
 
 // step schedules a block's next step, unless what it waits for is not scheduled yet.
@@ -164,7 +231,9 @@ func (s *schedule) barrier(b int, step *program.Step) bool {
 	if at < 0 {
 		at = len(s.barriers[key])
 		s.barriers[key] = append(s.barriers[key], len(s.events))
-		s.events = append(s.events, event{b, step, s.clock[b], s.clock[b], s.clock[b], true})
+		s.events = append(s.events, event{
+			row: b, step: step, begin: s.clock[b], ready: s.clock[b], end: s.clock[b], never: true,
+		})
 	}
 	if len(s.barriers[key]) < step.Op.Blocks {
 		return false
@@ -245,6 +314,15 @@ func (s *schedule) write(w io.Writer, last float64) error {
 		out.print(`<path d="M%.1f %d L%.1f %d" stroke="#666" fill="none" marker-end="url(#head)"/>`+"\n",
 			x(from.end), y(from.row)+bar/2, x(to.ready), y(to.row)+bar/2)
 	}
+	for i, a := range s.hopes {
+		from, to := &s.events[a.from], &s.events[a.to]
+		at := x(last) - float64(8+6*(i%4)) // apart from each other, where all of them wait
+		out.print(`<path d="M%.1f %d L%.1f %d" stroke="#7b241c" stroke-dasharray="3 2" fill="none" `+
+			`marker-end="url(#head)"/>`+"\n", at, y(from.row)+bar/2, at, y(to.row)+bar/2)
+	}
+	for i := range s.events {
+		s.label(out, &s.events[i], x, y) // over arrows
+	}
 	out.print("</svg>\n")
 	return out.err
 }
@@ -262,10 +340,27 @@ func (s *schedule) box(out *printer, e *event, x func(float64) float64, y func(i
 	}
 	width := max(x(e.end)-x(from)-1, 1)
 	out.print(`<rect x="%.1f" y="%d" width="%.1f" height="%d" fill="%s"/>`, x(from), y(e.row), width, bar, colour(e))
-	if name := e.step.Op.Kind.String(); width > float64(6*len(name)) && e.step.Op.Kind != spec.Nop {
-		out.print(`<text x="%.1f" y="%d" fill="#fff">%s</text>`, x(from)+3, y(e.row)+12, name)
-	}
 	out.print("</g>\n")
+}
+
+// label writes an operation's name into its box, if there is room, and what it lacks.
+func (s *schedule) label(out *printer, e *event, x func(float64) float64, y func(int) int) {
+	from := e.ready
+	if e.never {
+		from = e.begin
+	}
+	name := e.step.Op.Kind.String()
+	if e.lacks != "" {
+		name += ": " + e.lacks
+	}
+	room := x(e.end) - x(from) - 1
+	if n := int(room / 6); len(name) > n && e.lacks != "" {
+		name = e.step.Op.Kind.String() // the title has the rest
+	}
+	if room > float64(6*len(name)) && e.step.Op.Kind != spec.Nop {
+		out.print(`<text x="%.1f" y="%d" fill="#fff" stroke="%s" stroke-width="3" paint-order="stroke" `+
+			`pointer-events="none">%s</text>`+"\n", x(from)+3, y(e.row)+12, colour(e), html.EscapeString(name))
+	}
 }
 
 // title is an operation in words.
@@ -294,6 +389,9 @@ func (s *schedule) title(e *event) string {
 	}
 	if e.never {
 		text += "\nwaits for what does not come"
+		if e.lacks != "" {
+			text += ": " + e.lacks
+		}
 	}
 	return text
 }
