@@ -116,6 +116,9 @@ func planText(w io.Writer, name string, f *plan.File, v *plan.Verdict) error {
 			order = "; sums in the order of ranks"
 		}
 	}
+	if v.Errors() == 0 && !v.Compared {
+		order = fmt.Sprintf("; %q defines no outputs, so none were compared", f.Collective)
+	}
 	_, err := fmt.Fprintf(w, "%s: %s%s\n", name, verdict, order)
 	return err
 }
@@ -169,8 +172,9 @@ func planJSON(w io.Writer, name string, v *plan.Verdict) error {
 		Errors    int           `json:"errors"`
 		Warnings  int           `json:"warnings"`
 		RankOrder bool          `json:"rank_order"`
+		Compared  bool          `json:"compared"`
 		Findings  []planFinding `json:"findings"`
-	}{name, verdict, v.Errors(), len(findings) - v.Errors(), v.RankOrder, findings})
+	}{name, verdict, v.Errors(), len(findings) - v.Errors(), v.RankOrder, v.Compared, findings})
 }
 
 func newPlanRun() *cobra.Command {

@@ -64,12 +64,7 @@ func newPlanDiff() *cobra.Command {
 				return nil
 			}
 			lines := append(differ("plan", heading(a), heading(b)), differing(a, b)...)
-			what := plan.Same(a, b)
-			if what == "" {
-				lines = append(lines, "both leave the same in every buffer")
-			} else {
-				lines = append(lines, "they leave other contents: "+what)
-			}
+			lines = append(lines, contents(args, a, b))
 			if _, err := fmt.Fprintln(cmd.OutOrStdout(), strings.Join(lines, "\n")); err != nil {
 				return err
 			}
@@ -78,6 +73,19 @@ func newPlanDiff() *cobra.Command {
 	}
 	describe(cmd, "plan_diff")
 	return cmd
+}
+
+// contents says whether two plans leave the same.
+func contents(names []string, a, b *plan.File) string {
+	if what := plan.Same(a, b); what != "" {
+		return "they leave other contents: " + what
+	}
+	for i, f := range []*plan.File{a, b} {
+		if plan.Verify(f).Errors() > 0 {
+			return fmt.Sprintf("they may leave other contents: weft plan check %s has errors", names[i])
+		}
+	}
+	return "both leave the same in the inputs and outputs of all ranks"
 }
 
 // heading is what a plan has beside its ranks, a line each.
