@@ -3,12 +3,15 @@ package collective
 import (
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/weftgo/weft/fabric"
+	"github.com/weftgo/weft/fabric/fabrictest"
 	"github.com/weftgo/weft/internal/ranktest/processes"
 )
 
@@ -63,19 +66,27 @@ func TestHostRankDies(t *testing.T) {
 }
 
 // TestStrangersAtPorts has strangers connect to every port of the ranks, the fabric's too, and say nothing, or what no
-// rank would, in the midst of operations. They disturb nothing.
+// rank would, in the midst of operations. Others speak as libfabric does, and guess keys. They disturb nothing.
 func TestStrangersAtPorts(t *testing.T) {
 	needLibfabric(t)
+	d := fabrictest.Libfabric(t.Context(), t, fabric.Options{Size: 1})
+	provider := d.Capabilities().Provider
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
 	const hosts = "aab"
 	crew := processes.StartWith(t, "member", len(hosts), func(rank int) []string {
 		return []string{"WEFT_HOSTID=" + hosts[rank:][:1]}
 	})
 	all := ranksUpTo(len(hosts))
 	crew.Must(all, "meet", memberArgs{ID: crew.ID(), Deadline: time.Minute})
-	before := len(crew.Listening(farRank))
+	before := crew.Listening(farRank)
 	crew.Must(all, "group", memberArgs{Algorithm: "all-reduce/hierarchical", Bytes: 64 << 10})
-	if after := len(crew.Listening(farRank)); after <= before {
-		t.Fatalf("rank %d listens on %d ports, and on %d without a fabric", farRank, after, before)
+	fabrics := slices.DeleteFunc(crew.Listening(farRank), func(door netip.AddrPort) bool {
+		return slices.Contains(before, door) || !door.Addr().Is4()
+	})
+	if len(fabrics) == 0 {
+		t.Fatalf("rank %d listens on %v without a fabric, and on no port more with one", farRank, before)
 	}
 	for _, r := range all {
 		crew.Tell(r, "repeat", memberArgs{Times: 100})
@@ -97,6 +108,19 @@ func TestStrangersAtPorts(t *testing.T) {
 	for r, a := range crew.Answers(all) {
 		if a.Err != "" {
 			t.Errorf("rank %d: %s", r, a.Err)
+		}
+	}
+	for _, door := range fabrics {
+		for _, r := range all {
+			crew.Tell(r, "repeat", memberArgs{Times: 100})
+		}
+		if landed := (fabrictest.Stranger{Provider: provider, Port: door}).Guess(t.Context()); len(landed) > 0 {
+			t.Errorf("a stranger's writes to %v landed, by the keys %x", door, landed)
+		}
+		for r, a := range crew.Answers(all) {
+			if a.Err != "" {
+				t.Errorf("rank %d, while a stranger guesses keys at %v: %s", r, door, a.Err)
+			}
 		}
 	}
 	crew.Must(all, "repeat", memberArgs{Times: 100})

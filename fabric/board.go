@@ -92,7 +92,7 @@ func decodeRequest(b []byte) request {
 }
 
 // Data is what a write brings to the target's queue, in 32 bits: kind, source rank and a number. Four
-// bytes are what every network carries.
+// bytes are what every network carries. Where it carries eight, the upper ones are the target's password.
 const (
 	kindBits   = 2
 	sourceBits = 10
@@ -111,10 +111,11 @@ const (
 	absurd = 1 << (numberBits - 1) // so many signals were never raised more: who hears of it has lost some, too
 )
 
-func data(kind uint32, source int, number uint64) uint32 {
-	return kind<<(32-kindBits) | uint32(source)<<numberBits | uint32(number)&(1<<numberBits-1)
+func data(kind uint32, source int, number uint64) uint64 {
+	return uint64(kind<<(32-kindBits) | uint32(source)<<numberBits | uint32(number)&(1<<numberBits-1))
 }
 
-func undata(d uint32) (kind uint32, source int, number uint32) {
+func undata(all uint64) (kind uint32, source int, number uint32) {
+	d := uint32(all)
 	return d >> (32 - kindBits), int(d >> numberBits & (1<<sourceBits - 1)), d & (1<<numberBits - 1)
 }

@@ -9,7 +9,7 @@ import (
 // Cards travel by a bootstrap, so what comes may be anything.
 
 const (
-	domainMagic = 0x57464431 // "WFD1"
+	domainMagic = 0x57464432 // "WFD2"
 	regionMagic = 0x57465231 // "WFR1"
 	mostText    = 512
 )
@@ -23,6 +23,7 @@ type domainCard struct {
 	Provider   string
 	Name       []byte // of the endpoint
 	Base, Key  uint64 // of the board
+	Password   uint32 // of the queue, or 0
 }
 
 // regionCard is what a rank tells its peers of a region.
@@ -43,6 +44,7 @@ func (c domainCard) encode() []byte {
 	b = append(b, flag(c.Ordered), flag(c.Words))
 	b = binary.LittleEndian.AppendUint64(b, c.Base)
 	b = binary.LittleEndian.AppendUint64(b, c.Key)
+	b = binary.LittleEndian.AppendUint32(b, c.Password)
 	b = appendText(b, []byte(c.Provider))
 	return appendText(b, c.Name)
 }
@@ -54,7 +56,7 @@ func decodeDomain(b []byte) (c domainCard, err error) {
 	}
 	c.Rank, c.Size, c.Signals = r.uint32(), r.uint32(), r.uint32()
 	c.Ordered, c.Words = r.flag(), r.flag()
-	c.Base, c.Key = r.uint64(), r.uint64()
+	c.Base, c.Key, c.Password = r.uint64(), r.uint64(), r.uint32()
 	c.Provider, c.Name = string(r.text()), r.text()
 	return c, r.end()
 }

@@ -1,6 +1,7 @@
 package fabric
 
 import (
+	"encoding/binary"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -9,7 +10,7 @@ import (
 // FuzzCards: cards come from elsewhere. What is read is what its card is made from.
 func FuzzCards(f *testing.F) {
 	f.Add(domainCard{
-		Rank: 3, Size: 8, Signals: 64, Ordered: true, Provider: "tcp", Name: []byte{2, 0}, Base: 1, Key: 2,
+		Rank: 3, Size: 8, Signals: 64, Ordered: true, Provider: "tcp", Name: []byte{2, 0}, Base: 1, Key: 2, Password: 3,
 	}.encode())
 	f.Add(domainCard{}.encode())
 	f.Add(regionCard{Rank: 1, Base: 1 << 40, Key: 7, Length: 4096, Aligned: true}.encode())
@@ -27,6 +28,25 @@ func FuzzCards(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestSocketAddress reads addresses of endpoints as the kernel has them.
+func TestSocketAddress(t *testing.T) {
+	family := func(n uint16) []byte { return binary.NativeEndian.AppendUint16(nil, n) }
+	v4 := append(family(2), 0x1f, 0x90, 10, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0)
+	v6 := append(append(append(family(10), 0x1f, 0x91), make([]byte, 4+15)...), 1, 0, 0, 0, 0)
+	for want, name := range map[string][]byte{
+		"10.0.0.7:8080": v4, "[::1]:8081": v6, "invalid AddrPort": v4[:7],
+	} {
+		if got := socketAddress(name).String(); got != want {
+			t.Errorf("% x: %s, want %s", name, got, want)
+		}
+	}
+	for _, name := range [][]byte{nil, v6[:27], append(family(3), v4[2:]...)} {
+		if a := socketAddress(name); a.IsValid() {
+			t.Errorf("% x: %v", name, a)
+		}
+	}
 }
 
 // TestData: kind, source and number go through 32 bits.

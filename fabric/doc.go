@@ -76,8 +76,16 @@
 // no number tells. Networks keep silent about a host that stopped; who notices it calls [Peer.Fail].
 //
 // Keys keep late writes out of memory that is used anew. [Region.Renew] closes a region and makes a key
-// that never was, with the epoch in it where the owner picks keys. So providers that do not look at
-// keys are refused, which [Open] finds out by trying.
+// that never was, of the epoch where the owner picks keys. So providers that do not look at keys are
+// refused, which [Open] finds out by trying.
+//
+// # Trust
+//
+// libfabric proves no secret: tcp talks to whoever finds its port. Where the owner picks keys they are
+// encrypted numbers, which a stranger cannot guess, so its writes touch nothing. Where writes bring 8
+// bytes to the queue, half of them are a password of the domain, and what comes without it is ignored.
+// Cards have keys and password, and travel where only the job's ranks read. Nothing is encrypted on the
+// wire: the network between hosts must be one whose machines are trusted.
 //
 // # Cost
 //

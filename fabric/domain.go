@@ -2,8 +2,10 @@ package fabric
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -86,9 +88,10 @@ type Domain struct {
 	free        []uint32 // tokens; all of them where it is full
 	peers       []*Peer
 	regions     map[uint64]*Region // by key
-	serial      uint32             // of the last key
-	owing       []*Peer            // that wait for an answer
-	unsure      int                // peers whose signals may not have landed
+	keys        keys
+	password    uint32  // that writes must bring to the queue, where they can; or 0
+	owing       []*Peer // that wait for an answer
+	unsure      int     // peers whose signals may not have landed
 	completions [32]provider.Completion
 	post        provider.Post // what the endpoint is given
 }
@@ -166,6 +169,7 @@ func open(endpoint provider.Endpoint, o Options) (*Domain, error) {
 	if o.Unordered {
 		d.caps.Ordered = false
 	}
+	d.keys, d.password = newKeys(d.caps.KeyBytes), newPassword(d.caps.DataBytes)
 	if err := d.prepare(); err != nil {
 		return nil, errors.Join(fmt.Errorf("open provider %s: %w", d.caps.Provider, err), endpoint.Close())
 	}
@@ -182,7 +186,7 @@ func (d *Domain) prepare() error {
 		d.free[token] = uint32(token)
 	}
 	d.pinner.Pin(unsafe.SliceData(d.board.memory))
-	memory, err := d.endpoint.Register(d.board.memory, d.key(0))
+	memory, err := d.endpoint.Register(d.board.memory, d.keys.next(0))
 	if err != nil {
 		return err
 	}
@@ -194,23 +198,35 @@ func (d *Domain) prepare() error {
 	d.card = domainCard{
 		Rank: uint32(d.options.Rank), Size: uint32(d.options.Size), Signals: uint32(d.options.Signals),
 		Ordered: d.caps.Ordered, Words: d.caps.Words, Provider: d.caps.Provider, Name: name,
-		Base: memory.Base(), Key: memory.Key(),
+		Base: memory.Base(), Key: memory.Key(), Password: d.password,
 	}.encode()
 	return nil
 }
 
-// key makes a key that this domain has not had: the epoch, and the number of the key. Short keys have
-// the number alone.
-func (d *Domain) key(epoch uint32) uint64 {
-	d.serial++
-	if d.caps.KeyBytes < 8 {
-		return uint64(d.serial)
-	}
-	return uint64(epoch)<<32 | uint64(d.serial)
-}
-
 // Capabilities are what the endpoint was found to do when it was opened.
 func (d *Domain) Capabilities() Capabilities { return d.caps }
+
+// Address is where the domain is reached through the host's sockets. It is invalid for providers that have addresses of
+// another kind.
+func (d *Domain) Address() netip.AddrPort {
+	c, err := decodeDomain(d.card)
+	if err != nil {
+		return netip.AddrPort{}
+	}
+	return socketAddress(c.Name)
+}
+
+// socketAddress reads a struct sockaddr_in or sockaddr_in6.
+func socketAddress(name []byte) netip.AddrPort {
+	const inet, inet6, v6Size = 2, 10, 28
+	switch {
+	case len(name) >= 8 && binary.NativeEndian.Uint16(name) == inet:
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(name[4:])), binary.BigEndian.Uint16(name[2:]))
+	case len(name) >= v6Size && binary.NativeEndian.Uint16(name) == inet6:
+		return netip.AddrPortFrom(netip.AddrFrom16([16]byte(name[8:])), binary.BigEndian.Uint16(name[2:]))
+	}
+	return netip.AddrPort{}
+}
 
 // Rank is this rank's.
 func (d *Domain) Rank() int { return d.options.Rank }

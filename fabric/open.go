@@ -126,18 +126,23 @@ func measure(ctx context.Context, opened func() (provider.Endpoint, error)) (err
 		}
 		defer func() { err = errors.Join(err, ends[i].Close()) }()
 	}
-	const n, at, wanted = 3000, 72, 0x5aa5c33c
+	const n, at = 3000, 72
 	var memories [2]provider.Memory
 	var bytes [2][]byte
+	keys := newKeys(ends[0].Attributes().KeyBytes)
 	for i, e := range ends {
 		bytes[i] = make([]byte, 4096)
 		pinner.Pin(unsafe.SliceData(bytes[i]))
-		if memories[i], err = e.Register(bytes[i], uint64(i)+77); err != nil {
+		if memories[i], err = e.Register(bytes[i], keys.next(0)); err != nil {
 			return err
 		}
 	}
 	for i := range n {
 		bytes[0][i] = byte(i*7 + 1)
+	}
+	wanted := uint64(0x5aa5c33c) // shorter data would cut it
+	if ends[0].Attributes().DataBytes >= 8 {
+		wanted |= 0x0ff06996 << 32
 	}
 	name, err := ends[1].Name()
 	if err != nil {
@@ -158,10 +163,10 @@ func measure(ctx context.Context, opened func() (provider.Endpoint, error)) (err
 	}
 	if !slices.Equal(bytes[1][at:at+n], bytes[0][:n]) || m.data != wanted {
 		return unsupported("provider %s: a write of %d bytes brought other bytes, or data %#x for %#x", what, n,
-			m.data, uint32(wanted))
+			m.data, wanted)
 	}
 	m = measurement{ctx: ctx, ends: ends}
-	post.Key, post.HasData, post.Bytes, post.Remote = post.Key^0x5a5a5a, false, 8, memories[1].Base()
+	post.Key, post.HasData, post.Bytes, post.Remote = post.Key^0x5a, false, 8, memories[1].Base()
 	if err := m.write(post); err == nil {
 		return unsupported("provider %s lets writes with a wrong key land", what)
 	} else if _, ok := errors.AsType[*ProviderError](err); !ok {
@@ -177,7 +182,7 @@ type measurement struct {
 	expect int // completions at the second
 
 	arrived int
-	data    uint32
+	data    uint64
 }
 
 // write posts and waits for the completions.

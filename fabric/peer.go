@@ -24,6 +24,7 @@ type Peer struct {
 	refused   time.Time // since when an endpoint without anything underway turns writes to it away
 	address   provider.Address
 	base, key uint64 // of its board
+	password  uint64 // of its queue, as the upper half of what writes bring
 
 	posted uint64    // writes of any kind
 	done   sequence  // those that have completed
@@ -93,7 +94,7 @@ func (d *Domain) Connect(ctx context.Context, rank int, card []byte) (*Peer, err
 	if p.address, err = d.endpoint.Insert(c.Name); err != nil {
 		return nil, &PeerError{Rank: rank, Op: op, Err: fmt.Errorf("%w: %w", ErrLost, err)}
 	}
-	p.connected, p.base, p.key = true, c.Base, c.Key
+	p.connected, p.base, p.key, p.password = true, c.Base, c.Key, uint64(c.Password)<<32
 	w := wait{d: d, ctx: ctx}
 	defer w.end()
 	err = p.repeat(&w, op, func() error { return p.notice(op) })
@@ -483,6 +484,7 @@ func (p *Peer) try(op string, fill func(*provider.Post) error) error {
 	} else if err != nil {
 		return fmt.Errorf("%s to rank %d: %w", op, p.rank, err)
 	}
+	d.post.Data |= p.password
 	switch err := d.endpoint.Write(&d.post); {
 	case err == nil:
 	case errors.Is(err, provider.ErrAgain):

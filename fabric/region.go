@@ -86,7 +86,7 @@ func foreign(address uintptr, n int) []byte {
 }
 
 func (r *Region) grant(epoch uint32) error {
-	granted, err := r.register(r.d.key(epoch))
+	granted, err := r.register(r.d.keys.next(epoch))
 	if err != nil {
 		return fmt.Errorf("register %d bytes: %w", len(r.memory), err)
 	}

@@ -12,7 +12,10 @@ import (
 
 // arrived acts on what a peer's write brought to the queue. The lock is held. Ranks may write before
 // this one has connected to them.
-func (d *Domain) arrived(brought uint32) {
+func (d *Domain) arrived(brought uint64) {
+	if d.password != 0 && uint32(brought>>32) != d.password {
+		return // a stranger's
+	}
 	kind, source, number := undata(brought)
 	if source >= len(d.peers) {
 		return
@@ -149,7 +152,7 @@ func (p *Peer) answer() bool {
 	}
 	d.post = provider.Post{Token: d.free[n-1], To: p.address}
 	p.inline(&d.post, wordSize, d.board.unread())
-	d.post.Data, d.post.HasData = data(kind, d.options.Rank, number), true
+	d.post.Data, d.post.HasData = data(kind, d.options.Rank, number)|p.password, true
 	err := d.endpoint.Write(&d.post)
 	if errors.Is(err, provider.ErrAgain) {
 		return false

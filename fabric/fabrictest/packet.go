@@ -19,7 +19,7 @@ type packet struct {
 	sum       uint64 // of source when it was posted
 	remote    uint64
 	key       uint64
-	data      uint32
+	data      uint64
 	hasData   bool
 	early     bool // it may complete before it has landed
 	completed bool

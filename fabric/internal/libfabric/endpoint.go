@@ -309,7 +309,7 @@ func (e *Endpoint) Write(p *provider.Post) error {
 		m := &e.out.message
 		m.localPart = iovec{p.From, uint64(p.Bytes)}
 		m.remotePart = remoteIovec{p.Remote, uint64(p.Bytes), p.Key}
-		m.descriptors[0], m.to, m.context, m.data = descriptor, uint64(p.To), context, uint64(p.Data)
+		m.descriptors[0], m.to, m.context, m.data = descriptor, uint64(p.To), context, p.Data
 		flags := uintptr(flagCompletion)
 		if p.HasData {
 			flags |= flagRemoteData
@@ -338,7 +338,7 @@ func (e *Endpoint) Poll(into []provider.Completion) (int, error) {
 	switch {
 	case n >= 0:
 		for i, entry := range e.out.entries[:n] {
-			into[i] = provider.Completion{Token: e.token(entry.context), Data: uint32(entry.data)}
+			into[i] = provider.Completion{Token: e.token(entry.context), Data: entry.data}
 			into[i].Arrived = entry.flags&flagRemoteData != 0
 		}
 		return n, nil
@@ -374,7 +374,7 @@ func (e *Endpoint) pollFailed(into []provider.Completion) (int, error) {
 		}
 	}
 	token := e.token(failed.context)
-	if token >= provider.Tokens {
+	if failed.context < dl.Word(unsafe.SliceData(e.contexts)) || token >= provider.Tokens {
 		return 0, nil // a peer's operation, of which the peer hears
 	}
 	into[0] = provider.Completion{Token: token, Err: &provider.Failure{

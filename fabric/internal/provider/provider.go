@@ -101,7 +101,7 @@ type Post struct {
 	To     Address
 	Remote uint64 // in the peer's terms
 	Key    uint64
-	Data   uint32 // reaches the peer's Poll after the bytes have landed, if HasData
+	Data   uint64 // reaches the peer's Poll after the bytes have landed, if HasData; Attributes.DataBytes of it
 	// HasData says that the peer gets a Completion, too.
 	HasData bool
 	// Early says that the write may complete as soon as From may change, whatever the attributes promise. The
@@ -115,7 +115,7 @@ const Tokens = 1024
 // A Completion is the end of one of this endpoint's writes or, if Arrived, a peer's write with data.
 type Completion struct {
 	Token   uint32
-	Data    uint32
+	Data    uint64
 	Arrived bool
 	Err     error // a *Failure, or nil
 }
