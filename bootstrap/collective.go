@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -63,7 +64,11 @@ func (m *mesh) collect(ctx context.Context, op op, b []byte) ([][]byte, error) {
 	m.mu.Unlock()
 
 	defer reportWhile(ctx, func(ctx context.Context) Wait {
-		return Wait{Op: op.String(), Ranks: m.missingRanks(ctx, s), Size: m.size, Address: m.meeting}
+		w := Wait{Op: op.String(), Ranks: m.missingRanks(ctx, s), Size: m.size, Address: m.meeting}
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		w.Refused = slices.Clone(m.refused)
+		return w
 	})()
 	var blocks [][]byte
 	if m.rank == 0 {
@@ -210,7 +215,7 @@ func (m *mesh) giveUpGather(ctx context.Context, s share) error {
 	f := fault{rank: 0, reason: reasonAborted, text: "rank 0 was cancelled"}
 	ranks := m.absent(s.seq)
 	if errors.Is(cause, ErrTimeout) && len(ranks) > 0 {
-		f = fault{rank: ranks[0], reason: reasonTimeout, text: describe(ranks, s.op) + m.waited() + m.refusals()}
+		f = fault{rank: ranks[0], reason: reasonTimeout, text: describe(ranks, s.op) + m.waited() + turnedAway(m.refused)}
 	} else {
 		m.entered[0] = s.seq
 	}
@@ -347,7 +352,7 @@ func (m *mesh) answerInquiry(from int, q inquiry) error {
 		return fmt.Errorf("%w: inquiry sent to rank %d", ErrProtocol, m.rank)
 	}
 	m.mu.Lock()
-	a := missing{seq: q.seq, ranks: m.absent(q.seq), text: m.refusals()}
+	a := missing{seq: q.seq, ranks: m.absent(q.seq), text: turnedAway(m.refused)}
 	l := m.out[from]
 	m.mu.Unlock()
 	m.post(from, l, pack(a))

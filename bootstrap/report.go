@@ -15,9 +15,10 @@ type Wait struct {
 	Size    int           // how many ranks the job has
 	Address string        // where they meet, a host:port; empty if that is not known
 	Waited  time.Duration // for so long
+	Refused []string      // rank 0: the last connections that were turned away, each with the reason
 }
 
-// String says it in a sentence: "waiting for rank 2 of 4 at 127.0.0.1:29411 for 10 s".
+// String says it in a sentence: "waiting for rank 2 of 4 at 127.0.0.1:29411 for 10 s". Who was turned away follows.
 func (w Wait) String() string {
 	var b strings.Builder
 	who := "the other ranks"
@@ -29,7 +30,7 @@ func (w Wait) String() string {
 		b.WriteString(" at " + w.Address)
 	}
 	b.WriteString(" for " + Seconds(w.Waited))
-	return b.String()
+	return b.String() + turnedAway(w.Refused)
 }
 
 // Seconds is a duration as errors and logs say it: "60 s", "0.3 s".

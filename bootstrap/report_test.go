@@ -2,7 +2,9 @@ package bootstrap
 
 import (
 	"context"
+	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -40,6 +42,10 @@ func TestWaitInWords(t *testing.T) {
 		{
 			Wait{Ranks: []int{1, 3, 4, 5}, Size: 8, Waited: 20*time.Second + 3*time.Millisecond},
 			"waiting for ranks 1, 3-5 of 8 for 20 s",
+		},
+		{
+			Wait{Ranks: []int{1}, Size: 2, Waited: 30 * time.Second, Refused: []string{"10.0.0.2:81: wrong secret"}},
+			"waiting for rank 1 of 2 for 30 s; turned away 10.0.0.2:81: wrong secret",
 		},
 		{Wait{Size: 3, Waited: 250 * time.Millisecond}, "waiting for the other ranks of 3 for 0.25 s"},
 	} {
@@ -111,5 +117,39 @@ func TestWaitsAreReported(t *testing.T) {
 		if err := b.Close(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// A rank that waits in a join says whom it has turned away, and why, long before its time is up.
+func TestWaitsNameThoseTurnedAway(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	addr := freeAddress(t)
+	var heard reports
+	ended := make(chan error, 1)
+	waiting, stop := context.WithCancel(heard.context(ctx, 20*time.Millisecond))
+	go func() {
+		b, err := DialTCP(waiting, TCPConfig{Rank: 0, Size: 2, Address: addr, Secret: []byte("right")})
+		if err == nil {
+			err = errors.Join(errors.New("it has joined"), b.Close())
+		}
+		ended <- err
+	}()
+	_, err := DialTCP(ctx, TCPConfig{Rank: 1, Size: 2, Address: addr, Secret: []byte("wrong")})
+	if !errors.Is(err, ErrSecret) {
+		t.Errorf("rank 1: %v", err)
+	}
+	said := func(w Wait) bool {
+		return strings.Contains(w.String(), "turned away") && strings.Contains(w.String(), "rank 1")
+	}
+	for !slices.ContainsFunc(heard.taken(), said) {
+		if ctx.Err() != nil {
+			t.Fatalf("nobody says it: %v", heard.taken())
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	stop()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("rank 0: %v", err)
 	}
 }

@@ -521,12 +521,12 @@ func (t *tcpRank) turnAway(conn net.Conn, err error) {
 	}
 }
 
-// refusals is the end of a sentence about missing ranks. The caller holds mu.
-func (m *mesh) refusals() string {
-	if len(m.refused) == 0 {
+// turnedAway is the end of a sentence about missing ranks.
+func turnedAway(refused []string) string {
+	if len(refused) == 0 {
 		return ""
 	}
-	return "; turned away " + strings.Join(m.refused, "; ")
+	return "; turned away " + strings.Join(refused, "; ")
 }
 
 // begin counts a goroutine that Close waits for, and a connection that Close ends. It reports false
