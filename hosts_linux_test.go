@@ -244,5 +244,10 @@ func TestHostsDisagree(t *testing.T) {
 		if !errors.Is(err, weft.ErrInvalid) || !strings.Contains(err.Error(), "WEFT_HEARTBEAT") {
 			t.Errorf("%s: %v", value, err)
 		}
+		for line := range strings.Lines(err.Error()) {
+			if strings.Count(line, "join:") != 1 {
+				t.Errorf("%s: %s", value, line)
+			}
+		}
 	}
 }

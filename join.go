@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -265,7 +266,10 @@ const newsTime = 100 * time.Millisecond
 // giveUp handles an error that ends this rank's join: it finds the culprit and reports it to the
 // other ranks, before they see this rank end.
 func giveUp(b bootstrap.Bootstrap, err error) error {
-	err = ownLimit("join", b.Rank(), translate("join", err))
+	if !strings.HasPrefix(err.Error(), "join: ") { // what ranks find when they compare names the operation
+		err = translate("join", err)
+	}
+	err = ownLimit("join", b.Rank(), err)
 	witness, ok := b.(bootstrap.Witness)
 	if !ok {
 		return err

@@ -47,10 +47,10 @@ var Open = sync.OnceValues(func() (*Library, error) {
 		}
 		l, err := open(file)
 		if failed, ok := errors.AsType[*dl.OpenError](err); ok {
-			err = errors.Join(failed.Tried...) // the loader's text names a library that this one lacks
+			err = errors.Unwrap(failed.Tried[0]) // the loader's text, which names the file, or a library that it lacks
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%w: WEFT_LIBFABRIC names %s: %w", ErrUnavailable, named, err)
+			return nil, fmt.Errorf("%w: WEFT_LIBFABRIC: %w", ErrUnavailable, err)
 		}
 		return l, nil
 	}
