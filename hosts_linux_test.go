@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -234,6 +235,23 @@ func TestHostsSplit(t *testing.T) {
 		}
 		return errors.Join(err, failed, near.Close())
 	})
+}
+
+// TestLogOfHosts: the line of a join says what carries data between hosts.
+func TestLogOfHosts(t *testing.T) {
+	var j journal
+	group, err := ranktest.JoinEach(2, func(rank int) []weft.Option {
+		return []weft.Option{weft.OnHost(fmt.Sprint(rank)), weft.WithLogger(slog.New(slog.NewJSONHandler(&j, nil)))}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ranktest.Close(group); err != nil {
+		t.Error(err)
+	}
+	if want := `"transport":"shared memory within a host, libfabric between hosts"`; strings.Count(j.text(), want) != 2 {
+		t.Errorf("no %s in %s", want, j.text())
+	}
 }
 
 // TestHostsDisagree: ranks with other heartbeats do not join.

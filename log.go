@@ -102,7 +102,7 @@ func (c *Comm) logJoin(took time.Duration) {
 	}
 	switch {
 	case c.remote >= 0:
-		transport = "shared memory within a host, none for data between hosts"
+		transport = "shared memory within a host, libfabric between hosts"
 	case c.size == 1:
 		transport = "none"
 	case c.device != nil && c.device.virtual:
