@@ -232,11 +232,13 @@ func TestCommandsFindMistakes(t *testing.T) {
 		"completion":     "completion: want the name of one shell: bash, zsh, fish or powershell; see weft completion --help",
 		"--nosuch":       "there is no flag --nosuch; see weft --help",
 
-		"run -n two true":         `run: -n, --ranks "two": want a whole number; see weft run --help`,
-		"run -np 2 true":          "run: -np is mpirun's spelling: want -n N, or --ranks N; see weft run --help",
-		"run -n":                  "run: -n, --ranks has no value: want a whole number; see weft run --help",
-		"run -ranks 2 true":       "run: there is no flag -ranks; did you mean --ranks?; see weft run --help",
-		"run --timeout 5 true":    `run: --timeout "5": want a time with its unit, as 500ms, 2s or 1m; see weft run --help`,
+		"run -n two true":      `run: -n, --ranks "two": want a whole number; see weft run --help`,
+		"run -np 2 true":       "run: -np is mpirun's spelling: want -n N, or --ranks N; see weft run --help",
+		"run -n":               "run: -n, --ranks has no value: want a whole number; see weft run --help",
+		"run -ranks 2 true":    "run: there is no flag -ranks; did you mean --ranks?; see weft run --help",
+		"run --timeout 5 true": `run: --timeout "5": want a time with its unit, as 500ms, 2s or 1m; see weft run --help`,
+		"run -n 2 --hosts-by-namespace 0 true": "run: --hosts-by-namespace 0: want 1 or more; " +
+			"without the flag ranks run on this host as it is; see weft run --help",
 		"run true":                "run: no number of ranks: give one with -n N; see weft run --help",
 		"bench ep --top-k 2":      "bench ep: there is no flag --top-k; did you mean --topk?; see weft bench ep --help",
 		"bench ep --seed -1":      `bench ep: --seed "-1": want a whole number from 0 on; see weft bench ep --help`,

@@ -37,8 +37,12 @@ func newRun() *cobra.Command {
 			}
 			return nil
 		},
-		RunE: func(_ *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
 			job.Program, job.Args = args[0], args[1:]
+			if cmd.Flags().Changed("hosts-by-namespace") && job.Hosts == 0 {
+				return usageError{errors.New("--hosts-by-namespace 0: want 1 or more; " +
+					"without the flag ranks run on this host as it is")}
+			}
 			if err := job.Validate(); err != nil {
 				return usageError{err}
 			}
