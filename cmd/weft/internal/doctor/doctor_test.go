@@ -35,6 +35,7 @@ func machine(kv ...string) Sources {
 		CUDA:     func() CUDA { return CUDA{Err: "no libcuda.so.1", Missing: true} },
 		Compiler: func() Compiler { return Compiler{Err: "no NVRTC"} },
 		Caches:   func() []Cache { return nil },
+		Fabric:   func() Fabric { return Fabric{Err: "libfabric is unavailable: install it"} },
 	}
 }
 

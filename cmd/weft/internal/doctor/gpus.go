@@ -38,7 +38,7 @@ func gpuFindings(m Machine) []Finding {
 	library(libcuda, "the CUDA driver", "no CUDA; not needed by the host engine")
 	library(libnvml, "GPU topology can be read", "no GPU topology")
 	library(libfabric, "fabrics between machines can be opened", "no fabric between machines")
-	out = append(out, nicFinding(m))
+	out = append(out, nicFinding(m), fabricFinding(m))
 	torch, meaning, g := m.Torch, "its libraries are looked at too", Good
 	if torch == "" {
 		torch, meaning, g = "not found", "not needed", Note

@@ -25,6 +25,7 @@ type Machine struct {
 	Limits    Limits            `json:"limits"`
 	GPU       GPU               `json:"gpu"`
 	NICs      []NIC             `json:"nics"`
+	Fabric    Fabric            `json:"fabric"`
 	Libraries map[string]string `json:"libraries"` // soname to path; empty is not found
 	CUDA      CUDA              `json:"cuda"`
 	Compiler  Compiler          `json:"compiler"`
@@ -84,6 +85,8 @@ type Sources struct {
 	CUDA     func() CUDA
 	Compiler func() Compiler
 	Caches   func() []Cache
+	// Fabric opens libfabric, if there is one.
+	Fabric func() Fabric
 	// Own are the environments of Python that the command itself is installed in.
 	Own []string
 	// Python is the interpreter whose site-packages are searched; empty is none.
@@ -96,7 +99,7 @@ func Collect(s Sources) Machine {
 		Weft: s.Weft, Go: s.Go, Arch: s.Arch, SIMD: s.SIMD,
 		OS: osName(s.Root), Kernel: s.Kernel(), Pages: s.Pages(), Limits: s.Limits(),
 		NUMA: topology.Nodes(s.Root), GPU: gpus(s.Root), CUDA: s.CUDA(), Compiler: s.Compiler(), Caches: s.Caches(),
-		NICs: nics(s.Root), Libraries: map[string]string{},
+		NICs: nics(s.Root), Fabric: s.Fabric(), Libraries: map[string]string{},
 	}
 	cgroup := topology.CgroupLimits(s.Root)
 	online, _ := topology.Online(s.Root)

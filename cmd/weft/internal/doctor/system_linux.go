@@ -29,7 +29,7 @@ func System(version string) Sources {
 			return e.String(), err
 		},
 		Allowed: topology.Allowed, Limits: limits, Kernel: release,
-		CUDA: func() CUDA { return describe(cuda.Open()) }, Compiler: compiler, Caches: caches,
+		CUDA: func() CUDA { return describe(cuda.Open()) }, Compiler: compiler, Caches: caches, Fabric: openFabric,
 		Own: pythons.Own(), Python: python(),
 	}
 }
