@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 import pytest
 from conftest import SOURCE
 
 import weft
+from weft.limits import whole
+from weft.port import _places
 
 
 @pytest.fixture
@@ -83,3 +86,18 @@ def test_service(comm):
             m.size_of(0)
     with pytest.raises(weft.ClosedError):
         s.register(None)
+
+
+def test_places():
+    """What is no offset, size or value is refused as it was given."""
+    for given, words in [
+        (-1, "is -1, want a whole number from 0 to 2**63 - 1"),
+        (1 << 63, "is 9223372036854775808, want a whole number from 0 to 2**63 - 1"),
+        (1.5, "is 1.5, want a whole number"),
+        (True, "is True, want a whole number"),
+    ]:
+        with pytest.raises(weft.InvalidError, match=re.escape(words) + "$"):
+            _places(0, given)
+    assert _places(0, (1 << 63) - 1) == (0, (1 << 63) - 1)
+    with pytest.raises(weft.InvalidError, match=r"value is 1\.5, want a whole number$"):
+        whole("value", 1.5, bits=65)

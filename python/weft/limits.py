@@ -17,14 +17,22 @@ _thread = threading.local()
 _MOST = 1e9
 
 
-def whole(name: str, given: Any, error: type[InvalidError] = InvalidError, bits: int = 64) -> int:
-    """An integer that C's type of so many bits has: fractions are refused, and none is taken for another one."""
+def whole(
+    name: str, given: Any, error: type[InvalidError] = InvalidError, bits: int = 64, least: int | None = None
+) -> int:
+    """An integer that C's type of so many bits has, or those from least on that it has: fractions are refused, and none
+    is taken for another one.
+    """
     try:
-        if not isinstance(given, bool) and -(1 << bits - 1) <= operator.index(given) < 1 << bits - 1:
-            return operator.index(given)
+        number = None if isinstance(given, bool) else operator.index(given)
     except TypeError:
-        pass
-    raise error(f"{name} is {given!r}, want a whole number of at most {bits} bits")
+        number = None
+    if number is None:
+        raise error(f"{name} is {given!r}, want a whole number")
+    if not (-(1 << bits - 1) if least is None else least) <= number < 1 << bits - 1:
+        lowest = f"-2**{bits - 1}" if least is None else least
+        raise error(f"{name} is {number}, want a whole number from {lowest} to 2**{bits - 1} - 1")
+    return number
 
 
 def milliseconds(what: str, seconds: float) -> int:

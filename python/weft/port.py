@@ -305,11 +305,9 @@ class Channel(Resource):
         return DeviceHandle(kernel.raw)
 
 
-_MOST = (1 << 63) - 1
 _CARD = 512  # bytes, which do for a few rails
 
 
 def _places(*numbers: int) -> tuple[int, ...]:
-    """Offsets and sizes as C takes them: a negative one as one that no memory has."""
-    given = [whole("an offset or a size", n) for n in numbers]
-    return tuple(n if n >= 0 else _MOST for n in given)
+    """Offsets and sizes as C takes them."""
+    return tuple(whole("an offset or a size", n, least=0) for n in numbers)
