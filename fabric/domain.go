@@ -110,11 +110,36 @@ func Open(ctx context.Context, o Options) (*Domain, error) {
 	if err := o.normalize(); err != nil {
 		return nil, err
 	}
-	endpoint, err := openLibfabric(ctx, o)
+	endpoint, err := patiently(ctx, func() (provider.Endpoint, error) { return openLibfabric(ctx, o) })
 	if err != nil {
 		return nil, err
 	}
 	return open(endpoint, o)
+}
+
+// patiently opens an endpoint until the context ends. A library looks for its cards as long as it likes; what it opens
+// too late is closed.
+func patiently(ctx context.Context, open func() (provider.Endpoint, error)) (provider.Endpoint, error) {
+	type result struct {
+		endpoint provider.Endpoint
+		err      error
+	}
+	opened := make(chan result, 1)
+	go func() {
+		endpoint, err := open()
+		opened <- result{endpoint, err}
+	}()
+	select {
+	case r := <-opened:
+		return r.endpoint, r.err
+	case <-ctx.Done():
+	}
+	go func() {
+		if r := <-opened; r.err == nil {
+			_ = r.endpoint.Close() // nobody asks any more
+		}
+	}()
+	return nil, fmt.Errorf("open libfabric: %w", late(ctx))
 }
 
 // New opens a domain on an endpoint that is not libfabric's: package fabrictest has such. opened makes
