@@ -71,19 +71,26 @@ func TestManyRanksOnHosts(t *testing.T) {
 	if testing.Short() {
 		each = 8
 	}
-	t.Logf("%d ranks joined in %v", hosts*each, manyOnHosts(t, hosts, each))
+	join, busy := manyOnHosts(t, hosts, each)
+	t.Logf("%d ranks joined in %v and %v of processors", hosts*each, join, busy)
 }
 
-func manyOnHosts(t testing.TB, hosts, each int) (join time.Duration) {
+func manyOnHosts(t testing.TB, hosts, each int) (join, busy time.Duration) {
 	names, all := make([]string, hosts), make([]int, hosts)
 	for i := range names {
 		names[i], all[i] = fmt.Sprint("host", i), i
 	}
 	crew := processes.StartWith(t, "legion", hosts, onHosts(names))
 	id := crew.ID()
+	for _, r := range all {
+		busy -= crew.Busy(r)
+	}
 	start := time.Now()
 	crew.Must(all, "join", legionArgs{ID: id, Each: each})
 	join = time.Since(start)
+	for _, r := range all {
+		busy += crew.Busy(r)
+	}
 	crew.Must(all, "agree", legionArgs{})
 	last := hosts - 1
 	crew.Kill(last)
@@ -99,16 +106,18 @@ func manyOnHosts(t testing.TB, hosts, each int) (join time.Duration) {
 	crew.Must(all[:last], "mask", legionArgs{Masked: dead})
 	crew.Must(all[:last], "agree", legionArgs{})
 	crew.Must(all[:last], "close", legionArgs{})
-	return join
+	return join, busy
 }
 
 // BenchmarkJoinOnHosts joins 1,024 ranks of eight processes on as many hosts.
 func BenchmarkJoinOnHosts(b *testing.B) {
-	var join time.Duration
+	var join, busy time.Duration
 	for b.Loop() {
-		join += manyOnHosts(b, 8, 128)
+		j, p := manyOnHosts(b, 8, 128)
+		join, busy = join+j, busy+p
 	}
 	b.ReportMetric(join.Seconds()/float64(b.N), "s/join")
+	b.ReportMetric(busy.Seconds()/float64(b.N), "cpu-s/join")
 }
 
 // startOnHosts starts a process for each of the hosts' names, which join.

@@ -289,6 +289,30 @@ func (c *Crew) Listening(rank int) (doors []netip.AddrPort) {
 	return doors
 }
 
+// Busy is how much time of processors a rank's process has had, in hundredths of a second; 0 if it has no /proc.
+func (c *Crew) Busy(rank int) time.Duration {
+	c.t.Helper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", c.PID(rank)))
+	if err != nil {
+		return 0
+	}
+	_, after, _ := strings.Cut(string(stat), ") ") // the name of a program may have blanks
+	const user, system = 11, 12
+	f := strings.Fields(after)
+	if len(f) <= system {
+		c.t.Fatalf("/proc/%d/stat: %s", c.PID(rank), stat)
+	}
+	var sum time.Duration
+	for _, text := range f[user : system+1] {
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		sum += time.Duration(n) * 10 * time.Millisecond
+	}
+	return sum
+}
+
 // doorOf reads an address as the kernel writes it, words of four bytes each the other way round. That of all
 // interfaces is reached by the loopback one.
 func doorOf(text string) (netip.AddrPort, error) {
