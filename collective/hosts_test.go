@@ -380,6 +380,66 @@ func TestHostBytes(t *testing.T) {
 	}
 }
 
+// TestHostBytesInAll counts the bytes that leave all hosts together, in calls to which hosts give differently.
+func TestHostBytesInAll(t *testing.T) {
+	for _, names := range []string{"ab", "aabb", "aabbcc", "abcd"} {
+		class := fabrictest.TCP()
+		class.Prompt = true
+		network := twin(t, class, 7)
+		j, hosts := newSpan(t, names, network.Open)
+		groups, ranks := j.group(t, Options{}), len(names)
+		count := slices.Max(hosts) + 1
+		const n = 1 << 20 // bytes
+		tensor := func(parts int) weft.Tensor { return weft.TensorAt(make([]byte, parts*n), weft.BFloat16, parts*n/2) }
+		var apart int // pairs of a sender and a receiver on different hosts
+		for _, a := range hosts {
+			for _, b := range hosts {
+				if a != b {
+					apart++
+				}
+			}
+		}
+		each := slices.Repeat([]int{n / 2}, ranks)
+		for name, c := range map[string]struct {
+			do   func(ctx context.Context, r int) error
+			want int
+		}{
+			"all-to-all-v": {func(ctx context.Context, r int) error {
+				return groups[r].AllToAllV(ctx, nil, tensor(ranks), tensor(ranks), Counts{Send: each, Recv: each})
+			}, apart * n},
+			"broadcast": {func(ctx context.Context, r int) error {
+				return groups[r].Broadcast(ctx, nil, tensor(1), 0)
+			}, (count - 1) * n},
+			"broadcast from the last rank": {func(ctx context.Context, r int) error {
+				return groups[r].Broadcast(ctx, nil, tensor(1), ranks-1)
+			}, (count - 1) * n},
+			"reduce": {func(ctx context.Context, r int) error {
+				return groups[r].Reduce(ctx, nil, tensor(1), tensor(1), weft.Sum, 0)
+			}, (count - 1) * n},
+			"messages in a ring": {func(ctx context.Context, r int) error {
+				return groups[r].Do(ctx, nil, Call{Collective: PointToPoint, Transfers: []Transfer{
+					{Tensor: tensor(1), Peer: (r + 1) % ranks}, {Tensor: tensor(1), Peer: (r + ranks - 1) % ranks, Receive: true},
+				}})
+			}, count * n},
+			"barrier": {func(ctx context.Context, r int) error { return groups[r].Barrier(ctx, nil) }, 0},
+		} {
+			before := 0
+			for r := range ranks {
+				before += network.Written(r)
+			}
+			j.must(t, c.do)
+			got := -before
+			for r := range ranks {
+				got += network.Written(r)
+			}
+			const small = 128 // for each pair: values, signals, and notices that they have come
+			if got < c.want || float64(got) > 1.05*float64(c.want)+float64(small*apart) {
+				t.Errorf("%s: %s: the hosts send %d bytes, want %d", names, name, got, c.want)
+			}
+		}
+	}
+}
+
 // TestHostsCut cuts the network between two ranks. All ranks have an error that names one of them at the deadline. When
 // the network is whole again they go on together, and what lands late does no harm.
 func TestHostsCut(t *testing.T) {
