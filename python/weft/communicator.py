@@ -154,10 +154,12 @@ class Communicator(Resource):
         """
         lib, options = library(), _options(engine, gpu, deadline, huge_pages, log)
         with rendezvous.Callback(all_gather, ranks) as call:
+            # Python code would give a structure's address amid the call, where an interrupt becomes an ArgumentError.
+            given = ctypes.byref(options)
             made = cls._made(
                 lib,
                 options,
-                lambda out: lib.comm_create_with_all_gather(call.function, None, rank, ranks, options, out),
+                lambda out: lib.comm_create_with_all_gather(call.function, None, rank, ranks, given, out),
             )
             if call.error is not None:
                 made.abort()

@@ -183,6 +183,10 @@ _OURS = Words(
     ("weft_work_wait", "wait"),
     ("weft_timeout_set", "weft.timeout"),
     ("deadline_ms", "deadline="),
+    (
+        "WEFT_SUM, WEFT_PROD, WEFT_MIN, WEFT_MAX, WEFT_AVG, WEFT_PREMULSUM",
+        "sum, prod, min, max, avg, premulsum",
+    ),
     (r"\bweft_routing is another weft_ep's", "routing is another handle's"),
     (r"\bweft_received is another weft_ep's", "received batch is another handle's"),
     # An operand that a rank could not pass: its own words say more. Other operations are refused by a prepare.
