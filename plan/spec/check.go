@@ -2,6 +2,8 @@ package spec
 
 import (
 	"fmt"
+	"math"
+	"math/big"
 	"slices"
 )
 
@@ -81,6 +83,9 @@ func (c *checker) rank(r int) {
 		if !c.known(b.Rank) || b.Rank == r {
 			c.fault("remote buffer %d is of rank %d, which is no other rank", i, b.Rank)
 		}
+		if b.Buffer > Scratch {
+			c.fault("remote buffer %d is of no kind of buffer: %d", i, uint8(b.Buffer))
+		}
 		for _, t := range b.Access {
 			if t != Memory && t != Port {
 				c.fault("remote buffer %d is reached by %q channels", i, t)
@@ -100,6 +105,9 @@ func (c *checker) rank(r int) {
 func (c *checker) known(rank int) bool { return rank >= 0 && rank < len(c.f.Ranks) }
 
 func (c *checker) switches(r, k int, s Switch) {
+	if s.Buffer > Scratch {
+		c.fault("switch channel %d is of no kind of buffer: %d", k, uint8(s.Buffer))
+	}
 	if !slices.Contains(s.Ranks, r) {
 		c.fault("it is no member of its switch channel %d", k)
 	}
@@ -161,15 +169,20 @@ func (c *checker) op(op *Op) {
 		return
 	}
 	rule := &rules[op.Kind]
+	if op.Via > Switched {
+		c.fault("no type of channel has number %d", uint8(op.Via))
+		return
+	}
+	if op.Reduce > Max {
+		c.fault("no reduction has number %d", uint8(op.Reduce))
+		return
+	}
 	if rule.via&(1<<op.Via) == 0 {
 		c.fault("channels of type %q do not do that", op.Via)
 		return
 	}
 	if rule.reduces != (op.Reduce != NoReduction) {
 		c.fault("a reduction where the operation has none, or none where it has one")
-	}
-	if int(op.Reduce) >= len(reductionNames) {
-		c.fault("no reduction has number %d", op.Reduce)
 	}
 	if op.Group.Size != 0 && (rule.splits&(1<<op.Via) == 0 || op.Group.ID < 0 || op.Group.ID >= op.Group.Size) {
 		c.fault("position %d in a group of %d blocks, which do not do this operation together",
@@ -362,6 +375,10 @@ func (c *checker) place(op *Op, name position, p Place, slot bool) {
 	rank := &c.f.Ranks[c.site.Rank]
 	block := &rank.Blocks[c.site.Block]
 	buffer, owner, owners := p.Buffer, [1]int{c.site.Rank}, []int(nil)
+	if buffer > Scratch {
+		c.fault("%v is in no kind of buffer: %d", name, uint8(buffer))
+		return
+	}
 	switch p.At {
 	case Owned:
 		if p.Rank != c.site.Rank {
@@ -399,13 +416,18 @@ func (c *checker) place(op *Op, name position, p Place, slot bool) {
 		}
 		n := c.f.Ranks[owner].Size(buffer)
 		at, size := p.Index, p.Size
-		if slot && c.f.Protocol != LL {
+		if slot && c.f.Protocol != LL && max(at, size) <= math.MaxInt/2 {
 			at, size = 2*at, 2*size // scratch has no room for flags of its own
 		}
 		if at < 0 || size < 0 || at > n || size > n-at {
-			c.fault("%v ends at chunk %d of the %v of rank %d, which has %d", name, at+size, buffer, owner, n)
+			c.fault("%v ends at chunk %v of the %v of rank %d, which has %d", name, end(at, size), buffer, owner, n)
 		}
 	}
+}
+
+// end is the sum of an index and a size, which an int may not hold.
+func end(at, size int) *big.Int {
+	return new(big.Int).Add(big.NewInt(int64(at)), big.NewInt(int64(size)))
 }
 
 // leads checks that the channel of a remote place goes to the rank whose buffer it is.

@@ -3,6 +3,7 @@ package spec
 import (
 	"bytes"
 	"crypto/sha256"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -172,6 +173,29 @@ func TestRefusals(t *testing.T) {
 			t.Errorf("%s: %v", c.new, err)
 		case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)):
 			t.Errorf("%s: %v\nshould say %s", c.new, err, c.want)
+		}
+	}
+}
+
+// Numbers that no name has are refused, whatever made the file.
+func TestNumbersWithoutNames(t *testing.T) {
+	for want, change := range map[string]func(f *File){
+		"no reduction has number 77":       func(f *File) { f.Ranks[0].Blocks[0].Ops[5].Reduce = 77 },
+		"no type of channel has number 9":  func(f *File) { f.Ranks[0].Blocks[0].Ops[2].Via = 9 },
+		"source 0 is in no kind of buffer": func(f *File) { f.Ranks[0].Blocks[0].Ops[5].Src[0].Buffer = 5 },
+		"remote buffer 0 is of no kind":    func(f *File) { f.Ranks[0].Remotes[0].Buffer = 4 },
+		"switch channel 0 is of no kind":   func(f *File) { f.Ranks[0].Switches[0].Buffer = 4 },
+		"ends at chunk 9223372036854775808": func(f *File) {
+			f.Ranks[0].Blocks[0].Ops[5].Dst[0].Index = math.MaxInt
+		},
+	} {
+		f, err := Decode([]byte(small))
+		if err != nil {
+			t.Fatal(err)
+		}
+		change(f)
+		if err := f.Check(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v\nshould say %s", err, want)
 		}
 	}
 }
