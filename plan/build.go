@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/weftgo/weft/plan/lowering"
@@ -11,19 +10,13 @@ import (
 // Build gives the file, or the first misuse with the file and line where it was written. A plan that it gives may
 // still be wrong; [Verify] says so.
 func (p *Plan) Build() (*File, error) {
-	lines := make(map[spec.Site]string)
+	lines := make(map[spec.Site]line)
 	f := *p.file
 	f.Ranks = nil
 	for _, r := range p.ranks {
 		f.Ranks = append(f.Ranks, r.build(lines))
 	}
-	if p.err != nil {
-		return nil, p.err
-	}
-	if err := f.Check(); err != nil {
-		if fault, ok := errors.AsType[*spec.Error](err); ok && lines[fault.Site] != "" {
-			return nil, fmt.Errorf("plan: %s: %w", lines[fault.Site], err)
-		}
+	if err := p.first(f.Faults(), lines); err != nil {
 		return nil, err
 	}
 	if p.options.Explicit {
@@ -32,7 +25,27 @@ func (p *Plan) Build() (*File, error) {
 	return lowering.Fix(lowering.Fuse(&f)), nil
 }
 
-func (r *Rank) build(lines map[spec.Site]string) spec.Rank {
+// first is of a misuse and of the rules that operations break what was written first.
+func (p *Plan) first(faults []*spec.Error, lines map[spec.Site]line) error {
+	var first *spec.Error
+	for _, fault := range faults {
+		l, known := lines[fault.Site]
+		if known && (p.err == nil || l.number <= p.before) && (first == nil || l.number < lines[first.Site].number) {
+			first = fault
+		}
+	}
+	switch {
+	case first != nil:
+		return fmt.Errorf("plan: %s: %w", lines[first.Site].at, first)
+	case p.err != nil:
+		return p.err
+	case len(faults) > 0:
+		return faults[0]
+	}
+	return nil
+}
+
+func (r *Rank) build(lines map[spec.Site]line) spec.Rank {
 	out := spec.Rank{
 		Input: r.plan.collective.input(r.id), Output: r.plan.collective.out, Scratch: r.scratch,
 		Switches: r.switches, Remotes: r.remotes, Semaphores: r.semaphores,
@@ -51,16 +64,16 @@ func (r *Rank) build(lines map[spec.Site]string) spec.Rank {
 	return out
 }
 
-func (b *program) build(site spec.Site, lines map[spec.Site]string) []spec.Op {
+func (b *program) build(site spec.Site, lines map[spec.Site]line) []spec.Op {
 	ops := make([]spec.Op, 0, len(b.ops))
 	for i, r := range b.ops {
 		site.Op, site.Inner = i, -1
-		lines[site] = r.at
+		lines[site] = r.line
 		if r.Kind == spec.Pipeline {
 			r.Ops = make([]spec.Op, 0, len(r.inner))
 			for k, o := range r.inner {
 				site.Inner = k
-				lines[site] = o.at
+				lines[site] = o.line
 				r.Ops = append(r.Ops, o.Op)
 			}
 		}

@@ -104,7 +104,9 @@ type Plan struct {
 	options    Options
 	file       *spec.File
 	ranks      []*Rank
-	err        error
+	err        error // the first misuse
+	before     int   // how many operations were written before it
+	number     int   // and how many are
 }
 
 // New begins a plan.
@@ -130,6 +132,7 @@ func New(name string, c Collective, o Options) *Plan {
 	if o.Reduction == spec.NoReduction {
 		p.options.Reduction = Sum
 	}
+	p.check()
 	if c.ranks < 1 || c.in < 0 || c.out < 0 {
 		p.misuse("%d ranks with inputs of %d chunks and outputs of %d", c.ranks, c.in, c.out)
 	}
@@ -142,6 +145,22 @@ func New(name string, c Collective, o Options) *Plan {
 		p.ranks = append(p.ranks, &Rank{plan: p, id: i})
 	}
 	return p
+}
+
+// check refuses options that no plan can have.
+func (p *Plan) check() {
+	switch f := p.file; {
+	case f.Protocol != Simple && f.Protocol != LL:
+		p.misuse("protocol %q; want Simple or LL", f.Protocol)
+	case f.Threads < 1:
+		p.misuse("blocks of %d threads; want at least 1", f.Threads)
+	case f.Alignment < 1:
+		p.misuse("an alignment of %d bytes; want at least 1", f.Alignment)
+	case f.MinBytes > f.MaxBytes:
+		p.misuse("messages from %d to %d bytes are none", f.MinBytes, f.MaxBytes)
+	case p.options.Reduction > Max:
+		p.misuse("no reduction has number %d", uint8(p.options.Reduction))
+	}
 }
 
 // here is the file and line outside this package.
@@ -160,6 +179,7 @@ func here() string {
 // misuse keeps the first one.
 func (p *Plan) misuse(format string, args ...any) {
 	if p.err == nil {
+		p.before = p.number
 		p.err = fmt.Errorf("plan: %s: %s", here(), fmt.Sprintf(format, args...))
 	}
 }
@@ -218,8 +238,11 @@ type Chunk struct {
 
 // Chunk is n chunks from the given one on.
 func (b Buffer) Chunk(at, n int) Chunk {
-	if at < 0 || n < 0 || at+n > b.to-b.from {
-		b.rank.plan.misuse("chunks %d to %d of a buffer of %d", at, at+n, b.to-b.from)
+	if b.rank == nil {
+		return Chunk{} // which no operation takes
+	}
+	if at < 0 || n < 0 || at > b.to-b.from-n {
+		b.rank.plan.misuse("%d chunks from chunk %d on, in a buffer of %d", n, at, b.to-b.from)
 		at, n = 0, 0
 	}
 	return Chunk{b.rank, spec.Place{Buffer: b.of, Index: b.from + at, Size: n}}
@@ -306,6 +329,10 @@ func (r *Rank) Barrier(blocks ...*Block) {
 		r.plan.misuse("a barrier of no blocks")
 	}
 	for i, b := range blocks {
+		if b == nil || b.program == nil {
+			r.plan.misuse("block %d of a barrier is nil", i)
+			return
+		}
 		if b.rank != r || slices.ContainsFunc(blocks[:i], func(o *Block) bool { return o.program == b.program }) {
 			r.plan.misuse("block %d of a barrier is another rank's, or there already", i)
 			return
@@ -320,6 +347,10 @@ func (r *Rank) Barrier(blocks ...*Block) {
 // Group calls a function for each block, whose operations on data are then a part of the whole.
 func (r *Rank) Group(blocks []*Block, each func(b *Block)) {
 	for i, b := range blocks {
+		if b == nil || b.program == nil {
+			r.plan.misuse("block %d of a group is nil", i)
+			return
+		}
 		each(b.Part(i, len(blocks)))
 	}
 }
@@ -342,8 +373,20 @@ type program struct {
 // recorded is an operation and where it was written.
 type recorded struct {
 	spec.Op
-	at    string
+	line
 	inner []recorded
+}
+
+// line is where an operation was written, and how many were before it in the plan.
+type line struct {
+	at     string
+	number int
+}
+
+// line is the next operation's.
+func (p *Plan) line() line {
+	p.number++
+	return line{here(), p.number}
 }
 
 // Part is the block as the i-th of n that share operations on data.
@@ -359,7 +402,7 @@ func (b *Block) misuse(format string, args ...any) { b.rank.plan.misuse(format, 
 
 // add records an operation.
 func (b *Block) add(op spec.Op) {
-	r := recorded{Op: op, at: here()}
+	r := recorded{Op: op, line: b.rank.plan.line()}
 	if b.loop != nil {
 		b.loop.inner = append(b.loop.inner, r)
 		return
@@ -377,7 +420,7 @@ func (b *Block) Loop(unit uint64, n int, body func()) {
 		b.misuse("a loop over %d chunks by %d bytes", n, unit)
 		return
 	}
-	b.loop = &recorded{Op: spec.Op{Kind: spec.Pipeline, Unit: unit, Chunks: n}, at: here()}
+	b.loop = &recorded{Op: spec.Op{Kind: spec.Pipeline, Unit: unit, Chunks: n}, line: b.rank.plan.line()}
 	body()
 	b.ops = append(b.ops, *b.loop)
 	b.loop = nil

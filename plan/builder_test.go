@@ -1,6 +1,7 @@
 package plan_test
 
 import (
+	"math"
 	"regexp"
 	"slices"
 	"strings"
@@ -18,10 +19,26 @@ func TestMisuse(t *testing.T) {
 		"rank -1 of 2":                    func(p *plan.Plan) { p.Memory(0, -1) },
 		"a channel from rank 1 to itself": func(p *plan.Plan) { p.Port(1, 1) },
 		"block -1":                        func(p *plan.Plan) { p.Rank(0).Block(-1) },
-		"chunks 1 to 3 of a buffer of 2":  func(p *plan.Plan) { p.Rank(0).Input().Chunk(1, 2) },
-		"chunks 0 to -1 of a buffer of 2": func(p *plan.Plan) { p.Rank(0).Output().Chunk(0, -1) },
-		"-1 chunks of scratch":            func(p *plan.Plan) { p.Rank(0).Scratch(-1) },
-		"a semaphore of value -1":         func(p *plan.Plan) { p.Rank(0).Semaphore(-1) },
+		"2 chunks from chunk 1 on, in a buffer of 2":  func(p *plan.Plan) { p.Rank(0).Input().Chunk(1, 2) },
+		"-1 chunks from chunk 0 on, in a buffer of 2": func(p *plan.Plan) { p.Rank(0).Output().Chunk(0, -1) },
+		"1 chunks from chunk 9223372036854775807 on, in a buffer of 2": func(p *plan.Plan) {
+			p.Rank(0).Output().Chunk(math.MaxInt, 1)
+		},
+		"9223372036854775807 chunks from chunk 1 on, in a buffer of 2": func(p *plan.Plan) {
+			p.Rank(0).Output().Chunk(1, math.MaxInt)
+		},
+		"block 1 of a barrier is nil": func(p *plan.Plan) { p.Rank(0).Barrier(p.Rank(0).Block(0), nil) },
+		"block 0 of a group is nil": func(p *plan.Plan) {
+			p.Rank(0).Group([]*plan.Block{nil}, func(*plan.Block) {})
+		},
+		"a chunk of another plan": func(p *plan.Plan) {
+			p.Memory(0, 1)
+			q := plan.New("other", plan.AllReduce(2, 1), plan.Options{})
+			own := p.Rank(0).Input().Chunk(0, 1)
+			p.Rank(0).Block(0).Reduce(own, own, q.Rank(1).Input().Chunk(0, 1))
+		},
+		"-1 chunks of scratch":    func(p *plan.Plan) { p.Rank(0).Scratch(-1) },
+		"a semaphore of value -1": func(p *plan.Plan) { p.Rank(0).Semaphore(-1) },
 		"rank 0 twice in a switch channel": func(p *plan.Plan) {
 			p.Switch(plan.Input, 0, 0)
 		},
@@ -41,7 +58,9 @@ func TestMisuse(t *testing.T) {
 		"the channel is not rank 0's":   func(p *plan.Plan) { p.Rank(0).Block(0).Wait(p.Memory(1, 0)) },
 		"no semaphore":                  func(p *plan.Plan) { p.Rank(0).Block(0).Acquire() },
 		"the semaphore is not rank 0's": func(p *plan.Plan) { p.Rank(0).Block(0).Release(p.Rank(1).Semaphore(0)) },
-		"a chunk of no buffer":          func(p *plan.Plan) { p.Rank(0).Block(0).Copy(plan.Chunk{}, plan.Chunk{}) },
+		"a chunk of no buffer": func(p *plan.Plan) {
+			p.Rank(0).Block(0).Copy(plan.Buffer{}.Chunk(0, 1), plan.Chunk{})
+		},
 		"2 chunks and 1 chunks in one operation": func(p *plan.Plan) {
 			p.Rank(0).Block(0).Copy(p.Rank(0).Output().Chunk(0, 2), p.Rank(0).Input().Chunk(0, 1))
 		},
@@ -86,6 +105,55 @@ func TestMisuse(t *testing.T) {
 		if err == nil || f != nil || !strings.HasSuffix(err.Error(), ": "+want) ||
 			!regexp.MustCompile(`^plan: builder_test\.go:\d+: `).MatchString(err.Error()) {
 			t.Errorf("%v\nshould say %s", err, want)
+		}
+	}
+}
+
+// Options that no plan can have are a misuse where the plan begins.
+func TestMisuseOfOptions(t *testing.T) {
+	for want, o := range map[string]plan.Options{
+		"blocks of -1 threads; want at least 1":      {Threads: -1},
+		"an alignment of -16 bytes; want at least 1": {Alignment: -16},
+		`protocol "X"; want Simple or LL`:            {Protocol: "X"},
+		"messages from 5 to 4 bytes are none":        {MinBytes: 5, MaxBytes: 4},
+		"no reduction has number 77":                 {Reduction: 77},
+	} {
+		f, err := plan.New("options", plan.AllReduce(2, 1), o).Build()
+		if err == nil || f != nil || !strings.HasSuffix(err.Error(), ": "+want) ||
+			!regexp.MustCompile(`^plan: builder_test\.go:\d+: `).MatchString(err.Error()) {
+			t.Errorf("%v\nshould say %s", err, want)
+		}
+	}
+}
+
+// Build reports what was written first, whether the builder finds it at once or only in the whole plan.
+func TestFirstMisuse(t *testing.T) {
+	for want, early := range map[string]bool{"(flush)": true, "2 chunks and 1 chunks": false} {
+		p := plan.New("first", plan.AllReduce(2, 1), plan.Options{})
+		b, c := p.Rank(0).Block(0), p.Memory(0, 1)
+		if early {
+			b.Flush(c) // only ports are flushed
+		}
+		b.Copy(p.Rank(0).Output().Chunk(0, 2), p.Rank(0).Input().Chunk(0, 1))
+		b.Flush(c)
+		if _, err := p.Build(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v\nshould say %s", err, want)
+		}
+	}
+}
+
+// Operations leave slices of their caller as they are.
+func TestReduceOfPrefix(t *testing.T) {
+	p := plan.New("prefix", plan.AllReduce(2, 2), plan.Options{})
+	var all []plan.Chunk
+	for i := range 4 {
+		all = append(all, p.Rank(0).Input().Chunk(i, 1))
+	}
+	p.Rank(0).Block(0).Reduce(all[0], all[:2]...)
+	p.Rank(0).Block(0).ReducePackets(all[0], all[0], all[:2]...)
+	for i, c := range all {
+		if c.Index != i {
+			t.Errorf("chunk %d of the caller's is now chunk %d", i, c.Index)
 		}
 	}
 }

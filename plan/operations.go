@@ -10,10 +10,13 @@ import (
 func (b *Block) local(all ...Chunk) bool {
 	for _, c := range all {
 		if c.rank != b.rank {
-			if c.rank != nil {
-				b.misuse("a chunk of rank %d where rank %d needs one of its own", c.rank.id, b.rank.id)
-			} else {
+			switch {
+			case c.rank == nil:
 				b.misuse("a chunk of no buffer")
+			case c.rank.plan != b.rank.plan:
+				b.misuse("a chunk of another plan")
+			default:
+				b.misuse("a chunk of rank %d where rank %d needs one of its own", c.rank.id, b.rank.id)
 			}
 			return false
 		}
@@ -48,6 +51,9 @@ func (b *Block) remote(via spec.ChannelType, c *Channel, chunk Chunk) (spec.Plac
 	switch {
 	case chunk.rank == nil || chunk.rank == b.rank:
 		b.misuse("a chunk of rank %d's own where one of another rank belongs", b.rank.id)
+		return spec.Place{}, false
+	case chunk.rank.plan != b.rank.plan:
+		b.misuse("a chunk of another plan")
 		return spec.Place{}, false
 	case c != nil && chunk.rank != c.to:
 		b.misuse("a chunk of rank %d, and the channel leads to rank %d", chunk.rank.id, c.to.id)
@@ -163,7 +169,7 @@ func (b *Block) Reduce(dst Chunk, src ...Chunk) {
 		b.misuse("%d sources to reduce", len(src))
 		return
 	}
-	if !b.local(dst, src[0]) || !b.sizes(append(src, dst)...) {
+	if !b.local(dst, src[0]) || !b.sizes(append([]Chunk{dst}, src...)...) {
 		return
 	}
 	op := spec.Op{
