@@ -61,10 +61,10 @@ func groupsOf(ranks int, near func(a, b int) bool) (groups [][]int) {
 
 // regular says whether groups are of one size, with the links that sums between them take.
 func regular(groups [][]int, linked func(a, b int) bool) bool {
+	if slices.ContainsFunc(groups, func(g []int) bool { return len(g) != len(groups[0]) }) {
+		return false
+	}
 	for _, g := range groups {
-		if len(g) != len(groups[0]) {
-			return false
-		}
 		for i, a := range g {
 			for _, b := range g {
 				if a != b && !linked(a, b) {

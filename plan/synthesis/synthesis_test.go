@@ -288,6 +288,16 @@ func TestTopologies(t *testing.T) {
 	}
 }
 
+// TestUnevenGroups has a plan where faster links would group ranks unevenly.
+func TestUnevenGroups(t *testing.T) {
+	top := &cost.Topology{Ranks: 3, Links: []cost.Link{
+		{From: 0, To: 1, GBps: 7, Us: 0.3}, {From: 1, To: 0, GBps: 13, Us: 2}, {From: 1, To: 2, GBps: 3.3, Us: 5},
+		{From: 2, To: 1, GBps: 11, Us: 1}, {From: 0, To: 2, GBps: 1.7, Us: 9}, {From: 2, To: 0, GBps: 50, Us: 0.1},
+	}}
+	f, _ := synthesize(t, synthesis.Spec{Collective: spec.AllReduce, Topology: top, Bytes: 1 << 10})
+	simulate(t, f)
+}
+
 // TestSame has one plan for one spec.
 func TestSame(t *testing.T) {
 	s := synthesis.Spec{Collective: spec.AllReduce, Topology: cost.Ring(4, 50, 1), Bytes: 1 << 20, Seed: 7, Name: "mine"}
