@@ -59,6 +59,9 @@ func BoundOf(collective string, t *Topology, bytes, root int) (Bound, error) {
 		b.Bandwidth = 0
 		return b, nil
 	}
+	if collective == spec.Broadcast {
+		b.Bandwidth = max(b.Bandwidth, passed(n, t.Ranks, root, float64(bytes)))
+	}
 	sets(t.Ranks, func(inside func(rank int) bool, size int) {
 		if collective == spec.Broadcast && inside(root) {
 			return
@@ -83,6 +86,27 @@ func BoundOf(collective string, t *Topology, bytes, root int) (Bound, error) {
 		}
 	})
 	return b, nil
+}
+
+// passed is how long a broadcast takes whose root sends some bytes to all others itself, and each of the rest once, for
+// others to pass on. The former cost the root's links as often as there are others, and the latter a second latency.
+// With the best share of both all is there at once.
+func passed(n *network, ranks, root int, bytes float64) float64 {
+	room, first, second := 0.0, math.Inf(1), math.Inf(1)
+	for _, l := range n.links {
+		switch {
+		case l.From == root:
+			room += l.GBps * 1e3
+			first = min(first, l.Us)
+		case l.To != root:
+			second = min(second, l.Us)
+		}
+	}
+	if ranks < 3 || room == 0 {
+		return 0 // nobody is there to pass on
+	}
+	others := float64(ranks - 1)
+	return first + min(others*bytes/room, bytes/room+second*(others-1)/others)
 }
 
 func diameter(n *network, ranks int) (us float64) {
