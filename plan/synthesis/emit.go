@@ -37,6 +37,9 @@ type writer struct {
 	used    []int       // chunks of each rank's scratch, or slots
 	scratch []plan.Buffer
 	ends    map[[2]int]*pair // what the ranks of a link have
+	// early says of each send that it ends in an output, and begins before its link knows that the output's rank has
+	// begun. So it goes to scratch, and is copied there.
+	early []bool
 }
 
 // pair is both ends of a channel.
@@ -76,12 +79,16 @@ func (p *pair) heed(b *plan.Block) {
 // farLink says whether a link leads to another host.
 func (w *writer) farLink(l int) bool { return w.far(w.links[l].From, w.links[l].To) }
 
-func newWriter(r *route, p *plan.Plan, packets, apart bool) *writer {
+func newWriter(r *route, p *plan.Plan, packets, apart, early bool) *writer {
 	w := &writer{
 		route: r, plan: p, packets: packets, blocks: make([]int, r.ranks), senders: make([][]*worker, len(r.links)),
 		locals: make([]*worker, r.ranks), slots: make([]int, len(r.sends)), sumSlot: make([]int, len(r.sums)),
 		outSlot: make([]int, len(r.sends)),
-		used:    make([]int, r.ranks), ends: make(map[[2]int]*pair),
+		used:    make([]int, r.ranks), ends: make(map[[2]int]*pair), early: make([]bool, len(r.sends)),
+	}
+	for i := range r.sends {
+		s := &r.sends[i]
+		w.early[i] = early && s.into >= 0 && s.begin < r.back(s.link)
 	}
 	w.share(apart)
 	w.place()
@@ -165,7 +172,7 @@ func (w *writer) share(apart bool) {
 		for _, l := range w.in[rank] {
 			var x *worker
 			for _, s := range byLink[l] {
-				if !w.packets || w.sends[s].into < 0 {
+				if w.sends[s].into < 0 || !w.packets && !w.early[s] {
 					continue
 				}
 				if x == nil {
@@ -193,7 +200,7 @@ func (w *writer) place() {
 	for i := range w.sends {
 		s := &w.sends[i]
 		w.slots[i] = -1
-		if w.packets || s.into < 0 {
+		if w.packets || s.into < 0 || w.early[i] {
 			to := w.links[s.link].To
 			w.slots[i] = w.used[to]
 			w.used[to]++
@@ -239,9 +246,9 @@ func (w *writer) copies() {
 	}
 }
 
-// begun tells who writes to a rank that it has begun: the writer's block for the link waits for that, at its beginning
-// or at its end. Where no link leads back, other ranks pass it on.
-func (w *writer) begun() (wait func(link int)) {
+// begun tells who writes to a rank that it has begun: a block of the writer's for the link waits for that, at its
+// beginning, or behind what goes to scratch, or at its end. Where no link leads back, other ranks pass it on.
+func (w *writer) begun() (wait func(link int, b *plan.Block)) {
 	ends := make(map[int]*pair)
 	type relay struct {
 		hop           int
@@ -282,7 +289,7 @@ func (w *writer) begun() (wait func(link int)) {
 		r.wait.heed(passing[r.rank].block)
 		r.forward.hint(passing[r.rank].block)
 	}
-	return func(l int) { ends[l].heed(w.senders[l][0].block) }
+	return func(l int, b *plan.Block) { ends[l].heed(b) }
 }
 
 // adds is what a sum adds, in its order: what others sent, and its own input.

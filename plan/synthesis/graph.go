@@ -53,6 +53,14 @@ func (g *graph) hops(from, to int) (path []int) {
 	return path
 }
 
+// back is how long a signal takes from the end of a link to its beginning.
+func (g *graph) back(link int) (us float64) {
+	for _, l := range g.hops(g.links[link].To, g.links[link].From) {
+		us += g.links[l].Us
+	}
+	return us
+}
+
 // tree is the link by which each rank is bound to a tree, toward its root; -1 at the root and outside.
 type tree []int
 

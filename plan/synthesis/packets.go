@@ -6,7 +6,7 @@ import "github.com/weftgo/weft/plan"
 // for each send, and two halves, so nobody waits for ranks to begin. A rank that hears nothing from those to whom it
 // writes waits before its end until they have begun.
 func (r *route) packed(p *plan.Plan, hears bool) {
-	w := newWriter(r, p, true, false)
+	w := newWriter(r, p, true, false, false)
 	// What is added up on the way lies behind the slots, each of which takes two chunks.
 	inner := make([]int, w.ranks)
 	place := make([]int, len(w.sends))
@@ -30,7 +30,7 @@ func (r *route) packed(p *plan.Plan, hears bool) {
 			data[l] = w.channel(w.links[l].From, w.links[l].To).from
 		}
 	}
-	var wait func(link int)
+	var wait func(link int, b *plan.Block)
 	if !hears {
 		wait = w.begun()
 	}
@@ -75,7 +75,7 @@ func (r *route) packed(p *plan.Plan, hears bool) {
 	}
 	for l, x := range w.senders {
 		if x != nil && !hears {
-			wait(l)
+			wait(l, x[0].block)
 		}
 	}
 }

@@ -359,11 +359,7 @@ func (r *route) handshake() (us float64) {
 	for i := range r.sends {
 		if l := r.sends[i].link; !seen[l] {
 			seen[l] = true
-			back := 0.0
-			for _, k := range r.hops(r.links[l].To, r.links[l].From) {
-				back += r.links[k].Us
-			}
-			us = max(us, back)
+			us = max(us, r.back(l))
 		}
 	}
 	return us

@@ -30,9 +30,10 @@ func (t *token) take(b *plan.Block) {
 }
 
 // signalled makes a plan that writes data where it belongs, and signals. With a unit its blocks repeat what they do for
-// windows of so many bytes of each chunk.
-func (r *route) signalled(p *plan.Plan, unit uint64) {
-	w := newWriter(r, p, false, unit > 0)
+// windows of so many bytes of each chunk. Early, it sends before ranks are known to have begun, which needs scratch of
+// two halves, and no windows.
+func (r *route) signalled(p *plan.Plan, unit uint64, early bool) {
+	w := newWriter(r, p, false, unit > 0, early)
 	tokens := w.tokens()
 	data := make([]*plan.Channel, len(w.links))
 	for l, x := range w.senders {
@@ -41,9 +42,14 @@ func (r *route) signalled(p *plan.Plan, unit uint64) {
 		}
 	}
 	wait := w.begun()
+	waits := make(map[*worker]int) // for which link a worker is still to wait
 	for l, x := range w.senders {
-		if x != nil {
-			wait(l)
+		switch {
+		case x == nil:
+		case early:
+			waits[x[0]] = l
+		default:
+			wait(l, x[0].block)
 		}
 	}
 	w.copies()
@@ -54,7 +60,13 @@ func (r *route) signalled(p *plan.Plan, unit uint64) {
 		body := func() {
 			for _, a := range x.actions {
 				w.take(tokens, x, a)
+				if l, left := waits[x]; left && a.send >= 0 && w.slots[a.send] < 0 {
+					wait(l, x.block)
+					delete(waits, x)
+				}
 				switch {
+				case a.unpack >= 0:
+					x.block.Copy(w.output(x.rank, w.sends[a.unpack].into), w.arrival(a.unpack))
 				case a.sum >= 0:
 					w.add(x.block, &w.sums[a.sum])
 				case a.send >= 0:
@@ -73,6 +85,9 @@ func (r *route) signalled(p *plan.Plan, unit uint64) {
 			x.block.Loop(unit, 1, body)
 		} else {
 			body()
+		}
+		if l, left := waits[x]; left {
+			wait(l, x.block)
 		}
 	}
 	for l, senders := range w.senders {
@@ -157,6 +172,9 @@ func (w *writer) tokens() *tokens {
 		s := &w.sends[i]
 		if come(i) != sends(i) {
 			need(sends(i), lands(i))
+		}
+		if w.early[i] {
+			need(come(i), unpacks(i))
 		}
 		for _, a := range s.after {
 			need(come(a), sends(i))

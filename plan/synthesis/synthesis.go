@@ -148,7 +148,7 @@ const idle = 3
 // candidates schedules plans of all forms, with chunks of several sizes.
 func (x *search) candidates() error {
 	x.least = math.Inf(1)
-	for _, packets := range []bool{x.Bytes <= 256<<10, x.Bytes > 256<<10} {
+	for _, packets := range []bool{!x.early(), x.early()} {
 		for _, form := range forms(x.Collective, x.RankOrder) {
 			limit, err := x.limit(form, packets)
 			if err != nil {
@@ -181,6 +181,10 @@ func (x *search) candidates() error {
 	return nil
 }
 
+// early says whether data is sent before ranks are known to have begun. Smaller messages are for packets, which need no
+// signals either.
+func (x *search) early() bool { return x.Bytes > 256<<10 }
+
 // limit is what no plan of a form beats.
 func (x *search) limit(f form, packets bool) (float64, error) {
 	collective, bytes := x.Collective, x.Bytes
@@ -194,7 +198,7 @@ func (x *search) limit(f form, packets bool) (float64, error) {
 		bytes *= 2
 	}
 	b, err := cost.BoundOf(collective, x.Topology, bytes, x.Root)
-	if packets || err != nil || len(x.graph.links) == 0 {
+	if packets || x.early() || err != nil || len(x.graph.links) == 0 {
 		return b.Time(), err
 	}
 	first := slices.MinFunc(x.graph.links, func(a, b cost.Link) int { return cmp.Compare(a.Us, b.Us) })
@@ -223,6 +227,10 @@ func (x *search) try(q problem, packets bool, slope float64) float64 {
 			c.windows *= 2
 		}
 		c.whole, c.guess = at(1), at(c.windows)
+		if x.early() {
+			c.whole -= first
+			c.guess = min(c.guess, c.whole)
+		}
 	}
 	x.found = append(x.found, c)
 	x.least = min(x.least, c.whole)
@@ -248,13 +256,14 @@ func (x *search) build(c *candidate, windows int) (*plan.File, error) {
 		c.route.packed(p, x.Collective != spec.Broadcast)
 		return p.Build()
 	}
-	p := plan.New(name, c.shape(), plan.Options{})
+	early := x.early() && windows == 1
+	p := plan.New(name, c.shape(), plan.Options{DoubleScratch: early})
 	chunk := (x.Bytes + c.chunks - 1) / c.chunks
 	unit := uint64(0)
 	if windows > 1 {
 		unit = uint64((chunk/windows + align - 1) / align * align)
 	}
-	c.route.signalled(p, unit)
+	c.route.signalled(p, unit, early)
 	return p.Build()
 }
 

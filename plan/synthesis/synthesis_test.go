@@ -147,6 +147,26 @@ func TestBounds(t *testing.T) {
 	}
 }
 
+// TestBrokenLink has plans of 1 MiB within a tenth of the bound where a link is broken in one direction: they send
+// before ranks are known to have begun.
+func TestBrokenLink(t *testing.T) {
+	for _, n := range []int{4, 8} {
+		top := cost.AllToAll(n, 50, 1)
+		i := slices.IndexFunc(top.Links, func(l cost.Link) bool { return l.From == 0 && l.To == 1 })
+		top.Links[i].GBps = 0
+		for _, c := range synthesis.Collectives {
+			f, r := synthesize(t, synthesis.Spec{Collective: c, Topology: top, Bytes: 1 << 20})
+			if r.Cost.Time > 1.1*r.Bound.Time() {
+				t.Errorf("%s of %d ranks: %.2f us, and the bound is %.2f: %s", c, n, r.Cost.Time, r.Bound.Time(), r.Form)
+			}
+			if !f.DoubleScratch {
+				t.Errorf("%s of %d ranks: scratch has no second half", c, n)
+			}
+			simulate(t, f)
+		}
+	}
+}
+
 // TestShipped has no plan worse than one that was written by hand.
 func TestShipped(t *testing.T) {
 	type shipped struct {
