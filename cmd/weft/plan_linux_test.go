@@ -285,6 +285,7 @@ func TestPlanSynthesise(t *testing.T) {
 		"--collective gather": `plan synthesise: --collective "gather": want one of allgather, allreduce, alltoall, `,
 		"--topology=":         "plan synthesise: --topology: want the name of a file of ranks and links; ",
 		"--bytes 1K,2K":       "plan synthesise: --bytes: want one size; ",
+		"--time 0s":           "plan synthesise: --time: want more than 0; ",
 		"ring":                `plan synthesise: "ring" is no flag`,
 	} {
 		if _, errs := command(t, 2, append(line[:len(line):len(line)], strings.Fields(more)...)...); !strings.Contains(errs,

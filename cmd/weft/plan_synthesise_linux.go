@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -21,7 +22,7 @@ import (
 func newPlanSynthesise() *cobra.Command {
 	var topology, out string
 	bytes := sizes{64 << 20}
-	s := synthesis.Spec{}
+	s := synthesis.Spec{Time: time.Minute}
 	cmd := &cobra.Command{
 		Use:     "synthesise",
 		Aliases: []string{"synthesize"},
@@ -37,6 +38,8 @@ func newPlanSynthesise() *cobra.Command {
 				return usageError{errors.New("--topology: want the name of a file of ranks and links")}
 			case len(bytes) != 1:
 				return usageError{errors.New("--bytes: want one size")}
+			case s.Time <= 0:
+				return usageError{errors.New("--time: want more than 0")}
 			case cmd.Flags().Changed("root") && s.Collective != spec.Broadcast:
 				return usageError{errors.New("--root is of broadcasts")}
 			}
@@ -77,6 +80,7 @@ func newPlanSynthesise() *cobra.Command {
 	f.BoolVar(&s.RankOrder, "ranks-order", false, "add up in the order of ranks, as the library does")
 	f.StringVar(&s.Name, "name", "", "the plan's name (default: made of collective and ranks)")
 	f.Uint64Var(&s.Seed, "seed", 0, "which of equal choices to take; the same seed gives the same plan")
+	f.DurationVar(&s.Time, "time", s.Time, "how long the search may take; then the best plan so far is given")
 	f.StringVar(&out, "out", "", "the `file` to write (default: the standard output)")
 	return cmd
 }
@@ -93,6 +97,9 @@ func synthesised(w io.Writer, name string, r *synthesis.Report, collective strin
 	times := ""
 	if bound := r.Bound.Time(); bound > 0 {
 		times = fmt.Sprintf(", which is %.2f times the least possible", r.Cost.Time/bound)
+	}
+	if r.Cut {
+		order += "; the search ended with its --time"
 	}
 	busiest := cost.Traffic{}
 	for _, l := range r.Cost.Links {

@@ -189,9 +189,9 @@ func (q *problem) route(units []unit) *route {
 	return r
 }
 
-// solve packs trees and schedules their sends, of so many bytes.
-func (q *problem) solve(bytes, slope float64, random *rand.Rand) *route {
-	p := &packing{graph: q.graph, units: q.units(), bytes: bytes, slope: slope, random: random}
+// solve packs trees and schedules their sends, of so many bytes. It looks for better ones until it has enough.
+func (q *problem) solve(bytes, slope float64, random *rand.Rand, enough func() bool) *route {
+	p := &packing{graph: q.graph, units: q.units(), bytes: bytes, slope: slope, random: random, enough: enough}
 	p.pack()
 	r := q.route(p.units)
 	r.took = make([]float64, len(r.links))
@@ -202,6 +202,6 @@ func (q *problem) solve(bytes, slope float64, random *rand.Rand) *route {
 	if len(r.sends) > 1000 {
 		tries = 3
 	}
-	r.best(random, tries)
+	r.best(random, tries, enough)
 	return r
 }

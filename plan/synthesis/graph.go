@@ -138,6 +138,7 @@ type packing struct {
 	bytes  float64 // of a unit
 	slope  float64 // how much time on the way counts, against room on links
 	random *rand.Rand
+	enough func() bool
 	load   []float64 // microseconds of each link
 	times  []float64 // of a unit on each link, with latency
 }
@@ -157,7 +158,7 @@ func (p *packing) pack() {
 	}
 	var best []unit
 	least := math.Inf(1)
-	for round, idle := 0, 0; round < rounds && idle < 4; round++ {
+	for round, idle := 0, 0; round < rounds && idle < 4 && (round == 0 || !p.enough()); round++ {
 		moved := false
 		for _, i := range p.random.Perm(len(p.units)) {
 			moved = p.again(&p.units[i]) || moved

@@ -289,10 +289,14 @@ func (r *route) fullest() (us float64) {
 	return us
 }
 
-// best schedules a few times, with other sends first where several have one length, and keeps the shortest.
-func (r *route) best(random *rand.Rand, tries int) {
+// best schedules a few times, with other sends first where several have one length, and keeps the shortest. It ends
+// early when it has enough.
+func (r *route) best(random *rand.Rand, tries int, enough func() bool) {
 	begins, readies, end := make([]float64, len(r.sends)), make([]float64, len(r.sums)), 0.0
 	for n := range tries {
+		if n > 0 && enough() {
+			break
+		}
 		chance := 0.0
 		if n > 0 {
 			chance = []float64{0.01, 0.1, 0.4}[n%3]

@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"time"
 
 	"github.com/weftgo/weft/plan"
 	"github.com/weftgo/weft/plan/cost"
@@ -26,7 +27,13 @@ type Spec struct {
 	RankOrder bool
 	Name      string // of the plan; "" makes one
 	Seed      uint64
+	// Time is how long the search may take. The default is a minute. What was found by then is given; the verifier's
+	// time comes on top.
+	Time time.Duration
 }
+
+// defaultTime is that of a search.
+const defaultTime = time.Minute
 
 // Report is what is known of a plan.
 type Report struct {
@@ -36,6 +43,7 @@ type Report struct {
 	Verdict *plan.Verdict
 	Form    string // how it works, in words
 	Tried   int    // plans that were scheduled
+	Cut     bool   // the search ended with its time, and more of it may find better
 }
 
 // MaxRanks is for how many ranks plans are made.
@@ -53,6 +61,8 @@ func (s *Spec) check() error {
 		return fmt.Errorf("synthesis: no topology")
 	case s.Bytes < 1:
 		return fmt.Errorf("synthesis: a message of %d bytes; want at least 1", s.Bytes)
+	case s.Time < 0:
+		return fmt.Errorf("synthesis: a search of %v; want more than 0", s.Time)
 	case s.Topology.Ranks > MaxRanks:
 		return fmt.Errorf("synthesis: %d ranks; plans are made for up to %d: leave some out of the topology",
 			s.Topology.Ranks, MaxRanks)
@@ -65,7 +75,8 @@ func (s *Spec) check() error {
 	return s.Topology.Connected()
 }
 
-// Synthesize makes a plan. It is the same whenever the spec is. The context ends it.
+// Synthesize makes a plan. It is the same whenever the spec is, unless the search ended with its time. The context
+// ends it without a plan.
 func Synthesize(ctx context.Context, s Spec) (*plan.File, Report, error) {
 	if err := s.check(); err != nil {
 		return nil, Report{}, err
@@ -74,7 +85,8 @@ func Synthesize(ctx context.Context, s Spec) (*plan.File, Report, error) {
 	if err != nil {
 		return nil, Report{}, err
 	}
-	x := &search{Spec: s, ctx: ctx, graph: newGraph(s.Topology), bound: bound}
+	x := &search{Spec: s, ctx: ctx, graph: newGraph(s.Topology), bound: bound, begun: time.Now()}
+	x.Time = cmp.Or(s.Time, defaultTime)
 	if err := x.candidates(); err != nil {
 		return nil, Report{}, err
 	}
@@ -82,7 +94,7 @@ func Synthesize(ctx context.Context, s Spec) (*plan.File, Report, error) {
 	if err != nil {
 		return nil, Report{}, err
 	}
-	report.Tried = len(x.found)
+	report.Tried, report.Cut = len(x.found), x.cut
 	report.Bound, err = cost.BoundOf(s.Collective, s.Topology, report.Bytes, s.Root)
 	return file, report, err
 }
@@ -95,7 +107,19 @@ type search struct {
 	bound cost.Bound
 	found []candidate
 	least float64 // of those that are no guesses
+	begun time.Time
+	cut   bool // time was over before the search was
 }
+
+// over says whether a share of the search's time is over.
+func (x *search) over(share float64) bool {
+	over := time.Since(x.begun).Seconds() >= share*x.Time.Seconds()
+	x.cut = x.cut || over
+	return over
+}
+
+// scheduling is the share of the time in which plans are scheduled. In the rest the best are made.
+const scheduling = 0.6
 
 // candidate is a plan that was scheduled, but not made.
 type candidate struct {
@@ -164,6 +188,9 @@ func (x *search) candidates() error {
 					if err := x.ctx.Err(); err != nil {
 						return context.Cause(x.ctx)
 					}
+					if len(x.found) > 0 && x.over(scheduling) {
+						return nil
+					}
 					guess := x.try(q, packets, slope)
 					if x.least <= x.bound.Time()*near {
 						return nil
@@ -213,7 +240,7 @@ func (x *search) try(q problem, packets bool, slope float64) float64 {
 		bytes *= 2
 	}
 	random := rand.New(rand.NewPCG(x.Seed, uint64(q.chunks)<<8|uint64(q.form)))
-	c := candidate{problem: q, packets: packets, windows: 1, route: q.solve(bytes, slope, random)}
+	c := candidate{problem: q, packets: packets, windows: 1, route: q.solve(bytes, slope, random, x.enough())}
 	c.whole = c.route.end
 	c.guess = c.whole
 	if !packets {
@@ -227,14 +254,19 @@ func (x *search) try(q problem, packets bool, slope float64) float64 {
 			c.windows *= 2
 		}
 		c.whole, c.guess = at(1), at(c.windows)
-		if x.early() {
-			c.whole -= first
-			c.guess = min(c.guess, c.whole)
-		}
+	}
+	x.least = min(x.least, c.whole)
+	if !packets && x.early() { // the search goes on as if ranks waited, for a guess is no plan
+		c.whole -= c.route.handshake()
+		c.guess = min(c.guess, c.whole)
 	}
 	x.found = append(x.found, c)
-	x.least = min(x.least, c.whole)
 	return c.guess
+}
+
+// enough says whether a plan that is being scheduled is to do with what it has.
+func (x *search) enough() func() bool {
+	return func() bool { return x.ctx.Err() != nil || x.over(scheduling) }
 }
 
 // A chunk is divided into so many windows at most, of so many bytes at least.
@@ -299,6 +331,9 @@ func (x *search) choose() (*plan.File, Report, error) {
 			if err := x.ctx.Err(); err != nil {
 				return nil, Report{}, context.Cause(x.ctx)
 			}
+			if len(all) > 0 && x.over(1) {
+				break
+			}
 			f, err := x.build(c, windows)
 			if err != nil {
 				return nil, Report{}, fmt.Errorf("synthesis: %w", err)
@@ -310,7 +345,9 @@ func (x *search) choose() (*plan.File, Report, error) {
 			if taken.Time > before/near {
 				break // more windows bring nothing
 			}
-			before = taken.Time
+			if windows > 1 || !x.early() { // windows wait for each other to begin, too
+				before = taken.Time
+			}
 		}
 	}
 	var verdict *plan.Verdict
@@ -371,6 +408,8 @@ func (x *search) finalists() (all []*candidate) {
 		}
 		return c.whole
 	})
+	// The best come first, for time may be over before all are made.
+	slices.SortStableFunc(all, func(a, b *candidate) int { return cmp.Compare(a.guess, b.guess) })
 	return all
 }
 

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/weftgo/weft/plan"
 	"github.com/weftgo/weft/plan/cost"
@@ -339,6 +340,7 @@ func TestRefusals(t *testing.T) {
 		{synthesis.Spec{Collective: spec.AllGather, Topology: cost.Ring(4, 1, 1)}, "a message of 0 bytes"},
 		{synthesis.Spec{Collective: spec.AllGather, Topology: cost.Ring(17, 1, 1), Bytes: 1}, "17 ranks; plans are made for"},
 		{synthesis.Spec{Collective: spec.Broadcast, Topology: cost.Ring(4, 1, 1), Bytes: 1, Root: 4}, "root 4; ranks are"},
+		{synthesis.Spec{Collective: spec.AllReduce, Topology: cost.Ring(4, 1, 1), Bytes: 1, Time: -1}, "a search of -1ns"},
 		{synthesis.Spec{Collective: spec.AllReduce, Topology: apart, Bytes: 1}, "no links lead from rank 0 to rank 1"},
 		{synthesis.Spec{Collective: spec.AllReduce, Topology: &cost.Topology{}, Bytes: 1}, "0 ranks"},
 	} {
@@ -357,6 +359,24 @@ func TestCancelled(t *testing.T) {
 	s := synthesis.Spec{Collective: spec.AllReduce, Topology: cost.Ring(16, 50, 1), Bytes: 1 << 20}
 	if _, _, err := synthesis.Synthesize(ctx, s); !errors.Is(err, reason) {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestTime gives what was found when the time is over.
+func TestTime(t *testing.T) {
+	top := &cost.Topology{Ranks: 16} // a ring of one direction
+	for r := range 16 {
+		top.Links = append(top.Links, cost.Link{From: r, To: (r + 1) % 16, GBps: 50, Us: 1})
+	}
+	s := synthesis.Spec{Collective: spec.AllReduce, Topology: top, Bytes: 1 << 20, Time: time.Nanosecond}
+	f, r := synthesize(t, s)
+	if !r.Cut || r.Tried != 1 {
+		t.Errorf("%d plans were scheduled, and the search was cut: %t", r.Tried, r.Cut)
+	}
+	simulate(t, f)
+	s = synthesis.Spec{Collective: spec.AllGather, Topology: cost.AllToAll(4, 50, 1), Bytes: 1 << 20, Time: time.Hour}
+	if _, r := synthesize(t, s); r.Cut {
+		t.Error("a search that ended by itself says that it was cut")
 	}
 }
 
