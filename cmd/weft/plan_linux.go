@@ -199,6 +199,9 @@ func newPlanRun() *cobra.Command {
 					return usageError{fmt.Errorf("--%s is of real ranks: leave out --simulate", name)}
 				}
 			}
+			if h.bytes < 0 {
+				return usageError{fmt.Errorf("--bytes %d: want more than 0", h.bytes)}
+			}
 			if o.Launches < 1 || schedules < 1 {
 				return usageError{errors.New("--launches, --schedules: want at least 1")}
 			}

@@ -149,6 +149,10 @@ func TestPlanRun_host(t *testing.T) {
 		want) {
 		t.Errorf("%q, want %q", out, want)
 	}
+	if _, errs := command(t, 2, "plan", "run", right, "--bytes", "-64"); !strings.Contains(errs,
+		"--bytes -64: want more than 0") {
+		t.Errorf("%q", errs)
+	}
 	if _, errs := command(t, 2, "plan", "run", right, "--bytes", "100"); !strings.Contains(errs, "no multiple of 32") {
 		t.Errorf("%q", errs)
 	}
