@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -61,11 +62,16 @@ func loadPlan(name string) (*plan.File, error) {
 }
 
 func newPlanCheck() *cobra.Command {
-	var strict, asJSON bool
+	var strict, peer, asJSON bool
 	cmd := &cobra.Command{
 		Use:   "check FILE",
 		Short: "Prove that a plan is right, or show by which operations it goes wrong",
-		Args:  onePlan,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if peer && !strict {
+				return usageError{errors.New("--mscclpp is of --strict")}
+			}
+			return onePlan(cmd, args)
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			f, err := decodePlan(args[0])
 			if err != nil {
@@ -77,14 +83,16 @@ func newPlanCheck() *cobra.Command {
 			} else {
 				err = planText(cmd.OutOrStdout(), args[0], f, v)
 			}
-			if err == nil && (v.Errors() > 0 || strict && len(v.Findings) > 0) {
+			counts := func(x plan.Finding) bool { return !x.Warning || strict && (peer || x.Class != plan.Limits) }
+			if err == nil && slices.ContainsFunc(v.Findings, counts) {
 				return exitError{status: 1}
 			}
 			return err
 		},
 	}
 	describe(cmd, "plan_check")
-	cmd.Flags().BoolVar(&strict, "strict", false, "end with status 1 for warnings, too")
+	cmd.Flags().BoolVar(&strict, "strict", false, "end with status 1 for warnings, too, but for those of limits")
+	cmd.Flags().BoolVar(&peer, "mscclpp", false, "with --strict: the plan is for MSCCL++'s executor, so limits count, too")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	return cmd
 }

@@ -88,7 +88,22 @@ func TestPlanCheck(t *testing.T) {
 	if out, _ := command(t, 0, "plan", "check", warned); !strings.HasSuffix(out, ": 0 errors, 1 warning\n") {
 		t.Errorf("%q", out)
 	}
-	command(t, 1, "plan", "check", "--strict", warned)
+	command(t, 0, "plan", "check", "--strict", warned) // of limits of another executor
+	command(t, 1, "plan", "check", "--strict", "--mscclpp", warned)
+	_, errs := command(t, 2, "plan", "check", "--mscclpp", warned)
+	if !strings.Contains(errs, "--mscclpp is of --strict") {
+		t.Errorf("%q", errs)
+	}
+	semaphore := planFile(t, func(f *plan.File) { // sides that two blocks share are a warning of this executor's, too
+		f.Ranks[0].Semaphores = []int{0}
+		for range 2 {
+			f.Ranks[0].Blocks = append(f.Ranks[0].Blocks, spec.Block{Ops: []spec.Op{
+				{Kind: spec.SemRelease, Semaphores: []int{0}}, {Kind: spec.SemAcquire, Semaphores: []int{0}},
+			}})
+		}
+	})
+	command(t, 0, "plan", "check", semaphore)
+	command(t, 1, "plan", "check", "--strict", semaphore)
 	broken := planFile(t, func(f *plan.File) { f.Ranks[0].Blocks[0].Ops[3].Dst[0].Index = 7 })
 	if out, _ := command(t, 1, "plan", "check", broken); !strings.Contains(out,
 		"error: structure: destination 0 ends at chunk 8 of the output of rank 1, which has 2\n"+
