@@ -243,6 +243,35 @@ func TestDocsCommands(t *testing.T) {
 	}
 }
 
+// TestPlanGuide has the commands of the guide to plans read only files that the page has told a reader to write.
+func TestPlanGuide(t *testing.T) {
+	page, err := os.ReadFile("docs/guides/plans.md")
+	if err != nil {
+		t.Skipf("needs the source tree: %v", err)
+	}
+	written := regexp.MustCompile("(?:--out |WriteFile\\(\"|`)([\\w-]+\\.json)")
+	read := regexp.MustCompile(`[\w-]+\.json`)
+	known := make(map[string]bool)
+	commands := 0
+	for i, line := range strings.Split(string(page), "\n") {
+		made := written.FindAllStringSubmatch(line, -1)
+		if strings.HasPrefix(line, "    weft ") {
+			commands++
+			for _, name := range read.FindAllString(line, -1) {
+				if !known[name] && !strings.Contains(line, "--out "+name) {
+					t.Errorf("line %d: %s: nothing before has written %s", i+1, strings.TrimSpace(line), name)
+				}
+			}
+		}
+		for _, m := range made {
+			known[m[1]] = true
+		}
+	}
+	if commands < 10 {
+		t.Errorf("the page has %d commands", commands)
+	}
+}
+
 // TestTroubleshooting looks for every error that callers can branch on, of each language.
 func TestTroubleshooting(t *testing.T) {
 	page, err := os.ReadFile("docs/guides/troubleshooting.md")
