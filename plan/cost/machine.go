@@ -256,7 +256,7 @@ func (x *machine) signal(s *program.Step, at float64) {
 		if end.Type == spec.Port {
 			sent = max(sent, x.ports[c])
 		}
-		arrival := sent + x.latency[end.Rank][end.To]
+		arrival := sent + x.delay(end.Rank, end.To)
 		x.last = max(x.last, arrival)
 		x.arrive(end.Peer, arrival)
 	}
@@ -395,7 +395,7 @@ func (x *machine) move(b int, s *program.Step, at float64) {
 	}
 	for _, r := range s.Src {
 		if r.Rank() != rank && r.To > r.From {
-			x.after(at+x.latency[rank][r.Rank()], func(at float64) { o.read(r, at) })
+			x.after(at+x.delay(rank, r.Rank()), func(at float64) { o.read(r, at) })
 		}
 	}
 }

@@ -198,16 +198,19 @@ func (t *Topology) Without(a, b int) *Topology {
 // network is a topology with the paths between its ranks.
 type network struct {
 	links   []Link
-	from    [][]int     // links that leave a rank
-	latency [][]float64 // of the path between two ranks; infinite without
-	first   [][]int     // the first link of it
+	from    [][]int        // links that leave a rank
+	latency [][]float64    // of the path between two ranks; infinite without
+	first   [][]int        // the first link of it
+	direct  map[[2]int]int // the link from a rank to another
 	known   map[[2]int][]int
 }
 
 func newNetwork(t *Topology) *network {
 	n := &network{links: t.Working(), from: make([][]int, t.Ranks), known: make(map[[2]int][]int)}
+	n.direct = make(map[[2]int]int)
 	for i, l := range n.links {
 		n.from[l.From] = append(n.from[l.From], i)
+		n.direct[[2]int{l.From, l.To}] = i
 	}
 	for range t.Ranks {
 		n.latency = append(n.latency, make([]float64, t.Ranks))
@@ -253,10 +256,24 @@ func (n *network) paths(to int) {
 	}
 }
 
-// path is the links from a rank to another.
+// delay is the latency from a rank to another: of their link if there is one, and else of the path.
+func (n *network) delay(from, to int) float64 {
+	if l, ok := n.direct[[2]int{from, to}]; ok {
+		return n.links[l].Us
+	}
+	return n.latency[from][to]
+}
+
+// path is the links from a rank to another: their own alone, though others may be faster together, for plans say
+// themselves what goes by other ranks.
 func (n *network) path(from, to int) []int {
 	links, ok := n.known[[2]int{from, to}]
 	if ok {
+		return links
+	}
+	if l, ok := n.direct[[2]int{from, to}]; ok {
+		links = []int{l}
+		n.known[[2]int{from, to}] = links
 		return links
 	}
 	for at := from; at != to && n.first[at][to] >= 0; {

@@ -312,11 +312,25 @@ func TestTopologies(t *testing.T) {
 // TestUnevenGroups has a plan where faster links would group ranks unevenly.
 func TestUnevenGroups(t *testing.T) {
 	top := &cost.Topology{Ranks: 3, Links: []cost.Link{
-		{From: 0, To: 1, GBps: 7, Us: 0.3}, {From: 1, To: 0, GBps: 13, Us: 2}, {From: 1, To: 2, GBps: 3.3, Us: 5},
-		{From: 2, To: 1, GBps: 11, Us: 1}, {From: 0, To: 2, GBps: 1.7, Us: 9}, {From: 2, To: 0, GBps: 50, Us: 0.1},
+		{From: 0, To: 1, GBps: 7, Us: 0.3},
+		{From: 1, To: 0, GBps: 13, Us: 2},
+		{From: 1, To: 2, GBps: 3.3, Us: 5},
+		{From: 2, To: 1, GBps: 11, Us: 1},
+		{From: 0, To: 2, GBps: 1.7, Us: 9},
+		{From: 2, To: 0, GBps: 50, Us: 0.1},
 	}}
 	f, _ := synthesize(t, synthesis.Spec{Collective: spec.AllReduce, Topology: top, Bytes: 1 << 10})
 	simulate(t, f)
+	// The link from rank 0 to rank 2 has a larger latency than the way by rank 1, and is needed for its bandwidth.
+	_, r := synthesize(t, synthesis.Spec{Collective: spec.AllGather, Topology: top, Bytes: 64 << 20})
+	for _, l := range r.Cost.Links {
+		if l.From == 0 && l.To == 2 && l.Bytes == 0 {
+			t.Error("the link from rank 0 to rank 2 carries nothing")
+		}
+	}
+	if r.Cost.Time > 1.1*r.Bound.Time() {
+		t.Errorf("%.2f us, and the bound is %.2f: %s", r.Cost.Time, r.Bound.Time(), r.Form)
+	}
 }
 
 // TestSame has one plan for one spec.
