@@ -64,6 +64,8 @@ func (c *Comm) openFabric(ctx context.Context) (*fabric.Domain, error) {
 	if r.domain != nil {
 		return r.domain, nil
 	}
+	ctx, stop := c.bounded(ctx, "alloc window")
+	defer stop()
 	d, err := c.newDomain(ctx, fabric.Options{
 		Rank: c.rank, Size: c.size, Signals: fabricSignals, Timeout: c.control.Waiter.Timeout,
 		Devices: c.device != nil,
@@ -72,6 +74,8 @@ func (c *Comm) openFabric(ctx context.Context) (*fabric.Domain, error) {
 	case errors.Is(err, fabric.ErrUnsupported):
 		return nil, fmt.Errorf("%w: ranks %d and %d are on different hosts, which libfabric connects: %w", ErrUnsupported,
 			c.rank, c.remote, err)
+	case err != nil && ctx.Err() != nil: // a rank has died, or the call has ended
+		return nil, context.Cause(ctx)
 	case err != nil:
 		return nil, err
 	}

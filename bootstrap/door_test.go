@@ -76,8 +76,6 @@ func TestDoor(t *testing.T) {
 	}
 }
 
-// TestDoorRefuses: a door lets in nobody who does not prove the key, comes from another rank than it says, or
-// means another rank.
 // TestMet: the address by which a rank meets others is that of the interface that it uses, and none on loopback.
 func TestMet(t *testing.T) {
 	for _, impl := range implementations[:2] {
@@ -99,6 +97,8 @@ func TestMet(t *testing.T) {
 	}
 }
 
+// TestDoorRefuses: a door lets in nobody who does not prove the key, comes from another rank than it says, or
+// means another rank.
 func TestDoorRefuses(t *testing.T) {
 	ranks := implementations[0].make(t, 2)
 	defer closeAll(ranks)
