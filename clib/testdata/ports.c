@@ -221,6 +221,13 @@ static void *signals(void *number) {
 	return NULL;
 }
 
+static void meet(void) {
+	weft_group group;
+	OK(weft_group_create(comm, NULL, &group));
+	OK(weft_barrier(group, NULL));
+	OK(weft_group_destroy(group));
+}
+
 /* The last rank is killed while the others wait for it. They name it, mask it, and go on. */
 static void death(void) {
 	int last = me.ranks - 1, other = 1 - me.rank;
@@ -277,6 +284,7 @@ int main(int argc, char **argv) {
 		if (me.ranks == 2) {
 			opened(kind);
 			run_threads(2 * THREADS, signals);
+			meet(); /* a rank that has left is waited for in vain */
 		}
 	}
 	if (me.rank == 0) {

@@ -23,7 +23,7 @@ var packages = []string{
 }
 
 // common are words that are also names of Go's.
-var common = map[string]bool{"GPU": true, "GPUs": true, "CUDA": true, "Weft": true, "Open": true}
+var common = map[string]bool{"GPU": true, "GPUs": true, "CUDA": true, "Weft": true, "Open": true, "Refused": true}
 
 // TestInC reads every string of the packages that may be part of an error, and finds no name of Go's in what C
 // says instead.
