@@ -1,6 +1,7 @@
 package ep_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -176,6 +177,75 @@ func TestCopiesOnGPUs(t *testing.T) {
 			})
 		}
 	})
+}
+
+// TestCopiesOfFewRowsOnGPUs copies to tensors with room for fewer rows than have arrived, of which the host does not
+// know: the first rows come, and nothing is written behind them.
+func TestCopiesOfFewRowsOnGPUs(t *testing.T) {
+	const ranks, tokens = 2, 9
+	of := func(t *testing.T, m *gpuMachine, layout ep.Layout) {
+		s := sized(ep.Spec{MaxTokens: tokens, Layout: layout, Reduction: ep.Partial, Counts: ep.DeviceCounts}, ranks)
+		if layout == ep.TokenMajor {
+			s.Weighting = ep.Plain
+		}
+		b := evenly(s, ranks, 1, tokens).Batch()
+		members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+			round, err := b.Round(r.e, r.Comm, r.handle)
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(round.PrepareDispatch(ctx, r.stream), r.rest(ctx)); err != nil {
+				return err
+			}
+			got := round.Received()
+			all := got.Data.Shape[0]
+			row := got.Data.Bytes() / all
+			memory, err := r.e.Alloc(r.Comm, row*all+4*all, false)
+			if err != nil {
+				return err
+			}
+			sources := unsafe.Add(memory.Data, row*all)
+			first := func(rows int, data, tokens unsafe.Pointer) (to ep.Copies) {
+				to.Data, to.SourceTokens = got.Data, weft.Tensor{Data: tokens, DType: weft.Int32, Shape: []int{rows}}
+				to.Data.Data, to.Data.Shape = data, append([]int{rows}, got.Data.Shape[1:]...)
+				return to
+			}
+			read := func(to ep.Copies) ([]byte, error) {
+				blank := bytes.Repeat([]byte{0xa5}, row*all+4*all)
+				out := make([]byte, len(blank))
+				err := errors.Join(r.e.Upload(r.Comm, memory.Data, blank), r.handle.CopyReceived(ctx, r.stream, got, to),
+					r.rest(ctx), r.e.Download(r.Comm, out, memory.Data))
+				return out, err
+			}
+			whole, err := read(first(all, memory.Data, sources))
+			if err != nil {
+				return err
+			}
+			for _, n := range []int{0, 1, 3} {
+				out, err := read(first(n, memory.Data, sources))
+				if err != nil {
+					return fmt.Errorf("%d rows: %w", n, err)
+				}
+				want := bytes.Repeat([]byte{0xa5}, len(whole))
+				copy(want, whole[:n*row])
+				copy(want[row*all:], whole[row*all:][:4*n])
+				if !bytes.Equal(out, want) {
+					return fmt.Errorf("%d rows: what is copied, or what stands behind it, is not as it should be", n)
+				}
+			}
+			return errors.Join(memory.Free(), round.Free())
+		})
+	}
+	for _, layout := range []ep.Layout{ep.TokenMajor, ep.ExpertPacked} {
+		t.Run(layout.String(), func(t *testing.T) {
+			t.Run("within", func(t *testing.T) {
+				eachMachine(t, func(t *testing.T, m *gpuMachine) { of(t, m, layout) })
+			})
+			t.Run("between", func(t *testing.T) {
+				eachHost(t, func(t *testing.T, m *gpuMachine) { of(t, m, layout) })
+			})
+		})
+	}
 }
 
 // TestCopyOperandsOnGPUs refuses what kernels could not store, and says so of rows that a graph

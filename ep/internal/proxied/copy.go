@@ -2,6 +2,7 @@ package proxied
 
 import (
 	"context"
+	"slices"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/ep/internal/pull"
@@ -15,18 +16,19 @@ func (h *handle) Copy(ctx context.Context, s *weft.Stream, a spec.CopyArgs) erro
 	if err != nil {
 		return err
 	}
-	r := a.Batch.Info.(*routing)
+	r, room := a.Batch.Info.(*routing), a.Rows()
 	return h.finish(ctx, s, h.start(stream, op, func() error {
 		b, err := r.here(op)
 		if err != nil {
 			return err
 		}
-		return h.copy(b, &a)
+		return h.copy(b, &a, room)
 	}))
 }
 
-func (h *handle) copy(b *spec.Batch, a *spec.CopyArgs) error {
-	rows, n := h.host.Extents(b), h.Spec.RowSize()
+// copy copies the rows that exist, and that all destinations have room for.
+func (h *handle) copy(b *spec.Batch, a *spec.CopyArgs, room int) error {
+	rows, n := within(h.host.Extents(b), room), h.Spec.RowSize()
 	if to := a.To.Data; !to.IsZero() {
 		for _, e := range rows {
 			at := e.First * n
@@ -41,6 +43,18 @@ func (h *handle) copy(b *spec.Batch, a *spec.CopyArgs) error {
 		}
 	}
 	return h.copyMetadata(b, rows, a)
+}
+
+// within leaves out what is behind the first rows.
+func within(all []pull.Extent, rows int) []pull.Extent {
+	for i := range all {
+		e := &all[i]
+		if e.First >= rows {
+			return all[:i]
+		}
+		e.Rows = min(e.Rows, rows-e.First)
+	}
+	return all
 }
 
 // copyScales copies the scales of rows to the order that the caller wants.
@@ -83,7 +97,15 @@ func (h *handle) copyMetadata(b *spec.Batch, rows []pull.Extent, a *spec.CopyArg
 	}
 	n := 0
 	for _, l := range lists {
-		n += spec.AlignUp(l.to.Bytes())
+		if l.to.IsZero() {
+			continue
+		}
+		*l.host = *l.to
+		if !l.whole && h.Spec.Layout.Packed() { // the host engine's has all rows
+			l.host.Shape = slices.Clone(l.to.Shape)
+			l.host.Shape[0] = b.Info.RowsKnown()
+		}
+		n += spec.AlignUp(l.host.Bytes())
 	}
 	if n == 0 {
 		return nil
@@ -91,8 +113,8 @@ func (h *handle) copyMetadata(b *spec.Batch, rows []pull.Extent, a *spec.CopyArg
 	memory := h.copies.of(n)
 	for _, l := range lists {
 		if !l.to.IsZero() {
-			*l.host = onHost(memory, l.to.DType, l.to.Shape...)
-			memory = memory[spec.AlignUp(l.to.Bytes()):]
+			l.host.Data = pointer(memory)
+			memory = memory[spec.AlignUp(l.host.Bytes()):]
 		}
 	}
 	if err := h.host.Copy(context.Background(), nil, spec.CopyArgs{Batch: b, To: host}); err != nil {
