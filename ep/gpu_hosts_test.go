@@ -379,6 +379,33 @@ func TestGradientsBetweenGPUs(t *testing.T) {
 	})
 }
 
+// TestMaskBetweenHalvesBetweenGPUs masks ranks after a dispatch was sent. Its second half is refused, and the handle has
+// memory for what arrives from then on.
+func TestMaskBetweenHalvesBetweenGPUs(t *testing.T) {
+	t.Cleanup(ep.SetPortTokens(0))
+	eachHost(t, func(t *testing.T, m *gpuMachine) {
+		const ranks = 2
+		s := sized(exactRows, ranks)
+		b := evenly(s, ranks, 1, 5).Batch()
+		members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+			round, err := b.Round(r.e, r.Comm, r.handle)
+			if err != nil {
+				return err
+			}
+			for range 2 {
+				if err := errors.Join(r.exchange(ctx, round), round.SendDispatch(ctx, r.stream), r.Wait(ctx, r.stream),
+					eptest.Meet(r.Comm), r.SetMask(ctx)); err != nil {
+					return err
+				}
+				if err := round.Receive(ctx); !errors.Is(err, weft.ErrAborted) {
+					return fmt.Errorf("the second half after a mask: %w", err)
+				}
+			}
+			return errors.Join(r.exchange(ctx, round), round.Free())
+		})
+	})
+}
+
 // TestBytesBetweenGPUs compares the bytes that each operation sends to other hosts with the formulas of the package's
 // documentation.
 func TestBytesBetweenGPUs(t *testing.T) {

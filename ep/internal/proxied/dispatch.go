@@ -89,6 +89,28 @@ type pending struct {
 	second spec.SecondHalf // of the host engine's; nil: nothing was sent
 }
 
+// underway is a dispatch that the goroutine has sent and not received.
+type underway struct {
+	by         *pending // nil: none is
+	generation uint64
+}
+
+// drop gives back what a dispatch holds that ranks were masked after: its second half may never come.
+func (h *handle) drop() {
+	u := &h.underway
+	if u.by == nil || u.generation == h.Comm.Operations().Generation() {
+		return
+	}
+	if second := u.by.second; second != nil {
+		u.by.second = nil
+		// It fails, for ranks were masked since, and gives back the host engine's memory.
+		if a, err := second.Receive(context.Background()); err == nil {
+			h.host.Put(a.Buffer)
+		}
+	}
+	u.by = nil
+}
+
 // Dispatch implements [spec.RowEngine].
 func (h *handle) Dispatch(ctx context.Context, s *weft.Stream, a spec.MoveArgs) (spec.Arrived, error) {
 	p, err := h.send(ctx, s, &a, true)
@@ -168,6 +190,7 @@ func (h *handle) send(ctx context.Context, s *weft.Stream, a *spec.MoveArgs, all
 func (p *pending) sender(a spec.MoveArgs) func() error {
 	h, r := p.h, p.batch.Info.(*routing)
 	return func() (err error) {
+		h.drop()
 		p.second = nil
 		host := spec.MoveArgs{}
 		switch {
@@ -198,8 +221,13 @@ func (p *pending) sender(a spec.MoveArgs) func() error {
 		if err := h.fetch(moves...); err != nil {
 			return err
 		}
+		generation := h.Comm.Operations().Generation()
 		p.second, err = h.host.SendDispatch(context.Background(), nil, host)
-		if err != nil && p.prepares {
+		if err == nil {
+			h.underway = underway{p, generation}
+			return nil
+		}
+		if p.prepares {
 			return r.prepared(nil, err)
 		}
 		return err
@@ -221,7 +249,7 @@ func (p *pending) deliver() error {
 		return fmt.Errorf("%s: %w: it was not sent", spec.OpDispatch, weft.ErrAborted)
 	}
 	a, err := p.second.Receive(context.Background())
-	p.second = nil
+	p.second, h.underway.by = nil, nil
 	if err != nil {
 		return err
 	}

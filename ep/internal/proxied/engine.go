@@ -30,6 +30,8 @@ type handle struct {
 		op         string // "" once it was received
 		generation uint64
 	}
+	underway underway // of the goroutine
+
 	batches spec.Slab[spec.Batch]
 	epoch   uint64 // of the last batch
 
