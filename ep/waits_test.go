@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
@@ -165,6 +166,42 @@ func TestCountWaitsOnGPUs(t *testing.T) {
 					return lateness(ctx, r.e, r.Comm, r.handle, b, late)
 				})
 			})
+		}
+	})
+}
+
+// TestCountWaitsOfGradientsBetweenGPUs: one of two ranks begins after the other, which counts that, in gradients that
+// port channels do not bring.
+func TestCountWaitsOfGradientsBetweenGPUs(t *testing.T) {
+	eachHost(t, func(t *testing.T, m *gpuMachine) {
+		const ranks = 2
+		s := sized(exactRows, ranks)
+		b := evenly(s, ranks, 1, 5).Batch()
+		var dispatch, combine atomic.Int64 // of all ranks together
+		members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+			round, err := b.Round(r.e, r.Comm, r.handle)
+			if err != nil {
+				return err
+			}
+			w, err := newWaits(r.e, r.Comm)
+			if err != nil {
+				return err
+			}
+			d, c := w.tensors()
+			if err := errors.Join(w.set(0), r.exchange(ctx, round), r.handle.CountWaits(d, c), round.Backward(ctx, r.stream),
+				r.Wait(ctx, r.stream)); err != nil {
+				return err
+			}
+			of, from, err := w.get()
+			for i := range of {
+				dispatch.Add(int64(of[i]))
+				combine.Add(int64(from[i]))
+			}
+			return errors.Join(err, round.CheckGradients(), round.Free(), w.mem.Free())
+		})
+		if !t.Failed() && (dispatch.Load() <= 0 || combine.Load() <= 0) {
+			t.Errorf("ranks have waited for %d ns in dispatches' kind of gradients and %d in combines'", dispatch.Load(),
+				combine.Load())
 		}
 	})
 }

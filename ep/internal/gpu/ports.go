@@ -285,6 +285,7 @@ func (p *ports) gradients(ctx context.Context, op string, s *weft.Stream, b *spe
 			return nil, proxied.Home{}, err
 		}
 	}
+	p.back.CountWaits(cuda.Pointer(h.waits.dispatch), cuda.Pointer(h.waits.combine))
 	r := b.Info.(*gpuRouting)
 	return p.back, proxied.Home{At: r.memory.Pointer().Add(h.routing.home), Tokens: b.Tokens}, nil
 }

@@ -24,6 +24,11 @@ func NewBack(ctx context.Context, of *spec.Base, beside *enginegpu.Room) (*Back,
 	return &Back{x}, nil
 }
 
+// CountWaits says where operations from now on count waits; 0: nowhere.
+func (b *Back) CountWaits(dispatch, combine cuda.Pointer) {
+	b.x.waits.dispatch, b.x.waits.combine = dispatch, combine
+}
+
 // Close gives up what it has, once nothing of it runs.
 func (b *Back) Close() (released bool, err error) { return b.x.close() }
 
