@@ -199,18 +199,19 @@ func (h *handle) Resources() spec.Resources {
 }
 
 func (h *handle) Close() (released bool, err error) {
+	var errs []error
 	if h.ports != nil && h.ports.back != nil {
 		if released, err = h.ports.back.Close(); !released {
 			return false, err
 		}
-		h.ports.back = nil
+		h.ports.back, errs = nil, append(errs, err)
 	}
 	if h.lane != nil {
-		if released, err = h.lane.Close(); !released {
-			return false, err
+		released, err = h.lane.Close()
+		if errs = append(errs, err); !released {
+			return false, errors.Join(errs...)
 		}
 	}
-	errs := []error{err}
 	if h.ports != nil {
 		errs = append(errs, h.ports.close(), h.ports.free())
 	}
