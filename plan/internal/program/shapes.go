@@ -63,7 +63,7 @@ func (x *extent) count(s Shape) int {
 // Pipelined is a size at which the longest pipeline has n windows, or as many as the largest message has.
 func Pipelined(f *spec.File, n int) Shape {
 	x := newExtent([]*spec.File{f})
-	return x.shape(3, min(n, x.possible(f)))
+	return x.shape(3, min(n, x.most(f)))
 }
 
 // Any is any size that a message may have, within reason, as a source of random numbers below others chooses. [Shapes]
@@ -90,8 +90,8 @@ func Any(f *spec.File, random func(below int) int) Shape {
 	return x.shape(c, n)
 }
 
-// MostWindows is how many windows the longest pipeline has in the largest message, or more than [MostAhead].
-func MostWindows(f *spec.File) int { return newExtent([]*spec.File{f}).possible(f) }
+// MostWindows is how many windows the longest pipeline has in the largest message.
+func MostWindows(f *spec.File) int { return newExtent([]*spec.File{f}).most(f) }
 
 // extent is what decides at which sizes plans are looked at.
 type extent struct {
@@ -201,7 +201,10 @@ func (x *extent) windows() []int {
 }
 
 // possible is how many windows the largest message has, or enough.
-func (x *extent) possible(f *spec.File) int {
+func (x *extent) possible(f *spec.File) int { return min(x.most(f), MostAhead+2) }
+
+// most is how many windows the largest message has.
+func (x *extent) most(f *spec.File) int {
 	chunks := 1
 	if len(f.Ranks) > 0 {
 		chunks = max(f.Ranks[0].Input, 1)
@@ -209,7 +212,7 @@ func (x *extent) possible(f *spec.File) int {
 			chunks = max(f.Ranks[0].Output, 1)
 		}
 	}
-	return int(max(1, min(math.Ceil(float64(f.MaxBytes)/float64(chunks)*x.largest), MostAhead+2)))
+	return int(max(1, min(math.Ceil(float64(f.MaxBytes)/float64(chunks)*x.largest), math.MaxInt32)))
 }
 
 // chunks are the sizes of chunks to look at, the likely ones first. Parts of a group of g blocks are like those of g

@@ -339,19 +339,19 @@ func far(f *spec.File, leads program.Leads) []Finding {
 	}
 	steps := 1
 	each(f, func(*spec.Op) { steps++ })
-	n := leads.Sum + leads.Behind + 2
+	n := min(leads.Sum+leads.Behind+2, program.MostWindows(f))
 	possible := max(3, mostUnrolled/steps)
 	p := program.Of(f, program.Pipelined(f, min(n, possible)))
 	o, begin := newOrders(p, mostSteps)
 	clear(o.shared) // of those, all orders are tried at the sizes that are looked at
-	stuck, _ := o.search(begin)
+	stuck, all := o.search(begin)
 	switch {
 	case stuck != nil:
 		return stopped(o, stuck)
-	case n > possible:
+	case n > possible, !all:
 		return []Finding{{Class: Limits, Warning: true, Text: fmt.Sprintf(
-			"pipelines may run ahead of each other by %d windows in all, and deadlocks are decided for %d; "+
-				"begin semaphores at less, or signal less before pipelines", n-2, possible-2)}}
+			"pipelines may run ahead of each other by %d windows in all, more than can be tried, so a deadlock cannot be "+
+				"ruled out; begin semaphores at less, or signal less before pipelines", leads.Sum+leads.Behind)}}
 	}
 	return nil
 }
