@@ -42,6 +42,7 @@ const (
 	Result      = verify.Result      // outputs are not what the collective defines
 	Fusion      = verify.Fusion      // fused operations mean something else
 	Limits      = verify.Limits      // more than another executor can do
+	Undecided   = verify.Undecided   // more than the verifier tries
 )
 
 // Load reads a plan and refuses what breaks a rule, with an [*Error].

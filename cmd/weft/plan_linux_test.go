@@ -104,6 +104,33 @@ func TestPlanCheck(t *testing.T) {
 	})
 	command(t, 0, "plan", "check", semaphore)
 	command(t, 1, "plan", "check", "--strict", semaphore)
+	undecided := planFile(t, func(f *plan.File) { // blocks that may be ahead of each other, by too many windows
+		const blocks = 40
+		f.Ranks[0].Semaphores = append(slices.Repeat([]int{510}, blocks-1), 0)
+		for i := range blocks {
+			take := spec.Op{Kind: spec.SemAcquire, Semaphores: []int{i}}
+			give := spec.Op{Kind: spec.SemRelease, Semaphores: []int{(i + blocks - 1) % blocks}}
+			loop := spec.Op{Kind: spec.Pipeline, Unit: 4096, Chunks: 1}
+			var ops []spec.Op
+			switch i {
+			case 0:
+				loop.Ops = []spec.Op{take}
+				ops = []spec.Op{loop, give}
+			case blocks - 1:
+				loop.Ops = []spec.Op{give}
+				ops = []spec.Op{take, loop}
+			default:
+				loop.Ops = []spec.Op{take, give}
+				ops = []spec.Op{loop}
+			}
+			f.Ranks[0].Blocks = append(f.Ranks[0].Blocks, spec.Block{Ops: ops})
+		}
+	})
+	if out, _ := command(t, 0, "plan", "check", undecided); !strings.Contains(out, "warning: undecided: pipelines may run "+
+		"ahead of each other by 19890 windows in all, more than can be tried") {
+		t.Errorf("%q", out)
+	}
+	command(t, 1, "plan", "check", "--strict", undecided)
 	broken := planFile(t, func(f *plan.File) { f.Ranks[0].Blocks[0].Ops[3].Dst[0].Index = 7 })
 	if out, _ := command(t, 1, "plan", "check", broken); !strings.Contains(out,
 		"error: structure: destination 0 ends at chunk 8 of the output of rank 1, which has 2\n"+

@@ -26,12 +26,14 @@ const (
 	Result
 	Fusion
 	Limits
+	Undecided
 )
 
 var classNames = [...]string{
 	Structure: "structure", SharedSide: "shared side", Deadlock: "deadlock", Balance: "balance",
 	WeakOrder: "weak order", Race: "race", RaceInBlock: "race in a block", Packets: "packets", Lifetime: "lifetime",
 	Result: "wrong result", Fusion: "fusion", Limits: "limits",
+	Undecided: "undecided",
 }
 
 // String is the class in words.

@@ -349,7 +349,7 @@ func far(f *spec.File, leads program.Leads) []Finding {
 	case stuck != nil:
 		return stopped(o, stuck)
 	case n > possible, !all:
-		return []Finding{{Class: Limits, Warning: true, Text: fmt.Sprintf(
+		return []Finding{{Class: Undecided, Warning: true, Text: fmt.Sprintf(
 			"pipelines may run ahead of each other by %d windows in all, more than can be tried, so a deadlock cannot be "+
 				"ruled out; begin semaphores at less, or signal less before pipelines", leads.Sum+leads.Behind)}}
 	}

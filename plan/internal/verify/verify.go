@@ -65,7 +65,7 @@ func planned(f *spec.File, alias bool) *Verdict {
 	shapes, complete := program.Sizes(f)
 	if cells := size(f, shapes); cells > most64 {
 		return &Verdict{Findings: []Finding{{
-			Class: Limits, Text: fmt.Sprintf("it has %d chunks and parts of them, more than can be verified", cells),
+			Class: Undecided, Text: fmt.Sprintf("it has %d chunks and parts of them, more than can be verified", cells),
 		}}}
 	}
 	verdicts := make([]Verdict, len(shapes))
@@ -90,7 +90,7 @@ func planned(f *spec.File, alias bool) *Verdict {
 		all.Findings = append(all.Findings, far(f, leads)...)
 	}
 	if !complete {
-		all.Findings = append(all.Findings, Finding{Class: Limits, Warning: true, Text: fmt.Sprintf(
+		all.Findings = append(all.Findings, Finding{Class: Undecided, Warning: true, Text: fmt.Sprintf(
 			"its groups split chunks in more ways than are looked at, which are %d; use groups of fewer sizes, or of powers "+
 				"of two", len(shapes))})
 	}
@@ -117,7 +117,7 @@ func size(f *spec.File, shapes []program.Shape) (cells int) {
 // ahead is a finding of pipelines that run too far ahead.
 func ahead(f *spec.File, leads program.Leads) Finding {
 	e := newEngine(program.Of(f, program.Pipelined(f, 1)), model{}, false)
-	return Finding{Class: Limits, Text: fmt.Sprintf(
+	return Finding{Class: Undecided, Text: fmt.Sprintf(
 		"%s lets a pipeline run %d windows ahead, and at most %d are looked at; begin it at less, or signal less before",
 		e.counterName(leads.Farthest), leads.Most(), program.MostAhead)}
 }
@@ -150,7 +150,7 @@ func one(f *spec.File, shape program.Shape) (v Verdict) {
 		text = ""
 	case !decided:
 		text = "; it has more orders than can be tried, so deadlocks are not decided"
-		deadlocks = append(deadlocks, Finding{Class: Limits, Text: "blocks compete for channels or semaphores in more " +
+		deadlocks = append(deadlocks, Finding{Class: Undecided, Text: "blocks compete for channels or semaphores in more " +
 			"orders than can be tried, so a deadlock cannot be ruled out; give each block its own"})
 	}
 	e.balance(text)
