@@ -337,8 +337,9 @@ func (o Operations) FabricSignals(ctx context.Context, op string, n int) (first 
 type Renewable interface {
 	// Reaches says whether the object is connected to a rank, and why nothing goes there any more.
 	Reaches(rank int) (connected bool, err error)
-	// Settle posts nothing from now on, and returns when what was posted to ranks that are not lost has landed.
-	Settle(ctx context.Context) error
+	// Settle posts nothing from now on, and returns when what was posted has landed, but for ranks that are lost, and
+	// for those that are left out, which may be silent.
+	Settle(ctx context.Context, out func(rank int) bool) error
 	// Renew ends connections to ranks that are gone, and gives all regions new keys. It returns their cards.
 	Renew(gone func(rank int) bool, epoch uint32) (cards [][]byte, err error)
 	// Take takes note of a card of another rank.

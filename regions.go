@@ -159,7 +159,7 @@ func (c *Comm) settleFar(ctx context.Context, op string, others map[uint64]Renew
 		}
 	}
 	for _, o := range others {
-		if err := o.Settle(ctx); err != nil {
+		if err := o.Settle(ctx, c.Masked); err != nil {
 			return cmp.Or(c.begin(op), fmt.Errorf("%s: %w", op, err))
 		}
 	}

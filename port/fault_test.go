@@ -236,3 +236,25 @@ func TestRevoked(t *testing.T) {
 		}
 	})
 }
+
+// TestSettleSilent: who settles does not wait for a rank that is left out, which may be silent.
+func TestSettleSilent(t *testing.T) {
+	onTwins(t, func(t *testing.T, b backend) {
+		all, ctx := b.ranks(t, 3, 1<<12), t.Context()
+		for _, n := range b.networks {
+			n.Cut(0, 2)
+		}
+		for _, to := range []int{1, 2} {
+			if err := all[0].channel(t, to, 0).PutWithSignal(ctx, 0, 0, 1<<12); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := all[0].Settle(ctx, func(rank int) bool { return rank == 2 }); err != nil {
+			t.Error(err)
+		}
+		all[0].Resume()
+		for _, n := range b.networks {
+			n.Heal(0, 2)
+		}
+	})
+}

@@ -27,15 +27,16 @@ func (x *Proxy) Reaches(rank int) (connected bool, err error) {
 	return true, err
 }
 
-// Settle posts nothing from now on, and returns when what was posted has landed. It waits for no peer that is lost.
-func (x *Proxy) Settle(ctx context.Context) error {
+// Settle posts nothing from now on, and returns when what was posted has landed. It waits for no peer that is lost, and
+// for none that is left out: that one may be silent.
+func (x *Proxy) Settle(ctx context.Context, out func(rank int) bool) error {
 	x.call(func() { x.held = true })
 	x.mu.Lock()
 	peers := slices.Collect(maps.Values(x.peers))
 	x.mu.Unlock()
 	for _, p := range peers {
 		for _, r := range p.rails {
-			if r.Err() != nil {
+			if out(p.rank) || r.Err() != nil {
 				continue
 			}
 			if err := r.Settle(ctx); err != nil && r.Err() == nil {
