@@ -195,8 +195,8 @@ func TestOrders(t *testing.T) {
 		{"signals ahead", ahead(3), plan.Deadlock, "memory channel 0 of rank 0, from rank 1"},
 		{"a chain", chain(5, 3), plan.Deadlock, "blocks wait for each other in a circle"},
 		{"many ahead in a chain", chain(3, 400), plan.Deadlock, "blocks wait for each other in a circle"},
-		{"many ahead in a long chain", chain(70, 500), plan.Undecided, "pipelines may run ahead of each other by 34500 windows " +
-			"in all, more than can be tried, so a deadlock cannot be ruled out"},
+		{"many ahead in a long chain", chain(70, 500), plan.Undecided, "pipelines may run ahead of each other by 34500 " +
+			"windows in all, more than can be tried, so a deadlock cannot be ruled out"},
 		{"philosophers", philosophers(4, true), plan.Deadlock, "in some order of events, blocks wait for each other in a " +
 			"circle: rank 0, block 0, operation 1 (sem_acquire) waits for a release of semaphore 1 of rank 0"},
 		{"philosophers in order", philosophers(4, false), plan.SharedSide, "no order ends in a deadlock"},

@@ -126,8 +126,8 @@ func TestPlanCheck(t *testing.T) {
 			f.Ranks[0].Blocks = append(f.Ranks[0].Blocks, spec.Block{Ops: ops})
 		}
 	})
-	if out, _ := command(t, 0, "plan", "check", undecided); !strings.Contains(out, "warning: undecided: pipelines may run "+
-		"ahead of each other by 19890 windows in all, more than can be tried") {
+	if out, _ := command(t, 0, "plan", "check", undecided); !strings.Contains(out, "warning: undecided: pipelines may "+
+		"run ahead of each other by 19890 windows in all, more than can be tried") {
 		t.Errorf("%q", out)
 	}
 	command(t, 1, "plan", "check", "--strict", undecided)
