@@ -379,8 +379,8 @@ func TestGradientsBetweenGPUs(t *testing.T) {
 	})
 }
 
-// TestMaskBetweenHalvesBetweenGPUs masks ranks after a dispatch was sent. Its second half is refused, and the handle has
-// memory for what arrives from then on.
+// TestMaskBetweenHalvesBetweenGPUs masks ranks after a dispatch was sent. Its second half is refused, and the
+// handle has memory for what arrives from then on.
 func TestMaskBetweenHalvesBetweenGPUs(t *testing.T) {
 	t.Cleanup(ep.SetPortTokens(0))
 	eachHost(t, func(t *testing.T, m *gpuMachine) {

@@ -65,7 +65,7 @@ func (c code) source(arch string) enginegpu.Source {
 			"WEFT_TYPE":            strconv.Itoa(int(c.dtype)),
 			"WEFT_PARAMETER_BYTES": strconv.Itoa(int(unsafe.Sizeof(planArgs{}))),
 		},
-		Kernels: []string{fmt.Sprintf("weft::plan::execute<%t, %t>", c.packets, c.beyond)}, Arch: arch,
+		Kernels: []string{fmt.Sprintf("weft::plan::execute<%t,%t>", c.packets, c.beyond)}, Arch: arch,
 	}}
 }
 
