@@ -1562,7 +1562,8 @@ def calls(torch, monkeypatch):
 
     from weft import compiled
 
-    here, lib = threading.local(), weft._library.library()
+    lib = weft._library.library()
+    here = threading.local()
     originals = {name: getattr(lib, name) for name in vars(lib) if name in COUNTED}
     functions = [] if compiled.NATIVE is None else compiled.NATIVE.FUNCTIONS
     native = {name: getattr(lib, name.removeprefix("weft_")) for name in functions}
