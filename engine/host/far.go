@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/weftgo/weft"
@@ -31,7 +32,7 @@ type far struct {
 	showing [headers]uint64          // rounds with which own bytes are shown
 	shown   [headers][][]mirror.Part // by host: these bytes
 	shipped []uint64                 // by rank: the last item of the kind
-	bytes   uint64                   // shipped
+	bytes   atomic.Uint64            // shipped
 }
 
 // cut is a part of a payload.
@@ -291,19 +292,19 @@ func (r *Rounds) KeeperHere(rank int) int { return r.far.keeper(r.far.here(), ra
 // change when [Rounds.AwaitLeft] has returned, or AwaitShipped.
 func (r *Rounds) Ship(rank, counter int, value uint64, parts []mirror.Part) {
 	for i := range parts {
-		r.far.bytes += uint64(parts[i].Bytes)
+		r.far.bytes.Add(uint64(parts[i].Bytes))
 	}
 	r.far.shipped[rank] = r.far.mirrors.Send(rank, mirror.Item{
 		Counter: r.far.ownAt + counter, Value: value, Parts: parts, Bulk: true,
 	})
 }
 
-// Shipped is how many bytes this rank has shipped.
+// Shipped is how many bytes this rank has shipped. Any goroutine may ask.
 func (r *Rounds) Shipped() uint64 {
 	if r.far == nil {
 		return 0
 	}
-	return r.far.bytes
+	return r.far.bytes.Load()
 }
 
 // AwaitShipped waits until all that was shipped has left this rank's memory.
