@@ -9,6 +9,7 @@ import (
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
 	enginegpu "github.com/weftgo/weft/engine/gpu"
+	"github.com/weftgo/weft/ep/internal/idle"
 	"github.com/weftgo/weft/ep/spec"
 )
 
@@ -47,11 +48,11 @@ type handle struct {
 
 	waits struct{ dispatch, combine uint64 } // where they are counted, or 0
 
-	batches       spec.Slab[spec.Batch]
-	routing       routingLayout
-	mu            sync.Mutex
-	idle, graphed []*gpuRouting // that no caller holds; graphs write the latter
-	all           []*gpuRouting
+	batches spec.Slab[spec.Batch]
+	routing routingLayout
+	mu      sync.Mutex
+	idle    idle.Routings[*gpuRouting]
+	all     []*gpuRouting
 }
 
 // received is where the buffers of received rows are. The dispatcher says so when it lays out its
@@ -136,7 +137,7 @@ func (h *handle) allocate() (err error) {
 		if err != nil {
 			return err
 		}
-		h.idle = append(h.idle, r)
+		h.idle.Put(r, false)
 	}
 	return nil
 }

@@ -69,7 +69,7 @@ func HookSetEpoch(h spec.RowEngine, epoch uint64) error {
 // allocated.
 func HookSoilRoutings(h spec.RowEngine) error {
 	g := h.(*handle)
-	for _, r := range g.idle {
+	for _, r := range g.idle.Plain {
 		if err := g.device.Context().Upload(r.memory.Pointer(),
 			slices.Repeat([]byte{0x5A, 0, 0x5A, 0}, g.routing.total/4)); err != nil {
 			return err
@@ -87,4 +87,4 @@ func HookGrids(h spec.RowEngine) (blocks, threads [3]int) {
 }
 
 // HookGraphedRoutings is how many of the idle Routings are written by graphs.
-func HookGraphedRoutings(h spec.RowEngine) int { return len(h.(*handle).graphed) }
+func HookGraphedRoutings(h spec.RowEngine) int { return len(h.(*handle).idle.Graphed) }

@@ -111,20 +111,10 @@ func (h *handle) newRouting() (*gpuRouting, error) {
 func (h *handle) newBatch(stream *cuda.Stream, tokens int, weighted bool) (*spec.Batch, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	var r *gpuRouting
 	captured := h.lane.Capture() != 0
-	if n := len(h.graphed); n > 0 && captured {
-		r, h.graphed = h.graphed[n-1], h.graphed[:n-1]
-	} else if n := len(h.idle); n > 0 {
-		r, h.idle = h.idle[n-1], h.idle[:n-1]
-	} else if captured {
-		return nil, weft.Unsupportedf("prepare: the memory of a routing cannot be allocated in a " +
-			"capture; release one before, or prepare more before the capture")
-	} else {
-		var err error
-		if r, err = h.newRouting(); err != nil {
-			return nil, err
-		}
+	r, err := h.idle.Take(captured, h.newRouting)
+	if err != nil {
+		return nil, err
 	}
 	r.stream, r.tokens, r.masked = stream, tokens, h.Comm.Operations().MaskPointer()
 	r.replayed, r.counted, r.measured = captured, false, false
@@ -163,11 +153,7 @@ func (r *gpuRouting) rewrite() { r.graphed = r.graphed || r.h.lane.Capture() != 
 func (r *gpuRouting) Free() {
 	r.h.mu.Lock()
 	defer r.h.mu.Unlock()
-	if r.graphed {
-		r.h.graphed = append(r.h.graphed, r)
-	} else {
-		r.h.idle = append(r.h.idle, r)
-	}
+	r.h.idle.Put(r, r.graphed)
 }
 
 func (r *gpuRouting) close() error {

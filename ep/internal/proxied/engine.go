@@ -12,6 +12,7 @@ import (
 	"github.com/weftgo/weft/device"
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 	"github.com/weftgo/weft/engine/gpu/proxy"
+	"github.com/weftgo/weft/ep/internal/idle"
 	"github.com/weftgo/weft/ep/internal/pull"
 	"github.com/weftgo/weft/ep/spec"
 )
@@ -35,9 +36,9 @@ type handle struct {
 	batches spec.Slab[spec.Batch]
 	epoch   uint64 // of the last batch
 
-	mu            sync.Mutex
-	idle, graphed []*routing // that no caller holds; graphs write the latter
-	all           []*routing
+	mu   sync.Mutex
+	idle idle.Routings[*routing]
+	all  []*routing
 }
 
 // New makes the engine of a handle. It is collective.
@@ -65,7 +66,7 @@ func (h *handle) allocate() (err error) {
 		if err != nil {
 			return err
 		}
-		h.idle = append(h.idle, r)
+		h.idle.Put(r, false)
 	}
 	return nil
 }

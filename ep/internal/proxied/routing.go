@@ -117,19 +117,9 @@ func (h *handle) newBatch(stream *cuda.Stream, tokens int, weighted bool) (*spec
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	var r *routing
-	if n := len(h.graphed); n > 0 && captured {
-		r, h.graphed = h.graphed[n-1], h.graphed[:n-1]
-	} else if n := len(h.idle); n > 0 {
-		r, h.idle = h.idle[n-1], h.idle[:n-1]
-	} else if captured {
-		return nil, weft.Unsupportedf("prepare: the memory of a routing cannot be allocated in a " +
-			"capture; release one before, or prepare more before the capture")
-	} else {
-		var err error
-		if r, err = h.newRouting(); err != nil {
-			return nil, err
-		}
+	r, err := h.idle.Take(captured, h.newRouting)
+	if err != nil {
+		return nil, err
 	}
 	r.at(stream)
 	r.tokens, r.replayed, r.known, r.filled, r.weighed = tokens, captured, false, false, false
@@ -161,11 +151,7 @@ func (r *routing) brought(stream *cuda.Stream) {
 func (r *routing) Free() {
 	r.h.mu.Lock()
 	defer r.h.mu.Unlock()
-	if r.graphed {
-		r.h.graphed = append(r.h.graphed, r)
-	} else {
-		r.h.idle = append(r.h.idle, r)
-	}
+	r.h.idle.Put(r, r.graphed)
 }
 
 func (r *routing) close() error {

@@ -1,0 +1,36 @@
+// Package idle keeps what engines on GPUs have in store for the next prepare.
+package idle
+
+import "github.com/weftgo/weft"
+
+// Routings are those that no caller holds. One that a graph writes serves graphs only: a replay may come at any time,
+// and would write it while an operation outside the graph uses it.
+type Routings[R any] struct {
+	Plain, Graphed []R
+}
+
+// Take takes one for a prepare, or a fresh one, which a capture cannot have.
+func (s *Routings[R]) Take(captured bool, fresh func() (R, error)) (r R, err error) {
+	from := &s.Plain
+	if captured && len(s.Graphed) > 0 {
+		from = &s.Graphed
+	}
+	switch n := len(*from); {
+	case n > 0:
+		r, *from = (*from)[n-1], (*from)[:n-1]
+		return r, nil
+	case captured:
+		return r, weft.Unsupportedf("prepare: the memory of a routing cannot be allocated in a " +
+			"capture; release one before, or prepare more before the capture")
+	}
+	return fresh()
+}
+
+// Put gives one back, which a graph writes or not.
+func (s *Routings[R]) Put(r R, graphed bool) {
+	if graphed {
+		s.Graphed = append(s.Graphed, r)
+	} else {
+		s.Plain = append(s.Plain, r)
+	}
+}
