@@ -26,8 +26,9 @@ sh scripts/build.sh weft
 
 skip() { printf 'skipped: %s: %s\n' "$1" "$2" >&2; }
 
-# in_hosts PROGRAM...: a process of it in each of two hosts.
-in_hosts() { timeout 120 "$build/weft" run --no-prefix --hosts-by-namespace 2 -n 2 "$@"; }
+# in_hosts PROGRAM...: a process of it in each of two hosts. They are not pinned: what rank 0 starts for both would
+# share one processor.
+in_hosts() { timeout 120 "$build/weft" run --bind off --no-prefix --hosts-by-namespace 2 -n 2 "$@"; }
 
 peers=
 if sh scripts/fabric-c.sh "$folder" 2>>"$log"; then
