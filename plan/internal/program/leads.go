@@ -19,6 +19,9 @@ type Leads struct {
 	Sum int
 	// Farthest is the counter of the largest lead, or -1.
 	Farthest int
+	// Uneven are bytes of a chunk at which the pipelines of a counter signal another number than they await, a small
+	// one for each counter. Pipelines of different shares of a chunk have the same number of windows up to some size.
+	Uneven []int
 }
 
 // Most is the largest lead.
@@ -95,8 +98,64 @@ func LeadsOf(f *spec.File) Leads {
 		if at, there := slices.BinarySearch(l.Windows, ahead); ahead > 0 && !there {
 			l.Windows = slices.Insert(l.Windows, at, ahead)
 		}
+		if at := uneven(s, w); at > 0 && !slices.Contains(l.Uneven, at) {
+			l.Uneven = append(l.Uneven, at)
+		}
 	}
 	return l
+}
+
+// share is how many windows a byte of a chunk is worth, and what pipelines of that share add to a counter in each.
+type share struct{ chunks, unit, net int }
+
+func (h share) windows(chunk int) int { return (h.chunks*chunk + h.unit - 1) / h.unit }
+
+// uneven is a small size of a chunk at which pipelines signal a counter another number of times than they await it, or 0
+// if there is none that matters. Sums of windows change only where one of them begins.
+func uneven(signals, waits *side) (least int) {
+	var shares []share
+	step := 0
+	add := func(spans []span, sign int) {
+		for _, p := range spans {
+			step = int(divisor(p.op.Unit, uint64(step)))
+			g := int(divisor(uint64(p.op.Chunks), p.op.Unit))
+			h := share{p.op.Chunks / g, int(p.op.Unit) / g, sign * p.rate}
+			at := slices.IndexFunc(shares, func(o share) bool { return o.chunks == h.chunks && o.unit == h.unit })
+			if at < 0 {
+				shares = append(shares, h)
+				continue
+			}
+			shares[at].net += h.net
+		}
+	}
+	add(signals.spans, 1)
+	add(waits.spans, -1)
+	differ := func(chunk int) bool {
+		sum := 0
+		for _, h := range shares {
+			sum += h.net * h.windows(chunk)
+		}
+		return sum != 0
+	}
+	for _, begins := range shares {
+		if begins.net == 0 {
+			continue
+		}
+		for k := range MostAhead + 2 {
+			chunk := begins.unit*k/begins.chunks + 1 // it has more than k windows
+			if least > 0 && chunk >= least {
+				break
+			}
+			if differ(chunk) {
+				least = chunk
+				break
+			}
+		}
+	}
+	if round := (least + step - 1) / max(step, 1) * step; differ(round) {
+		return round // of units that it shares with the pipelines
+	}
+	return least
 }
 
 // block adds a block's signals and waits to those of their counters.

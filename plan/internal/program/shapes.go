@@ -13,7 +13,8 @@ const MostAhead = 510
 // Shapes are the sizes at which plans are looked at. Groups of blocks split chunks evenly, with remainders, and not at
 // all: of all sizes of chunks those are there that bring parts together which meet at no other. Pipelines have one,
 // two and three windows, and as many that the farthest lead is used up, and one more. Windows of one length are alike
-// from there on.
+// from there on. Where pipelines that share a counter have different shares of a chunk, the least size is there at which
+// their numbers of windows differ.
 func Shapes(files ...*spec.File) []Shape {
 	shapes, _ := Sizes(files...)
 	return shapes
@@ -41,6 +42,20 @@ func Sizes(files ...*spec.File) (shapes []Shape, all bool) {
 			shapes = append(shapes, shape)
 		}
 		all = all && !(capped && last > len(chunks)-period)
+	}
+	for _, f := range files {
+		for _, chunk := range LeadsOf(f).Uneven {
+			if windows := math.Ceil(float64(chunk) * x.largest); windows > float64(x.most(f)) {
+				continue // no message is so large
+			} else if windows > MostAhead+2 {
+				all = false
+				continue
+			}
+			g := divisor(uint64(chunk), x.step)
+			shapes = append(shapes, Shape{
+				Chunk: chunk / int(g), Align: 1, Window: func(unit uint64) int { return int(unit / g) },
+			})
+		}
 	}
 	return shapes, all
 }

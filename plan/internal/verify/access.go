@@ -337,6 +337,8 @@ func (e *engine) writeSlot(now int32, r program.Range, data contents, s stamp) {
 	clear(e.asleep[r.Rank()])
 }
 
+const unordered = "nothing orders two operations on the same bytes"
+
 // race reports two accesses that nothing orders.
 func (e *engine) race(now, before int32, who actor, equal bool) {
 	a := &e.accesses[before]
@@ -348,7 +350,7 @@ func (e *engine) race(now, before int32, who actor, equal bool) {
 		e.report(now, before, Finding{Class: RaceInBlock, Warning: equal, Text: text})
 		return
 	}
-	f := Finding{Class: Race, Text: "nothing orders two operations on the same bytes", readFirst: !a.write}
+	f := Finding{Class: Race, Text: unordered, readFirst: !a.write}
 	if e.model.split {
 		if a.write || a.small && e.accesses[now].small {
 			return // the strong run has the first, and of packets threads have the same units

@@ -92,10 +92,14 @@ func (e *engine) absent(q *process, s *program.Step, at *stop) {
 
 // unsignalled finds a block that would signal.
 func (e *engine) unsignalled(s *program.Step, at *stop) {
+	needs := make(map[int]int) // by counter: an operation may name one several times
+	for _, c := range s.Counters {
+		needs[e.p.Awaited(s, c)]++
+	}
 	for _, c := range s.Counters {
 		c = e.p.Awaited(s, c)
 		k := &e.counters[c]
-		if k.initial+k.arrived > k.taken {
+		if k.initial+k.arrived-k.taken >= needs[c] {
 			continue
 		}
 		what := "waits for a release of " + e.counterName(c)

@@ -101,6 +101,26 @@ func (f Finding) key() string {
 	return text
 }
 
+// compete says of races between blocks that take one side of a counter why that does not order them.
+func compete(all []Finding) {
+	for _, shared := range all {
+		if shared.Class != SharedSide {
+			continue
+		}
+		uses := func(e Event) bool {
+			return slices.ContainsFunc(shared.Events, func(u Event) bool {
+				return u.Site.Rank == e.Site.Rank && u.Site.Block == e.Site.Block
+			})
+		}
+		for i := range all {
+			if f := &all[i]; f.Class == Race && f.Text == unordered && len(f.Events) == 2 && uses(f.Events[0]) &&
+				uses(f.Events[1]) {
+				f.Text += "; what their blocks compete for lets either come first"
+			}
+		}
+	}
+}
+
 // most is how many findings of a class are listed.
 const most = 12
 

@@ -91,9 +91,10 @@ func planned(f *spec.File, alias bool) *Verdict {
 	}
 	if !complete {
 		all.Findings = append(all.Findings, Finding{Class: Undecided, Warning: true, Text: fmt.Sprintf(
-			"its groups split chunks in more ways than are looked at, which are %d; use groups of fewer sizes, or of powers "+
-				"of two", len(shapes))})
+			"its groups and pipelines split chunks in more ways than are looked at, which are %d; use groups of fewer sizes, or of "+
+				"powers of two, and pipelines of the same number of windows", len(shapes))})
 	}
+	compete(all.Findings)
 	all.Findings = merge(append(all.Findings, limits(f)...))
 	all.RankOrder = all.RankOrder && all.Errors() == 0
 	return &all
