@@ -190,6 +190,12 @@ PyObject *heads(PyObject *module, PyObject *args);
 /* Adds the types of the buffers' exchanges, and that of their streams. */
 int exchanges_types(PyObject *module);
 int streams_type(PyObject *module);
+
+/* An exchange in the current stream of a Streams. enter: 0; 1 declines; -1 with an exception. leave returns what the
+ * exchange has: NULL with an exception. */
+int streams_enter(PyObject *streams);
+PyObject *streams_leave(PyObject *streams, PyObject *got);
+
 PyObject *type_made(PyObject *module, const char *name, PyType_Spec *spec);
 
 #define MOST_PENDING 32

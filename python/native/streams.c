@@ -12,7 +12,11 @@ typedef struct {
 	uint64_t number;                             /* of that stream */
 	PyObject *end;                               /* the event at the end of the last exchange; None before the first */
 	uint64_t last;                               /* the number of the last exchange's stream */
+	int owes;                                    /* whether end is mark, and still to be recorded */
+	int several;                                 /* whether exchanges have been in several streams */
 } streams;
+
+static PyTypeObject *streams_class;
 
 static void streams_dealloc(PyObject *self) {
 	streams *s = (streams *)self;
@@ -63,32 +67,49 @@ static int streams_begin(streams *s) {
 	return 0;
 }
 
-enum { MOST = 10 }; /* arguments of run, all of which it passes on one by one: they end at the first NULL */
-
-/* run(exchange, arguments...): makes an exchange of this module's in the current stream, and returns its result.
- *
- * It declines where more is to be done than that: where the stream captures, which PyTorch says of the one of the GPU
- * that it is at, or the last exchange was in another stream. */
-static PyObject *streams_run(PyObject *self, PyObject *const *args, Py_ssize_t n) {
-	streams *s = (streams *)self;
-	PyObject *all[MOST + 1] = {NULL};
-	if (n < 1 || n > MOST) {
-		PyErr_SetString(PyExc_TypeError, "want an exchange and its arguments");
-		return NULL;
-	}
-	memcpy(all, args, (size_t)n * sizeof *all);
-	int begun = s->device < 0 ? 0 : streams_begin(s);
-	if (begun) return begun < 0 ? NULL : none();
-	PyObject *got = PyObject_CallFunctionObjArgs(all[0], all[1], all[2], all[3], all[4], all[5], all[6], all[7], all[8],
-												 all[9], NULL);
-	if (s->device < 0) return got;
-	PyObject *type, *value, *trace, *was = s->end; /* of an exchange that failed: it may run all the same */
-	PyErr_Fetch(&type, &value, &trace);
+/* Records the end of the last exchange, behind all that its stream holds by now. 0, or -1 with an exception. */
+static int streams_record(streams *s) {
 	PyObject *recorded = PyObject_CallFunctionObjArgs(s->record, s->mark, s->stream, NULL);
-	if (recorded) {
+	Py_DecRef(recorded);
+	if (recorded) s->owes = 0;
+	return recorded ? 0 : -1;
+}
+
+/* settle(): has the event end be that of the last exchange: another stream is about to wait for it.
+ *
+ * Events cost as much as all else that a call adds to C's, and nobody waits for them as long as exchanges are in one
+ * stream. So those in stream 0, which nobody can destroy, record none until now, and each does from now on. The first
+ * wait is for more than the exchange: for what came after it in its stream, too. */
+static PyObject *streams_settle(PyObject *self, PyObject *nothing) {
+	streams *s = (streams *)self;
+	(void)nothing;
+	s->several = 1;
+	return s->owes && s->end == s->mark && streams_record(s) ? NULL : none();
+}
+
+/* Begins an exchange in the current stream. 0; 1 declines: where more is to be done than that, as where the stream
+ * captures, which PyTorch says of the one of the GPU that it is at, or where the last exchange was in another stream; -1
+ * with an exception. */
+int streams_enter(PyObject *of) {
+	streams *s = (streams *)of;
+	if (Py_TYPE(of) != streams_class) return 1;
+	return s->device < 0 ? 0 : streams_begin(s);
+}
+
+/* Ends it, and returns what it has. */
+PyObject *streams_leave(PyObject *of, PyObject *got) {
+	streams *s = (streams *)of;
+	if (s->device < 0) return got;
+	if (s->end != s->mark) {
+		PyObject *was = s->end;
 		Py_IncRef(s->end = s->mark);
-		Py_DecRef(was), Py_DecRef(recorded);
-		s->last = s->number;
+		Py_DecRef(was);
+	}
+	s->last = s->number, s->owes = 1;
+	if (!s->number && !s->several) return got;
+	PyObject *type, *value, *trace; /* of an exchange that failed: it may run all the same */
+	PyErr_Fetch(&type, &value, &trace);
+	if (!streams_record(s)) {
 		if (type) PyErr_Restore(type, value, trace);
 		return got;
 	}
@@ -96,9 +117,26 @@ static PyObject *streams_run(PyObject *self, PyObject *const *args, Py_ssize_t n
 	return NULL;
 }
 
+enum { MOST = 10 }; /* arguments of run, all of which it passes on one by one: they end at the first NULL */
+
+/* run(exchange, arguments...): makes an exchange of this module's in the current stream, and returns its result. */
+static PyObject *streams_run(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+	PyObject *all[MOST + 1] = {NULL};
+	if (n < 1 || n > MOST) {
+		PyErr_SetString(PyExc_TypeError, "want an exchange and its arguments");
+		return NULL;
+	}
+	memcpy(all, args, (size_t)n * sizeof *all);
+	int begun = streams_enter(self);
+	if (begun) return begun < 0 ? NULL : none();
+	return streams_leave(self, PyObject_CallFunctionObjArgs(all[0], all[1], all[2], all[3], all[4], all[5], all[6],
+															 all[7], all[8], all[9], NULL));
+}
+
 int streams_type(PyObject *module) {
 	static PyMethodDef methods[] = {
 		{"run", (PyCFunction)(void (*)(void))streams_run, METH_FASTCALL, NULL},
+		{"settle", streams_settle, METH_NOARGS, NULL},
 		{0},
 	};
 	static PyMemberDef members[] = {
@@ -109,5 +147,5 @@ int streams_type(PyObject *module) {
 	static PyType_Slot slots[] = {{Py_tp_new, streams_new}, {Py_tp_dealloc, streams_dealloc}, {Py_tp_methods, methods},
 								  {Py_tp_members, members}, {0}};
 	static PyType_Spec spec = {"weft._native.Streams", sizeof(streams), 0, Py_TPFLAGS_DEFAULT, slots};
-	return type_made(module, "Streams", &spec) ? 0 : -1;
+	return (streams_class = (PyTypeObject *)type_made(module, "Streams", &spec)) ? 0 : -1;
 }

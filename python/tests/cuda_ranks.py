@@ -1029,6 +1029,38 @@ def deep_ep_low_latency():
     b.destroy()
 
 
+def deep_ep_streams():
+    """Exchanges of one buffer in one stream after another, of which none waits for the host: each comes after the last,
+    whose memory it takes again. The first stream is PyTorch's default."""
+    b, experts = buffer(low_latency_mode=True), 4 * RANKS
+    x, ids, weights = batch(7, tokens=16, topk=4, experts=experts, hidden=512, dtype=torch.bfloat16)
+    x, ids, weights = x.to(DEVICE), ids.to(DEVICE), weights.to(DEVICE)
+    xs = [x * i for i in range(1, 24)]
+    of_weights = (weights * (ids >= 0)).sum(1, keepdim=True)
+    streams = [torch.cuda.default_stream(DEVICE), *(torch.cuda.Stream(DEVICE) for _ in range(2))]
+    found = []
+    torch.cuda.synchronize(DEVICE)
+    for i, y in enumerate(xs):
+        with torch.cuda.stream(streams[0 if i < 8 else i * i % 3 if i % 7 else 2]):
+            out, _ = low_latency(b, y, ids, weights, 16, experts, False)
+            per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, experts)
+            rows, got_ids, _, counts, made, event = b.dispatch(
+                y, None, per_rank, None, in_rank, per_expert, ids, weights, async_finish=i % 5 == 4
+            )
+            if i % 5 == 4:
+                event.current_stream_wait()
+            home, *_ = b.combine(rows, made)
+            found.append((out, home, counts, got_ids, in_rank))
+            del rows, made
+    torch.cuda.synchronize(DEVICE)
+    for y, (out, home, counts, got_ids, in_rank) in zip(xs, found, strict=True):
+        torch.testing.assert_close(out.float(), y.float() * of_weights, rtol=0.01, atol=0.1)
+        assert torch.equal(home, y * in_rank.sum(1, keepdim=True))
+        assert sum(counts) == int((got_ids >= 0).sum())
+        assert got_ids.equal(found[0][3])
+    b.destroy()
+
+
 def profiled(call, names, period=1, calls=10):
     """What DeepEP's benchmarks want of a profile of calls: a row of the table with each name, and so
     many kernels a call in a namespace."""
@@ -1536,7 +1568,7 @@ CHECKS = (
     captures, captures_refuse, late_errors,
     deep_ep_normal, deep_ep_helpers, deep_ep_intranode,
     deep_ep_intranode_captured,
-    deep_ep_low_latency, deep_ep_kernel_names, deep_ep_masks, deep_ep_captured,
+    deep_ep_low_latency, deep_ep_streams, deep_ep_kernel_names, deep_ep_masks, deep_ep_captured,
     deep_ep_hybrid,
     deep_ep_elastic, deep_ep_elastic_captured, cost, cost_of_collectives, graph_cost, compiled_by_inductor,
 )  # fmt: skip

@@ -353,7 +353,8 @@ def test_declarations():
 
 
 def test_exchanges_in_the_current_stream():
-    """They record their end, also when they fail, and decline where the last exchange was in another stream."""
+    """They record their end once another stream is to wait for it, also when they fail, and decline where the last
+    exchange was in another stream."""
     recorded = []
 
     def refused():
@@ -365,17 +366,49 @@ def test_exchanges_in_the_current_stream():
             0, refused, refused, lambda device: f"stream of {device}", lambda *what: recorded.append(what), "mark"
         )
         assert (streams.end, streams.last) == (None, 0)
-        assert streams.run(divmod, 7, 2) == (3, 1)
-        assert recorded == [("mark", "stream of 0")]
-        assert (streams.end, streams.last) == ("mark", 0)
+        for _ in range(3):
+            assert streams.run(divmod, 7, 2) == (3, 1)
         with pytest.raises(ZeroDivisionError):
             streams.run(divmod, 7, 0)
-        assert len(recorded) == 2
+        assert (streams.end, streams.last, recorded) == ("mark", 0, [])
+        for _ in range(2):  # of one end once
+            streams.settle()
+            assert recorded == [("mark", "stream of 0")]
+        assert streams.run(divmod, 7, 2) == (3, 1)
+        with pytest.raises(ZeroDivisionError):
+            streams.run(divmod, 7, 0)
+        assert len(recorded) == 3
         streams.end, streams.last = "another", 5
         assert streams.run(divmod, 7, 2) is None
+        streams.settle()  # it is recorded
         streams.end = None
+        assert len(recorded) == 3
         assert streams.run(divmod, 9, 2) == (4, 1)
-        assert (len(recorded), streams.end) == (3, "mark")
+        assert (len(recorded), streams.end) == (4, "mark")
     finally:
         compiled.NATIVE.emulate(False)
     assert compiled.NATIVE.Streams(-1, None, None, None, None, None).run(divmod, 7, 2) == (3, 1)
+
+
+def test_an_end_that_cannot_be_recorded():
+    """It is owed until it is, and whoever would wait for it hears why it is not."""
+
+    def record(*_):
+        if broken:
+            raise RuntimeError("no event")
+
+    broken = [True]
+    compiled.NATIVE.emulate(True)
+    try:
+        streams = compiled.NATIVE.Streams(0, None, None, str, record, "mark")
+        assert streams.run(divmod, 7, 2) == (3, 1)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="no event"):
+                streams.settle()
+        with pytest.raises(RuntimeError, match="no event"):
+            streams.run(divmod, 7, 2)
+        broken.clear()
+        streams.settle()
+        assert streams.run(divmod, 9, 2) == (4, 1)
+    finally:
+        compiled.NATIVE.emulate(False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -117,6 +117,19 @@ class Current:
         return stream, number
 
 
+class _Ends:
+    """The number of the last exchange's stream (last) and its end, as the compiled part's Streams has them."""
+
+    __slots__ = "end", "last"
+
+    def __init__(self) -> None:
+        self.end: Any = None
+        self.last: int | None = None
+
+    def settle(self) -> None:
+        """Has the end be recorded, as it always is."""
+
+
 class CommStream:
     """Where the exchanges of a buffer are enqueued: on a GPU in a stream of their own, beside which
     others compute, or in the current one.
@@ -133,10 +146,12 @@ class CommStream:
         self._shown: list[Any] = []
         self._some_gone = False
         self._drained = compiled.drained()
-        # The number of the last exchange's stream (last) and its end, and the events that say so again
-        # and again: in the stream of exchanges, and in a current one.
-        self._ends: Any = SimpleNamespace(last=None, end=None)
+        # The last exchange's stream and end, and the events that say so again and again: in the stream of
+        # exchanges, and in a current one.
+        self._ends: Any = _Ends()
         self._marks: tuple[Any, Any] | None = None
+        self.in_order: Any = None
+        """The compiled part's order of exchanges, if it is in use."""
         self.run_quick: Callable[..., Any]
         """Makes an exchange of the compiled part's, on a GPU in the current stream, and returns its result.
 
@@ -152,7 +167,7 @@ class CommStream:
                 _record,
                 torch.cuda.Event() if device >= 0 else None,
             )
-            self.run_quick = self._ends.run
+            self.run_quick, self.in_order = self._ends.run, self._ends
         self._captured: Any = None  # the stream of the last exchange that was captured
 
     def stream(self) -> Any:
@@ -257,8 +272,10 @@ class CommStream:
 
     def _follow(self, stream: Any, number: int) -> None:
         """Has a stream wait for the last exchange, if it was in another."""
-        if self._ends.end is not None and self._ends.last != number:
-            stream.wait_event(self._ends.end)
+        ends = self._ends
+        if ends.end is not None and ends.last != number:
+            ends.settle()
+            stream.wait_event(ends.end)
 
     def _mark(self, which: int) -> Any:
         if self._marks is None:
