@@ -125,6 +125,7 @@ void PyObject_GC_UnTrack(void *);
 void PyObject_GC_Del(void *);
 void PyObject_Free(void *);
 
+PyObject *PyObject_CallObject(PyObject *, PyObject *);
 PyObject *PyObject_CallFunctionObjArgs(PyObject *, ...);
 PyObject *PyObject_CallMethod(PyObject *, const char *, const char *, ...);
 PyObject *PyObject_CallNoArgs(PyObject *);

@@ -455,6 +455,38 @@ static PyObject *normal_dispatch(PyObject *self, PyObject *const *args, Py_ssize
 
 enum { SAME = 5, HEAD = 1 + SAME };
 
+/* Counting where tokens go. */
+
+typedef struct {
+	PyObject ob_base;
+	uint64_t counter; /* on a GPU */
+	int device;
+	int64_t experts, ranks;
+	maker of_ranks, of_experts, of_tokens;
+	/* On a GPU counts of ranks and of experts follow each other in memory, behind what a dispatch says before them, so
+	 * that it says all of it from there. */
+	maker said;
+	PyObject *say;      /* say(memory, pieces, tokens) writes it into each piece: its numbers, or None if there are none */
+	int32_t head[HEAD]; /* those that stand before each piece of this memory, if first is one */
+	const char *first;
+	int64_t apart, pieces;
+} layout;
+
+static PyTypeObject *layout_type;
+
+/* Where on a GPU a dispatch's numbers already stand as it says them, or NULL. */
+static int32_t *said_by(PyObject *counted, const weft_tensor *ranks, const weft_tensor *experts, const int32_t *head) {
+	layout *l = (layout *)counted;
+	if (Py_TYPE(counted) != layout_type || !l->first || ranks->shape[0] != l->ranks || experts->shape[0] != l->experts)
+		return NULL;
+	char *at = (char *)ranks->data - sizeof l->head;
+	int64_t behind = at - l->first;
+	if (behind < 0 || behind % l->apart || behind / l->apart >= l->pieces ||
+		(char *)experts->data != (char *)ranks->data + sizeof *head * (size_t)l->ranks)
+		return NULL;
+	return memcmp(l->head, head, sizeof l->head) ? NULL : (int32_t *)at;
+}
+
 /* meet(group, number, own, everyone, ranks, rank, type, put, wait): where ranks say what they dispatch. On a GPU
  * put(tokens, channels, tokens of ranks, selections of experts) writes what this one says, and wait() waits for what
  * all say, in memory of the host's; on the host they are None. */
@@ -505,10 +537,12 @@ static PyObject *demands(const normal *m, int64_t width) {
  * and a copy of the selections. 0, or -1 with an exception. */
 static int meet_on_gpu(normal *m, PyObject *const *args, int64_t tokens, const weft_tensor *own,
 					   const weft_tensor *everyone, weft_stream stream, PyObject **content) {
-	PyObject *number = PyLong_FromLongLong(tokens),
-			 *put = number ? PyObject_CallFunctionObjArgs(m->put, number, args[1], args[4], args[5], NULL) : NULL;
-	Py_DecRef(number), Py_DecRef(put);
-	if (!put) return -1;
+	if (own->data == m->own) {
+		PyObject *number = PyLong_FromLongLong(tokens),
+				 *put = number ? PyObject_CallFunctionObjArgs(m->put, number, args[1], args[4], args[5], NULL) : NULL;
+		Py_DecRef(number), Py_DecRef(put);
+		if (!put) return -1;
+	}
 	pending taken[MOST_PENDING];
 	Py_ssize_t left = take_pending(m->of, taken, MOST_PENDING);
 	PyThreadState *thread = PyEval_SaveThread();
@@ -525,15 +559,15 @@ static int meet_on_gpu(normal *m, PyObject *const *args, int64_t tokens, const w
 	return -1;
 }
 
-/* exchange(handle, channels, x, in_rank, rank_tokens, expert_tokens, topk, weights): a dispatch with the meeting before
- * it, after which it cannot decline. Returns what ranks have said; what dispatch returns, or None if ranks differ, or
+/* exchange(handle, channels, x, in_rank, rank_tokens, expert_tokens, topk, weights, Layout or None): a dispatch with the
+ * meeting before it, after which it cannot decline. Returns what ranks have said; what dispatch returns, or None if ranks differ, or
  * need a handle for other numbers; and the content of the selections: their bytes, or on a GPU a copy. */
 static PyObject *normal_exchange(PyObject *self, PyObject *const *args, Py_ssize_t n) {
 	normal *m = (normal *)self;
 	calls *c = m->of;
 	weft_tensor x, within, ranks, experts, topk, weights;
 	int device = c->device, on_host = device < 0;
-	if (n != 8 || !m->group || tensor_read(args[2], device, &x) || tensor_read(args[3], device, &within) ||
+	if (n != 9 || !m->group || tensor_read(args[2], device, &x) || tensor_read(args[3], device, &within) ||
 		tensor_read(args[4], device, &ranks) || tensor_read(args[5], device, &experts) ||
 		tensor_read(args[6], device, &topk))
 		return none();
@@ -554,7 +588,8 @@ static PyObject *normal_exchange(PyObject *self, PyObject *const *args, Py_ssize
 	int showing = batches_shown(c, m->shown) < m->live - 1;
 	if (!on_host && !showing) return none();
 	int64_t width = HEAD + m->ranks + (on_host ? 0 : m->of_all);
-	weft_tensor own = {sizeof own, m->own, WEFT_INT32, 1, {width}},
+	int32_t *there = on_host ? NULL : said_by(args[8], &ranks, &experts, head);
+	weft_tensor own = {sizeof own, there ? there : m->own, WEFT_INT32, 1, {width}},
 				everyone = {sizeof everyone, m->everyone, WEFT_INT32, 2, {m->ranks, width}};
 	PyObject *content;
 	if (on_host && !(content = PyBytes_FromStringAndSize(topk.data, 8 * tokens * m->topk))) return NULL;
@@ -628,40 +663,67 @@ PyObject *heads(PyObject *module, PyObject *args) {
 	return Py_BuildValue("nLLN", odd, most, come, counts);
 }
 
-/* Counting where tokens go. */
-
-typedef struct {
-	PyObject ob_base;
-	uint64_t counter; /* on a GPU */
-	int device;
-	int64_t experts, ranks;
-	maker of_ranks, of_experts, of_tokens;
-} layout;
-
 static void layout_dealloc(PyObject *self) {
 	layout *l = (layout *)self;
-	maker_clear(&l->of_ranks), maker_clear(&l->of_experts), maker_clear(&l->of_tokens);
-	freed(self, NULL, 0);
+	maker_clear(&l->of_ranks), maker_clear(&l->of_experts), maker_clear(&l->of_tokens), maker_clear(&l->said);
+	freed(self, &l->say, 1);
 }
 
-/* Layout(counter, device, experts, ranks, samples of: int32 [ranks], int32 [experts], bool [tokens, ranks]) */
+/* Layout(counter, device, experts, ranks, samples of: int32 [ranks], int32 [experts], bool [tokens, ranks], int32 [n];
+ * say) */
 static PyObject *layout_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
 	unsigned long long counter;
 	int device;
 	long long experts, ranks;
-	PyObject *of_ranks, *of_experts, *of_tokens;
+	PyObject *of_ranks, *of_experts, *of_tokens, *said, *say;
 	(void)keywords;
-	if (!PyArg_ParseTuple(args, "KiLLOOO", &counter, &device, &experts, &ranks, &of_ranks, &of_experts, &of_tokens))
+	if (!PyArg_ParseTuple(args, "KiLLOOOOO", &counter, &device, &experts, &ranks, &of_ranks, &of_experts, &of_tokens,
+						  &said, &say))
 		return NULL;
 	layout *l = (layout *)PyType_GenericAlloc(type, 0);
 	if (!l) return NULL;
 	l->counter = counter, l->device = device, l->experts = experts, l->ranks = ranks;
+	take(&l->say, say);
 	if (maker_init(&l->of_ranks, of_ranks, device < 0) || maker_init(&l->of_experts, of_experts, device < 0) ||
-		maker_init(&l->of_tokens, of_tokens, device < 0)) {
+		maker_init(&l->of_tokens, of_tokens, device < 0) || maker_init(&l->said, said, device < 0)) {
 		Py_DecRef((PyObject *)l);
 		return NULL;
 	}
 	return (PyObject *)l;
+}
+
+/* Has what a dispatch says be written into new memory. 0, or -1 with an exception. */
+static int layout_say(layout *l, PyObject *whole, int64_t pieces, int64_t tokens) {
+	weft_tensor memory;
+	PyObject *count = PyLong_FromLongLong(pieces), *of = PyLong_FromLongLong(tokens),
+			 *said = count && of ? PyObject_CallFunctionObjArgs(l->say, whole, count, of, NULL) : NULL;
+	Py_DecRef(count), Py_DecRef(of);
+	if (!said) return -1;
+	if (said != Py_None && PyTuple_Size(said) == HEAD && !tensor_read(whole, l->device, &memory)) {
+		for (int i = 0; i < HEAD; i++) l->head[i] = (int32_t)PyLong_AsLongLong(PyTuple_GetItem(said, i));
+		l->first = memory.data, l->pieces = pieces, l->apart = (int64_t)sizeof *l->head * memory.shape[0] / pieces;
+	}
+	Py_DecRef(said);
+	return PyErr_Occurred() ? -1 : 0;
+}
+
+/* New tensors for the counts of ranks and of experts. 0, or -1 with an exception. */
+static int layout_counts(layout *l, weft_stream stream, int64_t tokens, PyObject **made, weft_tensor *ranks,
+						 weft_tensor *experts) {
+	const int64_t parts[] = {HEAD, l->ranks, l->experts};
+	PyObject *whole = NULL, *in_parts[3] = {NULL};
+	weft_tensor read[3];
+	int apart = l->device < 0 ? 1 : maker_parts(&l->said, parts, 3, stream, in_parts, read, &whole);
+	int said = 0;
+	if (whole) l->first = NULL;
+	if (whole && !apart) said = layout_say(l, whole, l->said.left + 1, tokens);
+	Py_DecRef(whole);
+	if (apart > 0) {
+		made[0] = maker_piece(&l->of_ranks, -1, stream, ranks), made[2] = maker_piece(&l->of_experts, -1, stream, experts);
+		return made[0] && made[2] ? 0 : -1;
+	}
+	made[0] = in_parts[1], made[2] = in_parts[2], *ranks = read[1], *experts = read[2];
+	return apart || said ? -1 : 0;
 }
 
 /* count(owner, topk): tokens of each rank, None, selections of each expert, whether tokens go to ranks. */
@@ -672,10 +734,10 @@ static PyObject *layout_count(PyObject *self, PyObject *const *args, Py_ssize_t 
 	if (n != 2 || tensor_read(args[1], l->device, &topk) || topk.dims != 2 || current_stream(l->device, &stream))
 		return none();
 	drain();
-	PyObject *made[] = {maker_piece(&l->of_ranks, -1, stream, &ranks), none(),
-						maker_piece(&l->of_experts, -1, stream, &experts),
-						maker_piece(&l->of_tokens, topk.shape[0], stream, &within)};
-	if (!made[0] || !made[2] || !made[3]) return as_declined(made, 4);
+	PyObject *made[] = {NULL, none(), NULL, NULL};
+	if (layout_counts(l, stream, topk.shape[0], made, &ranks, &experts) ||
+		!(made[3] = maker_piece(&l->of_tokens, topk.shape[0], stream, &within)))
+		return as_declined(made, 4);
 	within.dtype = WEFT_UINT8;
 	weft_status status;
 	PyThreadState *thread = PyEval_SaveThread();
@@ -721,8 +783,9 @@ int exchanges_types(PyObject *module) {
 	static PyType_Slot layout_slots[] = {
 		{Py_tp_new, layout_new}, {Py_tp_dealloc, layout_dealloc}, {Py_tp_methods, layout_methods}, {0}};
 	static PyType_Spec layout_spec = {"weft._native.Layout", sizeof(layout), 0, Py_TPFLAGS_DEFAULT, layout_slots};
-	return type_made(module, "LowLatency", &low_latency_spec) && type_made(module, "Normal", &normal_spec) &&
-				   type_made(module, "Layout", &layout_spec)
+	layout_type = (PyTypeObject *)type_made(module, "Layout", &layout_spec);
+	return layout_type && type_made(module, "LowLatency", &low_latency_spec) &&
+				   type_made(module, "Normal", &normal_spec)
 			   ? 0
 			   : -1;
 }

@@ -56,16 +56,18 @@ int current_stream(int device, weft_stream *stream);
 typedef struct {
 	PyObject *sample; /* makes one of so many rows, or of the only shape for -1, which takes no memory */
 	PyObject *one;    /* that it has made: of one row, or of the only shape */
+	dl_tensor like;   /* what it shows: with shape and strides of these */
+	int64_t sizes[WEFT_MAX_DIMS], steps[WEFT_MAX_DIMS];
 	int plain;        /* whether tensors need not be PyTorch's own: on the host only */
 	/* What the compiler's way takes, of the last rows. */
-	PyObject *shape, *strides, *dtype;
+	PyObject *arguments;
 	int64_t first;
 	/* Pieces that are ready: a tuple, of which the first so many are left, step apart; their rows and where they are,
 	 * and the stream and mode of PyTorch's that they were made for. */
 	PyObject *pieces;
 	Py_ssize_t left, step;
 	int64_t rows;
-	dl_device like;
+	dl_device where;
 	weft_stream stream;
 	int inference;
 } maker;
@@ -79,6 +81,12 @@ PyObject *maker_make(maker *m, int64_t rows, weft_tensor *made);
 
 /* The same of a small one of a GPU's, for work in the current stream: it may share memory with others of the maker's. */
 PyObject *maker_piece(maker *m, int64_t rows, weft_stream current, weft_tensor *made);
+
+/* The same of tensors that follow each other in memory, in all calls of so many rows each. The first of them is nobody's:
+ * made and read are of the others. whole is all memory of such, if it is new, and NULL else. 0; 1 if tensors are not to
+ * be made so; -1 with an exception, with some made. */
+int maker_parts(maker *m, const int64_t *rows, int count, weft_stream current, PyObject **made, weft_tensor *read,
+				PyObject **whole);
 
 /* The version of a tensor's content; -1 where PyTorch keeps none, -2 with an exception. */
 long long tensor_version(PyObject *tensor);

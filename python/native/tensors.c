@@ -211,8 +211,8 @@ int maker_init(maker *m, PyObject *sample, int plain) {
 }
 
 void maker_clear(maker *m) {
-	PyObject *all[] = {m->sample, m->one, m->shape, m->strides, m->dtype, m->pieces};
-	m->sample = m->one = m->shape = m->strides = m->dtype = m->pieces = NULL;
+	PyObject *all[] = {m->sample, m->one, m->arguments, m->pieces};
+	m->sample = m->one = m->arguments = m->pieces = NULL;
 	for (size_t i = 0; i < sizeof all / sizeof *all; i++) Py_DecRef(all[i]);
 }
 
@@ -223,12 +223,23 @@ static PyObject *sample_of(maker *m, int64_t rows) {
 	return made;
 }
 
-/* Shows the sample of tensors with so many rows, and says what their first dimension is. 0, or -1 with an exception. */
-static int like_of(maker *m, int64_t rows, dl_tensor *like, int64_t *first) {
-	if (!m->one && !(m->one = sample_of(m, rows < 0 ? -1 : 1))) return -1;
-	if (exchange->show(m->one, like)) return -1;
+/* What the sample of tensors with so many rows is, and their first dimension. NULL with an exception. */
+static const dl_tensor *like_of(maker *m, int64_t rows, int64_t *first) {
+	dl_tensor *like = &m->like;
+	if (!m->one) {
+		PyObject *one = sample_of(m, rows < 0 ? -1 : 1);
+		if (!one) return NULL;
+		if (exchange->show(one, like) || like->ndim > WEFT_MAX_DIMS) {
+			if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "a sample has too many dimensions");
+			Py_DecRef(one);
+			return NULL;
+		}
+		for (int i = 0; i < like->ndim; i++) m->sizes[i] = like->shape[i], m->steps[i] = like->strides[i];
+		like->shape = m->sizes, like->strides = m->steps;
+		m->one = one;
+	}
 	*first = rows < 0 && like->ndim ? like->shape[0] : rows;
-	return 0;
+	return like;
 }
 
 /* The compiler's way to make a dense tensor like a sample. NULL if it has none. */
@@ -241,8 +252,9 @@ static PyObject *empty_of(const dl_tensor *like) {
 
 /* Has ready what the compiler's way takes for so many rows. 0, or -1 with an exception. */
 static int ready(maker *m, const dl_tensor *like, int64_t first) {
-	if (m->shape && m->first == first) return 0;
-	PyObject *shape = PyTuple_New(like->ndim), *strides = PyTuple_New(like->ndim), *were[] = {m->shape, m->strides};
+	if (m->arguments && m->first == first) return 0;
+	PyObject *shape = PyTuple_New(like->ndim), *strides = PyTuple_New(like->ndim),
+			 *dtype = PyObject_GetAttrString(m->one, "dtype"), *arguments = PyTuple_New(3), *were = m->arguments;
 	int64_t dense = 1;
 	for (int i = like->ndim; shape && strides && i-- > 0;) {
 		int64_t n = i ? like->shape[i] : first;
@@ -250,21 +262,28 @@ static int ready(maker *m, const dl_tensor *like, int64_t first) {
 		PyTuple_SetItem(strides, i, PyLong_FromLongLong(dense));
 		dense *= n > 1 ? n : 1;
 	}
-	m->shape = shape, m->strides = strides, m->first = first;
-	Py_DecRef(were[0]), Py_DecRef(were[1]);
-	if (!m->dtype) m->dtype = PyObject_GetAttrString(m->one, "dtype");
-	if (shape && strides && m->dtype) return 0;
-	m->shape = NULL;
-	Py_DecRef(shape);
-	return -1;
+	if (!shape || !strides || !dtype || !arguments) {
+		Py_DecRef(shape), Py_DecRef(strides), Py_DecRef(dtype), Py_DecRef(arguments);
+		return -1;
+	}
+	PyTuple_SetItem(arguments, 0, shape), PyTuple_SetItem(arguments, 1, strides), PyTuple_SetItem(arguments, 2, dtype);
+	m->arguments = arguments, m->first = first;
+	Py_DecRef(were);
+	return 0;
 }
 
 /* A new dense tensor of PyTorch's of the type and on the device of the sample, and of its shape, but for the first
  * dimension. NULL with an exception. */
 static PyObject *new_like(maker *m, const dl_tensor *like, int64_t first) {
 	PyObject *empty = empty_of(like);
-	if (empty)
-		return ready(m, like, first) ? NULL : PyObject_CallFunctionObjArgs(empty, m->shape, m->strides, m->dtype, NULL);
+	if (empty) {
+		if (ready(m, like, first)) return NULL;
+		PyObject *arguments = m->arguments;
+		Py_IncRef(arguments); /* the collector may have other code make tensors meanwhile */
+		PyObject *new = PyObject_CallObject(empty, arguments);
+		Py_DecRef(arguments);
+		return new;
+	}
 	int other = like->ndim && like->shape[0] != first;
 	PyObject *sample = other ? sample_of(m, first) : m->one,
 			 *made = sample ? PyObject_CallFunctionObjArgs(empty_like, sample, NULL) : NULL;
@@ -313,65 +332,99 @@ static PyObject *described(PyObject *x, const dl_tensor *like, weft_tensor *made
 }
 
 PyObject *maker_make(maker *m, int64_t rows, weft_tensor *made) {
-	dl_tensor like;
 	int64_t first;
-	if (like_of(m, rows, &like, &first)) return NULL;
-	return m->plain ? plain_like(&like, first, made) : described(new_like(m, &like, first), &like, made);
+	const dl_tensor *like = like_of(m, rows, &first);
+	if (!like) return NULL;
+	return m->plain ? plain_like(like, first, made) : described(new_like(m, like, first), like, made);
 }
 
 /*
  * Pieces. Small tensors of a GPU that are made again and again are made some at a time, by one call that splits memory
- * of theirs: they are PyTorch's own, and keep all of that memory. What is made for one stream goes to one stream.
+ * of theirs: they are PyTorch's own, and keep all of that memory. What is made for one stream goes to one stream. Some
+ * may be parts of one piece, which follow each other in memory.
  */
 
 enum { PIECES = 32, PIECES_SIZE = 1 << 16, ALIGNED = 16 };
 
-/* Fills pieces of so many rows. 0; 1 if tensors are not to be made so; -1 with an exception. */
-static int pieces_fill(maker *m, int64_t rows) {
-	dl_tensor like;
-	int64_t first;
-	if (like_of(m, rows, &like, &first)) return -1;
-	if (like.ndim < 1 || !empty_of(&like)) return 1;
-	int64_t size = like.dtype.bits / 8, unit = ALIGNED;
-	for (int i = 1; i < like.ndim; i++) size *= like.shape[i];
+/* Fills pieces whose parts have so many rows. whole gets all their memory. 0; 1 if tensors are not to be made so; -1
+ * with an exception. */
+static int pieces_fill(maker *m, const int64_t *parts, int count, PyObject **whole) {
+	int64_t first, rows = 0;
+	const dl_tensor *like = like_of(m, parts[0], &first);
+	if (!like) return -1;
+	if (like->ndim < 1 || !empty_of(like)) return 1;
+	for (int i = 0; i < count; i++) rows += i ? parts[i] : first;
+	int64_t size = like->dtype.bits / 8, unit = ALIGNED;
+	for (int i = 1; i < like->ndim; i++) size *= like->shape[i];
 	while (unit > 1 && size * unit / 2 % ALIGNED == 0) unit /= 2; /* rows that keep the next piece aligned */
-	int64_t padded = (first + unit - 1) / unit * unit, bytes = size * padded, n = bytes ? PIECES_SIZE / bytes : 0;
-	int pads = padded > first;
+	int64_t padded = (rows + unit - 1) / unit * unit, bytes = size * padded, n = bytes ? PIECES_SIZE / bytes : 0;
+	int pads = padded > rows, step = count + pads;
 	if (n > PIECES) n = PIECES;
 	if (n < 2) return 1;
-	PyObject *whole = new_like(m, &like, n * padded), *sizes = PyTuple_New(n * (1 + pads)), *pieces = NULL;
-	for (Py_ssize_t i = 0; sizes && i < n; i++) {
-		PyTuple_SetItem(sizes, i * (1 + pads), PyLong_FromLongLong(first));
-		if (pads) PyTuple_SetItem(sizes, 2 * i + 1, PyLong_FromLongLong(padded - first));
+	PyObject *made = new_like(m, like, n * padded), *sizes = PyTuple_New(n * step), *pieces = NULL;
+	for (Py_ssize_t i = 0; sizes && i < n * step; i++) {
+		Py_ssize_t part = i % step;
+		PyTuple_SetItem(sizes, i, PyLong_FromLongLong(part == count ? padded - rows : part ? parts[part] : first));
 	}
-	if (whole && sizes) pieces = PyObject_CallFunctionObjArgs(split, whole, sizes, NULL);
-	Py_DecRef(whole), Py_DecRef(sizes);
-	if (!pieces || PyTuple_Size(pieces) != n * (1 + pads)) {
-		Py_DecRef(pieces);
+	if (made && sizes) pieces = PyObject_CallFunctionObjArgs(split, made, sizes, NULL);
+	Py_DecRef(sizes);
+	if (!pieces || PyTuple_Size(pieces) != n * step) {
+		Py_DecRef(pieces), Py_DecRef(made);
 		return -1;
 	}
 	PyObject *were = m->pieces;
-	m->pieces = pieces, m->left = n, m->step = 1 + pads, m->rows = rows, m->like = like.device;
+	m->pieces = pieces, m->left = n, m->step = step, m->rows = parts[0], m->where = like->device;
 	Py_DecRef(were);
+	if (whole)
+		*whole = made;
+	else
+		Py_DecRef(made);
 	return 0;
+}
+
+/* Whether there is a piece for a stream and PyTorch's mode; else there is none any more, and the next is for these. -1
+ * with an exception. */
+static int piece_left(maker *m, int64_t rows, weft_stream stream) {
+	PyObject *in = PyObject_CallNoArgs(inference_mode);
+	int inference = in ? PyObject_IsTrue(in) : -1;
+	Py_DecRef(in);
+	if (inference < 0) return -1;
+	if (m->left && m->rows == rows && m->stream == stream && m->inference == inference) return 1;
+	m->left = 0, m->stream = stream, m->inference = inference;
+	return 0;
+}
+
+/* Takes a part of the piece that is the next. */
+static PyObject *part_of(maker *m, int part, weft_tensor *made) {
+	Py_ssize_t at = m->left * m->step + part;
+	PyObject *piece = PyTuple_GetItem(m->pieces, at);
+	Py_IncRef(piece);
+	if (PyTuple_SetItem(m->pieces, at, none())) PyErr_Clear(); /* somebody looks at the tuple: it keeps the piece */
+	return described(piece, &(dl_tensor){.device = m->where}, made);
 }
 
 PyObject *maker_piece(maker *m, int64_t rows, weft_stream stream, weft_tensor *made) {
 	if (m->plain) return maker_make(m, rows, made);
-	PyObject *in = PyObject_CallNoArgs(inference_mode);
-	int inference = in ? PyObject_IsTrue(in) : -1;
-	Py_DecRef(in);
-	if (inference < 0) return NULL;
-	if (!m->left || m->rows != rows || m->stream != stream || m->inference != inference) {
-		m->left = 0, m->stream = stream, m->inference = inference;
-		int filled = pieces_fill(m, rows);
-		if (filled) return filled < 0 ? NULL : maker_make(m, rows, made);
+	int left = piece_left(m, rows, stream);
+	if (!left) {
+		int filled = pieces_fill(m, &rows, 1, NULL);
+		if (filled > 0) return maker_make(m, rows, made);
+		left = !filled;
 	}
-	Py_ssize_t at = --m->left * m->step;
-	PyObject *piece = PyTuple_GetItem(m->pieces, at);
-	Py_IncRef(piece);
-	if (PyTuple_SetItem(m->pieces, at, none())) PyErr_Clear(); /* somebody looks at the tuple: it keeps the piece */
-	return described(piece, &(dl_tensor){.device = m->like}, made);
+	if (left <= 0) return NULL;
+	m->left--;
+	return part_of(m, 0, made);
+}
+
+int maker_parts(maker *m, const int64_t *rows, int count, weft_stream stream, PyObject **made, weft_tensor *read,
+				PyObject **whole) {
+	*whole = NULL;
+	int left = piece_left(m, rows[0], stream), filled = left ? 0 : pieces_fill(m, rows, count, whole);
+	if (left < 0 || filled) return left < 0 ? -1 : filled;
+	m->left--;
+	for (int i = 1; i < count; i++)
+		if (!(made[i] = part_of(m, i, &read[i]))) return -1;
+	return 0;
 }
 
 PyObject *tensor_show(calls *of, PyObject *keep, const weft_tensor *what, int device, int turned) {

@@ -26,15 +26,17 @@ Call = Callable[[], Any]
 
 
 class Figure(NamedTuple):
-    """A call, the calls in C that it consists of, and how many these are."""
+    """A call, the calls in C that it consists of, and how many these are; and what is done before each turn, whose time
+    is not taken."""
 
     name: str
     call: Call
     c: Call
     count: int
+    before: Call = lambda: None
 
 
-def medians(calls: Sequence[Call], turns: int = 1000, between: Call | None = None) -> list[float]:
+def medians(calls: Sequence[Call], turns: int = 1000, between: Call = lambda: None) -> list[float]:
     """The microseconds of calls that take turns."""
     each: list[list[float]] = [[] for _ in calls]
     for turn in range(-max(10, turns // 10), turns):
@@ -43,8 +45,7 @@ def medians(calls: Sequence[Call], turns: int = 1000, between: Call | None = Non
             call()
             if turn >= 0:
                 took.append(time.perf_counter() - since)
-            if between is not None:
-                between()
+            between()
     return [statistics.median(took) * 1e6 for took in each]
 
 
@@ -151,14 +152,14 @@ def of_deep_ep(comm: Communicator, raw: Raw, x: Any, ids: Any, weights: Any, exp
 
     buffer = deep_ep.Buffer.from_communicator(comm)
     tokens, out = x.shape[0], torch.empty_like(x)
-    layout = buffer.get_dispatch_layout(ids, experts)
-    options = {
-        "num_tokens_per_rank": layout[0],
-        "is_token_in_rank": layout[3],
-        "num_tokens_per_expert": layout[2],
-        "topk_idx": ids,
-        "topk_weights": weights,
-    }
+    options = {"topk_idx": ids, "topk_weights": weights}
+
+    def lay_out() -> None:
+        """As every layer of a model does before its dispatch."""
+        layout = buffer.get_dispatch_layout(ids, experts)
+        options.update(num_tokens_per_rank=layout[0], is_token_in_rank=layout[3], num_tokens_per_expert=layout[2])
+
+    lay_out()
     rows, _, _, _, normal, _ = buffer.dispatch(x, **options)
     handle, routing = normal.route.by(ep.Payload.bf16)
     packed, _, low, *_ = buffer.low_latency_dispatch(x, ids, tokens, experts, use_fp8=False)
@@ -214,7 +215,7 @@ def of_deep_ep(comm: Communicator, raw: Raw, x: Any, ids: Any, weights: Any, exp
         figures += of_elastic(comm, raw, x, ids, weights, experts)
     else:
         send = raw.dispatch(handle, ids, weights, x, describes=("row_experts",))
-        figures.append(Figure("dispatch, with its wait", lambda: buffer.dispatch(x, **options), send, 4))
+        figures.append(Figure("dispatch, with its wait", lambda: buffer.dispatch(x, **options), send, 4, lay_out))
     yield figures
     if comm._device >= 0:
         work = gpu_time(lambda: buffer.dispatch(x, **options, num_worst_tokens=tokens * comm.ranks))
@@ -317,7 +318,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 for figure in figures:
                     if given.only not in figure.name:
                         continue
-                    between = torch.cuda.synchronize if on_gpu else None
+
+                    def between(before: Call = figure.before) -> None:
+                        before()
+                        if on_gpu:
+                            torch.cuda.synchronize()
+
                     whole, c = medians((figure.call, figure.c), given.turns, between)
                     c -= figure.count * (nothing[0] - nothing[1])
                     print(f"| `{figure.name}` | {whole:.1f} | {c:.1f} | {whole - c:.1f} |", flush=True)

@@ -39,6 +39,9 @@ _SERIAL_GROUPS = 1 << 40
 _LIVE_ON_HOST, _LIVE_ON_GPU = 8, 2
 
 
+Say = Callable[[torch.Tensor, int], tuple[int, ...]]
+"""Writes what a dispatch of so many tokens says into each row of memory, and returns its numbers."""
+
 Era = tuple[int, frozenset[int]]
 """How often masked ranks had rejoined before an exchange, and which ranks were masked."""
 
@@ -81,6 +84,8 @@ class Exchanges:
         self.captured: set[ep.Handle] = set()
         """Handles that a captured graph uses."""
         self._layouts: dict[int, tuple[Any, Any]] = {}
+        self.says: list[Say] = []
+        """What writes this rank's announcements before the counts that the compiled part makes, once there is one."""
         self._group: weft.Group | None = None
         self._gathers: dict[int, tuple[torch.Tensor, torch.Tensor, Any]] = {}
         self._counters: dict[int, ep.TokenCounter] = {}
@@ -200,8 +205,15 @@ class Exchanges:
             memory.samples((self.ranks,), DType.int32, device),
             memory.samples((experts,), DType.int32, device),
             memory.samples((self.ranks,), DType.bool, device),
+            memory.samples((), DType.int32, device),
+            functools.partial(_say, self.says),
         )
         self._layouts[experts] = made, owner
+
+    def counting(self, experts: int) -> Any:
+        """What of the compiled part counts selections of so many experts, or None."""
+        found = self._layouts.get(experts)
+        return None if found is None else found[0]
 
     def quick_layout(self, topk: torch.Tensor, experts: int) -> tuple[Any, ...] | None:
         """:meth:`layout` by the compiled part, in the current stream; None where it declines."""
@@ -423,6 +435,11 @@ def _wait(comm: weft.Communicator, stream: CommStream) -> None:
     """Waits for the current stream of a communicator's GPU."""
     stream.synchronize(comm._device)
     comm.check()  # counts of a failed operation are undefined
+
+
+def _say(says: Sequence[Say], whole: torch.Tensor, pieces: int, tokens: int) -> tuple[int, ...] | None:
+    """Writes an announcement into memory of many pieces; None if nothing is known of it yet."""
+    return says[0](whole.view(pieces, -1), tokens) if says else None
 
 
 class _Counting:

@@ -247,7 +247,9 @@ class Normal:
         if exchanges.on_gpu:
             mine, numbers, _ = exchanges.gather_of(_HEAD + exchanges.ranks + experts)
             own, everyone, wait = mine.data_ptr(), numbers.data_ptr(), exchanges.waiter()
-            put = functools.partial(_put, self._heads, mine, (*shape[:3], _TYPES[x.dtype]))
+            same = *shape[:3], _TYPES[x.dtype]
+            put = functools.partial(_put, self._heads, mine, same)
+            exchanges.says[:] = [functools.partial(_write, self._heads, (*same, shape[5] // 2))]
         else:
             _, own, _, everyone, *_ = exchanges.meeting
         by.meet(group, group._handle, own, everyone, exchanges.ranks, exchanges.rank, _TYPES[x.dtype], put, wait)
@@ -270,7 +272,8 @@ class Normal:
         if found is None or not exchanges.mask.agreed or exchanges.comm._left_out:
             return None
         by, handle, shape, payload = found
-        arguments: tuple[Any, ...] = handle, channels, x, in_rank, rank_tokens, expert_tokens, topk, weights
+        counting = exchanges.counting(expert_tokens.shape[0])
+        arguments: tuple[Any, ...] = handle, channels, x, in_rank, rank_tokens, expert_tokens, topk, weights, counting
         on_gpu = exchanges.on_gpu
         if not on_gpu:
             got = by.exchange(*arguments)
@@ -523,6 +526,13 @@ def _put(
 ) -> None:
     """Writes a rank's announcement, on a GPU."""
     torch.cat((_head(heads, (tokens, *same, channels), mine.device), of_ranks, of_experts), out=mine)
+
+
+def _write(heads: dict[Any, Tensor], same: Sequence[int], memory: Tensor, tokens: int) -> tuple[int, ...]:
+    """Writes the head of an announcement before each row of memory, on a GPU, and returns its numbers."""
+    numbers = tokens, *same
+    memory[:, : len(numbers)] = _head(heads, numbers, memory.device)
+    return numbers
 
 
 _SAME = HIDDEN, "num_experts", TOP_K, "the type of x", "the channels of config or num_sms"
