@@ -176,7 +176,7 @@ class Route:
             topk = self.topk if self._routings else self._given
         find = self._received_rows if self.exact and self._exchanges.on_gpu else None
         arrived, arrived_scales, routing, *described = self._exchanges.dispatch_described(
-            h, given.rows, given.scales, topk, weights, by, find
+            h, given.rows, given.scales, topk, weights, by, find, True
         )
         self._routings[given.key] = h, routing
         arrived, arrived_scales = given.restored(arrived, arrived_scales)
@@ -282,17 +282,24 @@ class Route:
         has said of them.
         """
         experts, weights, counts = described
-        if counts is not None:
-            found, demand = [of_rows for of_rows in (experts, weights) if of_rows is not None], counts if sync else []
+        wanted = [*(() if self.shape.expand else (experts,)), *((weights,) if weighted else ())]
+        asks = sync and counts is None and self._received_counts is None
+        told = counts is not None or (not asks and wanted and all(part is not None for part in wanted))
+        if told:
+            found = [of_rows for of_rows in (experts, weights) if of_rows is not None]
         else:
             names = _OF_ROWS[weighted] if self.shape.expand else _OF_TOKENS[weighted]
-            asks = sync and self._received_counts is None
             found = list(routing.parts(*names, demand=asks, rows=self._received_rows(routing))) if names or asks else []
-            demand = [] if not sync else found.pop() if asks else self._received_counts[self._exchanges.ranks :]  # type: ignore[index]
+        if not sync:
+            demand = []
+        elif counts is None:
+            demand = found.pop() if asks else self._received_counts[self._exchanges.ranks :]  # type: ignore[index]
+        else:
+            demand = counts
         if not self._whole:
             found = [of_rows[: self._most] for of_rows in found]
         weights = found.pop() if weighted else None
-        if weights is not None and self._exchanges.on_gpu:
+        if weights is not None and self._exchanges.on_gpu and not told:
             weights = weights.clone()  # there it shows the memory of the routing
         experts = found[0] if found else None
         if experts is not None and experts.dtype != self._given.dtype:
@@ -308,8 +315,12 @@ class Route:
 
     def _part(self, *names: str) -> Any:
         """Metadata of rows: the tuple's content, or its only member."""
-        found = self._routing.parts(*names, rows=self._received_rows(self._routing))
-        self._exchanges.stream.catch_up()
+        routing, stream = self._routing, self._exchanges.stream
+        if "row_experts" in names and self._exchanges.on_gpu:
+            routing.row_experts  # noqa: B018 # it is enqueued that they are written, and PyTorch widens them behind that
+            stream.catch_up()
+        found = routing.parts(*names, rows=self._received_rows(routing))
+        stream.catch_up()
         return found if len(names) > 1 else found[0]
 
     @functools.cached_property

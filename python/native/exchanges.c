@@ -292,17 +292,19 @@ typedef struct {
 	int described;
 } wanted;
 
-/* Has the GPU write the received selections, and weights, into new tensors: one launch. 0, or -1 with an exception. */
+/* Has the GPU write the received selections, and weights, into new tensors: one launch. Of rows that are selections'
+ * there are weights alone. 0, or -1 with an exception. */
 static int describe_on_gpu(normal *m, PyObject *handle, const weft_ep_dispatch_result *out, weft_stream stream,
 						   int weighted, int64_t rows, PyObject **ids, PyObject **sums) {
 	weft_tensor to_ids, to_sums;
 	int64_t n = rows < 0 ? out->data->shape[0] : rows;
 	Py_DecRef(*ids), Py_DecRef(*sums);
-	*ids = maker_make(&m->ids, n, &to_ids), *sums = NULL;
+	*ids = m->expands ? none() : maker_make(&m->ids, n, &to_ids), *sums = NULL;
 	if (!*ids || !(*sums = weighted ? maker_make(&m->sums, n, &to_sums) : none())) return -1;
-	if (rows < 0 && (tensor_fill(*ids, -1) || (weighted && tensor_fill(*sums, 0)))) return -1;
-	weft_ep_copy_args copy = {.size = sizeof copy, .received = out->received, .row_experts = &to_ids};
-	if (weighted) copy.row_selection_weights = &to_sums;
+	if (rows < 0 && ((!m->expands && tensor_fill(*ids, -1)) || (weighted && tensor_fill(*sums, 0)))) return -1;
+	weft_ep_copy_args copy = {.size = sizeof copy, .received = out->received};
+	if (!m->expands) copy.row_experts = &to_ids;
+	if (weighted) *(m->expands ? &copy.row_weights : &copy.row_selection_weights) = &to_sums;
 	PyThreadState *thread = PyEval_SaveThread();
 	weft_status status = lib.ep_copy_received((weft_ep)(uintptr_t)m->of->number, stream, &copy);
 	PyEval_RestoreThread(thread);
@@ -363,7 +365,7 @@ static PyObject *normal_results(normal *m, PyObject *handle, held *by, int64_t t
 	results[4] = described && weighted ? maker_make(&m->sums, data->shape[0], &to_sums) : none();
 	int32_t few[64], *demand = m->experts > 64 ? malloc(sizeof *demand * (size_t)m->experts) : few;
 	if (!results[0] || !results[1] || !results[3] || !results[4] || !demand) goto fail;
-	if (!on_host && !by && want.described && !m->expands &&
+	if (!on_host && !by && want.described && (weighted || !m->expands) &&
 		describe_on_gpu(m, handle, out, stream, weighted, want.rows, &results[3], &results[4]))
 		goto fail;
 	if (on_host && (described || !shows)) {

@@ -1658,6 +1658,34 @@ def test_calls_of_a_dispatch(torch, gpus, calls, weighted, counted):
 
 @pytest.mark.parametrize("sync", [True, False])
 @pytest.mark.parametrize("expand", [False, True])
+def test_calls_of_elastic(torch, gpus, calls, expand, sync):
+    """A dispatch of the second buffer has the rows described by the library: PyTorch neither widens nor copies that."""
+    import deep_ep
+
+    def rank(c):
+        b = deep_ep.ElasticBuffer.from_communicator(c, num_max_tokens_per_rank=16, explicitly_destroy=True)
+        x, ids, weights = selected(torch, c.rank)
+        came = []
+        for _ in range(4):
+            with calls() as found:
+                got = b.dispatch(
+                    x, ids, weights, num_experts=8, do_cpu_sync=sync, do_expand=expand, do_handle_copy=False
+                )
+            came.append(found)
+            del got
+        c.wait()
+        b.destroy()
+        return came
+
+    for came in gpus(2, rank):
+        for found in came:
+            assert found.count("ep_copy_received") == found.count("ep_dispatch") == 1
+            assert not {"aten::clone", "aten::long"} & set(found)
+            assert found.count("aten::_to_copy") <= sync  # of the numbers that the host asks for
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("expand", [False, True])
 def test_waits_of_elastic(torch, tensors, waits, expand, sync):
     """The same of the second buffer, whose dispatch waits once if the host is to know the counts."""
     import deep_ep

@@ -299,7 +299,7 @@ class Exchanges:
         """:meth:`dispatch` by the compiled part where it can. It then also describes the rows on the host: the
         received selections, int64 [rows, topk]; their weights, or those of rows that are selections' themselves; and
         each expert's demand, None if it does not. ``received``: the number of rows, or what finds it. ``describes``:
-        whether rows on a GPU that are tokens' are described, too, without the demand. Collective.
+        whether rows on a GPU are described, too, without the demand, unless by a known routing. Collective.
         """
         by = self.compiled(handle)
         if by is not None and not (rows.is_cuda and (handle in self.captured or capturing())):
@@ -307,25 +307,29 @@ class Exchanges:
             got = by.dispatch(handle, rows, scales, topk, weights, routing, None if late else received, describes)
             if got is not None:
                 count = received(got[2]) if late else None  # type: ignore[operator]
-                if count is None:
-                    return got  # type: ignore[no-any-return]
-                arrived, arrived_scales, *more = got
-                return arrived[:count], None if arrived_scales is None else arrived_scales[:count], *more  # type: ignore[return-value]
+                return got if count is None else _first(count, got)  # type: ignore[no-any-return]
         known = received if callable(received) or received is None else lambda _: received
-        if not (describes and self.on_gpu and topk is not None):
+        expands = not handle.spec.one_row_per_rank
+        if not (describes and self.on_gpu and topk is not None) or (expands and weights is None):
             return (*self.dispatch(handle, rows, scales, topk, weights, routing, known), None, None, None)
-        shape = handle.capacity if received is None else received, topk.shape[1]
-        ids = topk.new_empty(shape, dtype=torch.int64)
+        late = received is None or callable(received)
+        room = handle.capacity if late else received
+        ids = None if expands else topk.new_empty((room, topk.shape[1]), dtype=torch.int64)
+        shape = (room,) if expands else (room, topk.shape[1])
         sums = None if weights is None else topk.new_empty(shape, dtype=torch.float32)
-        if received is None:  # fewer may come than there is room for
-            ids.fill_(-1)
-            if sums is not None:
-                sums.fill_(0)
+        if late:  # fewer may come than there is room for
+            for part, nothing in (ids, -1), (sums, 0):
+                if part is not None:
+                    part.fill_(nothing)
 
         def describe(got: ep.Received) -> None:
-            got.copy_to(row_experts=ids, row_selection_weights=sums)
+            got.copy_to(row_experts=ids, **{"row_weights" if expands else "row_selection_weights": sums})
 
-        return (*self.dispatch(handle, rows, scales, topk, weights, routing, known, None, describe), ids, sums, None)
+        arrived, arrived_scales, made = self.dispatch(
+            handle, rows, scales, topk, weights, routing, known, None, describe
+        )
+        count = received(made) if callable(received) else None
+        return arrived, arrived_scales, made, _rows(ids, count), _rows(sums, count), None
 
     def compiled(self, handle: ep.Handle) -> Any:
         """The compiled part's exchanges of a handle whose rows are tokens' or packed; None where it has none."""
@@ -429,6 +433,17 @@ class Exchanges:
     def barrier(self) -> None:
         """Returns, or on a GPU lets the stream go on, when every rank has come. Collective."""
         self.group.barrier()
+
+
+def _rows(part: torch.Tensor | None, count: int | None) -> torch.Tensor | None:
+    """The first so many rows of a tensor."""
+    return part if part is None or count is None else part[:count]
+
+
+def _first(count: int, got: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What the compiled part's dispatch has returned, of the first so many rows."""
+    rows, scales, routing, ids, sums, demand = got
+    return rows[:count], _rows(scales, count), routing, _rows(ids, count), _rows(sums, count), demand
 
 
 def _wait(comm: weft.Communicator, stream: CommStream) -> None:
