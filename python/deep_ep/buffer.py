@@ -24,7 +24,7 @@ from weft._buffer.ranks import close, join
 from weft._buffer.traces import recall
 from weft.limits import whole
 
-from .forks import NO_OVERLAP, refuse_forks_of_dispatch, refuse_overlap
+from .forks import refuse_forks_of_dispatch, refuse_overlap
 
 T = TypeVar("T")
 
@@ -550,18 +550,28 @@ class Buffer:
         are summed. They may come in another order, with their weights, and with -1 for selections to leave
         out. The arguments after ``combine_wait_recv_cost_stats`` are a fork's, and refused.
         """
-        fork = (
-            overlap,
-            src_signals,
-            src_signal_expect_value,
-            packed_recv_count,
-            comp_signal,
-            block_m,
-            threshold,
-            num_sms,
-        )
-        if fork != NO_OVERLAP:
-            refuse_overlap(fork)
+        if (
+            overlap
+            or src_signals is not None
+            or src_signal_expect_value
+            or packed_recv_count is not None
+            or comp_signal is not None
+            or block_m is not None
+            or threshold is not None
+            or num_sms is not None
+        ):
+            refuse_overlap(
+                (
+                    overlap,
+                    src_signals,
+                    src_signal_expect_value,
+                    packed_recv_count,
+                    comp_signal,
+                    block_m,
+                    threshold,
+                    num_sms,
+                )
+            )
         if (
             type(handle) is LowLatencyHandle
             and not (use_logfmt or zero_copy or async_finish or return_recv_hook)

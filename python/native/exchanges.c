@@ -197,24 +197,24 @@ static PyObject *low_latency_dispatch(PyObject *self, PyObject *const *args, Py_
 	return tuple_of((PyObject *[]){arrived, made[2], (PyObject *)by}, 3);
 }
 
-/* combine(handle, rows, topk, weights, routing, out): the sums, of selections that are the dispatch's. */
-static PyObject *low_latency_combine(PyObject *self, PyObject *const *args, Py_ssize_t n) {
-	low_latency *l = (low_latency *)self;
+/* The sums of rows, of selections that are the dispatch's. These are known again by their tensor, whose type and shape
+ * the dispatch has seen, and are not read. None declines. */
+static PyObject *low_latency_sums(low_latency *l, PyObject *handle, PyObject *of, PyObject *x, PyObject *topk,
+								  PyObject *given, PyObject *to_given) {
 	calls *c = l->of;
-	weft_tensor rows, topk, weights, to;
-	held *batch, *by = n == 6 ? routing_of(c, args[4], &batch) : NULL;
-	if (!by || tensor_read(args[1], c->device, &rows) || tensor_read(args[2], c->device, &topk) ||
-		tensor_read(args[3], c->device, &weights) || !by->tokens || !same_selections(by, args[2]))
+	weft_tensor rows, weights, to;
+	held *batch, *by = routing_of(c, of, &batch);
+	if (!by || tensor_read(x, c->device, &rows) || tensor_read(given, c->device, &weights) || !by->tokens ||
+		!same_selections(by, topk))
 		return none();
 	int64_t tokens = PyLong_AsLongLong(by->tokens);
 	if (rows.dtype != WEFT_BFLOAT16 || rows.dims != 3 || rows.shape[0] != l->local || rows.shape[1] != l->places ||
-		rows.shape[2] != l->hidden || topk.dtype != WEFT_INT64 || !shaped(&topk, WEFT_INT64, tokens, l->topk) ||
-		weights.dims != 2 || weights.shape[0] != tokens || weights.shape[1] != l->topk)
+		rows.shape[2] != l->hidden || weights.dims != 2 || weights.shape[0] != tokens || weights.shape[1] != l->topk)
 		return none();
 	weft_stream stream;
 	if (current_stream(c->device, &stream)) return none();
-	if (calls_begin(c, args[0])) return NULL;
-	PyObject *out = output(c, by, args[5], &to);
+	if (calls_begin(c, handle)) return NULL;
+	PyObject *out = output(c, by, to_given, &to);
 	if (!out) return none();
 	if (to.dims != 2 || to.shape[0] != tokens || to.shape[1] != l->hidden) {
 		Py_DecRef(out);
@@ -222,7 +222,48 @@ static PyObject *low_latency_combine(PyObject *self, PyObject *const *args, Py_s
 	}
 	weft_ep_combine_args in = {.size = sizeof in, .routing = (weft_routing)(uintptr_t)by->number, .rows = &rows,
 							   .out = &to, .weights = &weights};
-	return combine(c, args[0], &in, out, stream);
+	return combine(c, handle, &in, out, stream);
+}
+
+static PyObject *agreed_name, *forgot_name, *left_out_name;
+
+/* Whether an attribute is an object. */
+static int attribute_is(PyObject *of, PyObject *name, PyObject *object) {
+	PyObject *found = PyObject_GetAttr(of, name);
+	Py_DecRef(found);
+	return found && found == object;
+}
+
+/* Whether a combine may follow a dispatch as if nothing had happened meanwhile: watched are the dictionaries of halves
+ * that are sent and of waits that are counted, the mask, the exchanges and the communicator; era is the dispatch's. */
+static int undisturbed(PyObject *watched, PyObject *era) {
+	PyObject *at[5];
+	for (int i = 0; i < 5; i++) at[i] = PyTuple_GetItem(watched, i);
+	if (!at[4] || PyDict_Size(at[0]) || PyDict_Size(at[1])) return 0;
+	PyObject *agreed = PyObject_GetAttr(at[2], agreed_name), *forgot = PyObject_GetAttr(at[3], forgot_name);
+	int same = agreed && forgot && PyObject_IsTrue(agreed) == 1 &&
+			   PyLong_AsLongLong(forgot) == PyLong_AsLongLong(PyTuple_GetItem(era, 0)) &&
+			   attribute_is(at[4], left_out_name, PyTuple_GetItem(era, 1));
+	Py_DecRef(agreed), Py_DecRef(forgot);
+	return same;
+}
+
+/* combine(watched, streams, Event, quick, rows, topk, weights, out): what a combine in the current stream returns of a
+ * dispatch that left quick: its LowLatency, handle, kind, era and routing. Event is the class of ends, of which there is
+ * none to wait for. None declines. */
+static PyObject *low_latency_combine(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+	low_latency *l = (low_latency *)self;
+	if (n != 8 || !undisturbed(args[0], PyTuple_GetItem(args[3], 3))) {
+		PyErr_Clear();
+		return none();
+	}
+	int begun = streams_enter(args[1]);
+	if (begun) return begun < 0 ? NULL : none();
+	PyObject *sums = streams_leave(args[1], low_latency_sums(l, PyTuple_GetItem(args[3], 1), PyTuple_GetItem(args[3], 4),
+															 args[4], args[5], args[6], args[7]));
+	if (!sums || sums == Py_None) return sums;
+	PyObject *results[] = {sums, PyType_GenericAlloc((PyTypeObject *)args[2], 0), none()};
+	return tuple_of(results, 3);
 }
 
 /* Normal exchanges of one type of rows: a row for each token and rank, as many as there are. */
@@ -786,7 +827,10 @@ int exchanges_types(PyObject *module) {
 		{Py_tp_new, layout_new}, {Py_tp_dealloc, layout_dealloc}, {Py_tp_methods, layout_methods}, {0}};
 	static PyType_Spec layout_spec = {"weft._native.Layout", sizeof(layout), 0, Py_TPFLAGS_DEFAULT, layout_slots};
 	layout_type = (PyTypeObject *)type_made(module, "Layout", &layout_spec);
-	return layout_type && type_made(module, "LowLatency", &low_latency_spec) &&
+	agreed_name = PyUnicode_InternFromString("agreed");
+	forgot_name = PyUnicode_InternFromString("_forgot");
+	left_out_name = PyUnicode_InternFromString("_left_out");
+	return agreed_name && forgot_name && left_out_name && layout_type && type_made(module, "LowLatency", &low_latency_spec) &&
 				   type_made(module, "Normal", &normal_spec)
 			   ? 0
 			   : -1;

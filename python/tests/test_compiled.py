@@ -70,8 +70,14 @@ def test_it_makes_the_calls(handle, buffer, monkeypatch):
     for fp8 in (False, True):
         _, counts, low, *_ = buffer.low_latency_dispatch(X, IDS, 4, 4, use_fp8=fp8)
         assert counts.tolist() == [2] * 4
-        out, *_ = buffer.low_latency_combine(torch.ones(4, 4, 128, dtype=torch.bfloat16), IDS, WEIGHTS, low)
+        ones, given = torch.ones(4, 4, 128, dtype=torch.bfloat16), torch.empty_like(X)
+        out, event, _ = buffer.low_latency_combine(ones, IDS, WEIGHTS, low)
         assert (out == 1).all()
+        assert type(event) is type(buffer.capture())
+        event.extra_tensors = (out,)
+        assert (vars(event), event.event) == ({"extra_tensors": (out,)}, None)
+        assert buffer.low_latency_combine(ones, IDS, WEIGHTS, low, out=given)[0] is given
+        assert (given == 1).all()
     rows, ids, weights, counts, kept, _ = buffer.dispatch(X, topk_idx=IDS, topk_weights=WEIGHTS, **options)
     assert rows.equal(X)
     assert ids.equal(IDS)

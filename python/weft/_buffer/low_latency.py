@@ -205,6 +205,9 @@ class LowLatency:
         # The compiled part's exchanges, by the caller's arguments, and what they need.
         self._plans: dict[Arguments, tuple[Any, ep.Handle, Kind]] = {}
         exchanges.of_handles += (self._sent, self._waits, self._plans)
+        # What may have come between a dispatch and its combine; the streams of exchanges, and their ends.
+        disturbing = self._sent, self._waits, exchanges.mask, exchanges, exchanges.comm
+        self._watched = disturbing, self._stream.in_order, EventOverlap
 
     def _handle(self, kind: Kind) -> ep.Handle:
         found = self._exchanges.find(kind)
@@ -322,14 +325,8 @@ class LowLatency:
         self, x: Tensor, topk: Tensor, weights: Tensor, handle: LowLatencyHandle, out: Tensor | None
     ) -> tuple[Tensor, EventOverlap, None] | None:
         """The same of a combine, after a dispatch by the compiled part, with its selections. Collective."""
-        quick, exchanges = handle._quick, self._exchanges
-        if quick is None or self._sent or self._waits or not exchanges.mask.agreed:
-            return None
-        plan, h, _, (forgot, left_out), routing = quick
-        if forgot != exchanges._forgot or left_out != exchanges.comm._left_out:
-            return None
-        sums = self._stream.run_quick(plan.combine, h, x, topk, weights, routing, out)
-        return None if sums is None else (sums, nothing_to_wait_for(), None)
+        quick = handle._quick
+        return None if quick is None else quick[0].combine(*self._watched, quick, x, topk, weights, out)
 
     def send(
         self, x: Tensor, topk: Tensor, kind: Kind, stats: Tensor | None, waits: Tensor | None, given: Given = NOTHING
