@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -73,6 +74,40 @@ func TestDoor(t *testing.T) {
 			near.Cut()
 			far.Cut()
 		})
+	}
+}
+
+// TestAnswers: the system tells that the peer's host has what was sent, and that something waits to be received, while
+// the peer itself receives nothing.
+func TestAnswers(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("only Linux tells")
+	}
+	ranks := implementations[0].make(t, 2)
+	defer closeAll(ranks)
+	admitted := make(chan *Link, 1)
+	open := doors(t, ranks, [2]string{"key", "key"}, func(l *Link) { admitted <- l })
+	near, err := open[1].Dial(testContext(t), 0, open[0].Addresses())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer near.Cut()
+	far := <-admitted
+	defer far.Cut()
+	if far.Unread() {
+		t.Error("something waits that nobody has sent")
+	}
+	for range 20 {
+		near.Send(NewMessage([]byte("hello")))
+		for end := time.Now().Add(30 * time.Second); !far.Unread() || !near.Answers(0); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("unread %v, answers %v", far.Unread(), near.Answers(0))
+			}
+		}
+	}
+	near.Cut()
+	if near.Answers(time.Hour) || near.Unread() {
+		t.Error("a link that was cut answers")
 	}
 }
 

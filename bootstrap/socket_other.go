@@ -2,7 +2,16 @@
 
 package bootstrap
 
-import "net"
+import (
+	"net"
+	"time"
+)
+
+// answers does not know.
+func answers(*net.TCPConn, time.Duration) bool { return false }
+
+// unread does not know.
+func unread(*net.TCPConn) bool { return false }
 
 // tune makes the connection notice a peer whose host or network is gone without a farewell.
 func tune(conn *net.TCPConn) { conn.SetKeepAliveConfig(keepAlive) }

@@ -50,12 +50,17 @@
 // the heartbeat: a network that rejects packets looks the same. Members get an event in either case, and
 // only once.
 //
-// One process of each host beats for it, every twentieth of the heartbeat; the next one does when that
-// falls silent. A neighbour that is silent for a third of the heartbeat is left for another one, so that a
-// process which stands still takes nobody's messages with it. For deadlines that are shorter yet, each node
-// says which neighbour it does not hear, and [Member.Behind] finds the one that is to blame.
+// A host may be silent because its processes come to nothing: they are stopped, or others have the processors. Its
+// kernel then still acknowledges what is sent to it, which a neighbour sees, and a host that answers like that is lost
+// after four heartbeats. The neighbour tells the others, which see no more than the silence, and wait as long.
 //
-// Time for which a process itself stood still is not counted.
+// One process of each host beats for it, every twentieth of the heartbeat; the next one does when that
+// falls silent. A parent that is silent for a third of the heartbeat is left as soon as there is another one, so that a
+// process which stands still takes nobody's messages with it, and one that is only slow loses none. For deadlines that
+// are shorter yet, each node says which neighbour it does not hear, and [Member.Behind] finds the one that is to blame.
+//
+// Time for which a process itself stood still, or was late at its own looks, is not counted, nor is a neighbour silent
+// whose bytes have come and are yet to be read.
 //
 // # Who goes on
 //

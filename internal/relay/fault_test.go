@@ -151,6 +151,71 @@ func TestSilence(t *testing.T) {
 	}
 }
 
+// TestBusy: a process that comes to nothing for longer than the heartbeat, while its host's kernel answers, is not
+// lost. In the end it is, to those, too, that have no link to it.
+func TestBusy(t *testing.T) {
+	for _, fanout := range []int{1, 32} {
+		for _, busy := range []int{0, 2} {
+			t.Run(fmt.Sprint(fanout, " wide, process ", busy), func(t *testing.T) {
+				t.Parallel()
+				const heartbeat = time.Second
+				w := newNetwork(layout{
+					perProcess: []int{1, 1, 1, 1}, heartbeat: heartbeat, timeout: time.Minute, fanout: fanout,
+				})
+				defer w.close()
+				w.formed(t)
+				gatherAll(t, w.all(), 2)
+				w.halt(busy)
+				w.await(t, heartbeat*3/2, busy)
+				w.goOn(busy)
+				for _, k := range w.all() {
+					if k.Died(busy) {
+						t.Fatalf("rank %d has lost one that was busy", k.number)
+					}
+				}
+				gatherAll(t, w.all(), 2)
+				w.halt(busy)
+				var rest []*rank
+				for _, k := range w.all() {
+					if k.number != busy {
+						rest = append(rest, k)
+					}
+				}
+				for i, err := range each(rest, func(k *rank) error {
+					_, err := k.gather(nil)
+					return err
+				}) {
+					blamed(t, rest[i].number, err, busy, channel.ErrDied)
+				}
+				must(t, rest, func(k *rank) error { return k.mask(rankset.Of(busy)) })
+				gatherAll(t, rest, 2)
+				w.goOn(busy)
+				w.check(t)
+			})
+		}
+	}
+}
+
+// await returns when all other processes have heard nothing of one's host for so long, by their own clocks.
+func (w *network) await(t testing.TB, quiet time.Duration, process int) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		if !slices.ContainsFunc(w.procs, func(q *proc) bool {
+			if q.number == process {
+				return false
+			}
+			q.mu.Lock()
+			defer q.mu.Unlock()
+			return q.processes[process].died == nil && q.clock-q.hosts[q.processes[process].Host] < quiet
+		}) {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("process %d is heard of although it is silent", process)
+		}
+	}
+}
+
 // TestCuts breaks links again and again while ranks gather. Processes connect anew, and nobody notices.
 func TestCuts(t *testing.T) {
 	w := newNetwork(layout{

@@ -30,6 +30,7 @@ type network struct {
 	late   time.Duration // the most that a message is on its way
 	procs  []*proc
 	dark   map[[2]int]bool // pairs between which nothing passes
+	still  map[int]bool    // processes that stand still, on hosts that answer
 	links  map[*half]struct{}
 	ledger
 	work sync.WaitGroup
@@ -67,7 +68,8 @@ type layout struct {
 
 func newNetwork(l layout) *network {
 	w := &network{
-		random: rand.New(rand.NewPCG(l.seed, 1)), late: l.late, dark: map[[2]int]bool{}, links: map[*half]struct{}{},
+		random: rand.New(rand.NewPCG(l.seed, 1)), late: l.late, dark: map[[2]int]bool{}, still: map[int]bool{},
+		links: map[*half]struct{}{},
 	}
 	var processes []Process
 	size := 0
@@ -182,6 +184,29 @@ func (w *network) darken(a, b int, dark bool) {
 	w.dark[[2]int{min(a, b), max(a, b)}] = dark
 }
 
+// halt has a process come to nothing, on a host whose kernel answers for it, until goOn.
+func (w *network) halt(process int) {
+	w.setStill(process, true)
+	w.procs[process].mu.Lock()
+}
+
+func (w *network) goOn(process int) {
+	w.procs[process].mu.Unlock()
+	w.setStill(process, false)
+}
+
+func (w *network) setStill(process int, still bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.still[process] = still
+}
+
+func (w *network) isStill(process int) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.still[process]
+}
+
 // cut breaks the links between two processes. What was on its way is lost.
 func (w *network) cut(a, b int) {
 	w.mu.Lock()
@@ -223,7 +248,7 @@ type half struct {
 }
 
 func (w *network) dial(ctx context.Context, from, to int) (Link, error) {
-	if w.isDark(from, to) {
+	if w.isDark(from, to) || w.isStill(to) {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}
@@ -296,6 +321,10 @@ func (h *half) Send(m bootstrap.Message) {
 }
 
 func (h *half) Queued() int { return 0 }
+
+func (h *half) Answers(time.Duration) bool { return h.net.isStill(h.to) }
+
+func (h *half) Unread() bool { return false }
 
 func (h *half) Receive(handle func([]byte) error) error {
 	for {

@@ -27,6 +27,8 @@ type Process struct {
 type Link interface {
 	Send(bootstrap.Message)
 	Queued() int
+	Answers(within time.Duration) bool
+	Unread() bool
 	Receive(handle func([]byte) error) error
 	Shut(deadline time.Time)
 	Cut()

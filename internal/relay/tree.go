@@ -230,6 +230,11 @@ func (n *Node) serve(l Link, peer int, over chan struct{}) {
 // caller holds mu.
 func (n *Node) open(l Link, peer int, over chan struct{}) *link {
 	k := &link{Link: l, peer: peer, parent: over != nil, over: over, heard: n.clock}
+	for former := range n.links {
+		if k.parent && former.parent && former.silent(n) {
+			n.cut(former)
+		}
+	}
 	n.links[k] = struct{}{}
 	if d := n.known.Load(); d.Generation > 0 {
 		l.Send(decided(*d))
