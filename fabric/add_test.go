@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"unsafe"
 
 	"github.com/weftgo/weft/fabric"
+	"github.com/weftgo/weft/fabric/fabrictest"
 )
 
 func word(b []byte, at int) *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&b[at])) }
@@ -233,6 +235,20 @@ func TestMismatch(t *testing.T) {
 			names(t, err, 1, "connect", fabric.ErrMismatch)
 			if err := other.Close(); err != nil {
 				t.Error(err)
+			}
+		}
+		more := b.class
+		more.DataBytes = 12 - more.DataBytes // 8 for 4, 4 for 8
+		other, err := fabrictest.New(more, 1).Open(t.Context(), fabric.Options{
+			Rank: 1, Size: 2, Unordered: b.options.Unordered,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer other.Close()
+		for _, err := range []error{connect(d, 1, other.Card()), connect(other, 0, d.Card())} { // both refuse
+			if !errors.Is(err, fabric.ErrMismatch) || !strings.Contains(err.Error(), "bytes to the queue") {
+				t.Errorf("%d and %d bytes of data: %v", b.class.DataBytes, more.DataBytes, err)
 			}
 		}
 		for _, card := range [][]byte{nil, {1, 2, 3}, d.Card()[:10], append(d.Card(), 0)} {

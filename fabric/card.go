@@ -9,7 +9,7 @@ import (
 // Cards travel by a bootstrap, so what comes may be anything.
 
 const (
-	domainMagic = 0x57464432 // "WFD2"
+	domainMagic = 0x57464433 // "WFD3"
 	regionMagic = 0x57465231 // "WFR1"
 	mostText    = 512
 )
@@ -20,6 +20,7 @@ type domainCard struct {
 	Signals    uint32
 	Ordered    bool
 	Words      bool
+	DataBytes  uint32
 	Provider   string
 	Name       []byte // of the endpoint
 	Base, Key  uint64 // of the board
@@ -38,7 +39,7 @@ var errCard = errors.New("not a card of this version of Weft")
 
 func (c domainCard) encode() []byte {
 	b := binary.LittleEndian.AppendUint32(nil, domainMagic)
-	for _, v := range []uint32{c.Rank, c.Size, c.Signals} {
+	for _, v := range []uint32{c.Rank, c.Size, c.Signals, c.DataBytes} {
 		b = binary.LittleEndian.AppendUint32(b, v)
 	}
 	b = append(b, flag(c.Ordered), flag(c.Words))
@@ -54,7 +55,7 @@ func decodeDomain(b []byte) (c domainCard, err error) {
 	if r.uint32() != domainMagic {
 		return c, errCard
 	}
-	c.Rank, c.Size, c.Signals = r.uint32(), r.uint32(), r.uint32()
+	c.Rank, c.Size, c.Signals, c.DataBytes = r.uint32(), r.uint32(), r.uint32(), r.uint32()
 	c.Ordered, c.Words = r.flag(), r.flag()
 	c.Base, c.Key, c.Password = r.uint64(), r.uint64(), r.uint32()
 	c.Provider, c.Name = string(r.text()), r.text()

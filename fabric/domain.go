@@ -46,7 +46,7 @@ type Options struct {
 }
 
 // Capabilities are what the opened endpoint was found to do. Ordered and Words decide which protocol
-// signals take, so Connect refuses peers that differ in them.
+// signals take, and DataBytes whether a password comes with them, so Connect refuses peers that differ in them.
 type Capabilities struct {
 	Provider  string // libfabric's name for it
 	Library   string // and its version
@@ -222,7 +222,8 @@ func (d *Domain) prepare() error {
 	}
 	d.card = domainCard{
 		Rank: uint32(d.options.Rank), Size: uint32(d.options.Size), Signals: uint32(d.options.Signals),
-		Ordered: d.caps.Ordered, Words: d.caps.Words, Provider: d.caps.Provider, Name: name,
+		Ordered: d.caps.Ordered, Words: d.caps.Words, DataBytes: uint32(d.caps.DataBytes),
+		Provider: d.caps.Provider, Name: name,
 		Base: memory.Base(), Key: memory.Key(), Password: d.password,
 	}.encode()
 	return nil

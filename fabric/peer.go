@@ -134,6 +134,9 @@ func (d *Domain) fits(rank int, c domainCard) error {
 	case c.Ordered != caps.Ordered || c.Words != caps.Words:
 		return fmt.Errorf("its writes are ordered %v and whole %v, this rank's %v and %v",
 			c.Ordered, c.Words, caps.Ordered, caps.Words)
+	case int(c.DataBytes) != caps.DataBytes:
+		return fmt.Errorf("its writes bring %d bytes to the queue, this rank's %d: take the same libfabric on every rank",
+			c.DataBytes, caps.DataBytes)
 	}
 	return nil
 }
