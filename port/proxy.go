@@ -80,7 +80,7 @@ type Proxy struct {
 	closed  bool
 	peers   map[int]*Peer
 	serial  uint64          // of the last memory
-	renewed map[name][]byte // cards of peers' memories that have new keys
+	renewed map[name][]byte // cards of peers' memories that had new keys at the last renewal
 }
 
 // New makes a proxy over one domain, or several of one rank: its rails, in the same order on all ranks. The

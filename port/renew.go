@@ -51,6 +51,7 @@ func (x *Proxy) Settle(ctx context.Context, out func(rank int) bool) error {
 func (x *Proxy) Renew(gone func(rank int) bool, epoch uint32) (cards [][]byte, err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	clear(x.renewed) // who still has a memory brings a card of it anew
 	for rank, p := range x.peers {
 		if !gone(rank) {
 			continue
