@@ -39,6 +39,26 @@ var (
 	ErrMasked = channel.ErrMasked
 )
 
+// opError is an error of an operation that no single peer is to blame for.
+type opError struct {
+	op  string
+	err error
+}
+
+func (e *opError) Error() string { return e.op + ": " + e.err.Error() }
+func (e *opError) Unwrap() error { return e.err }
+
+// names reports whether an error names the operation itself.
+func names(err error, op string) bool {
+	switch e := err.(type) {
+	case *PeerError:
+		return e.Op == op
+	case *opError:
+		return e.op == op
+	}
+	return false
+}
+
 // ownLimit blames this rank for a failure at its own limit of open files, although the error names a
 // peer.
 func ownLimit(op string, rank int, err error) error {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/channel"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/internal/shm"
@@ -142,6 +143,33 @@ func FuzzAgreed(f *testing.F) {
 			t.Fatalf("%q: %v", all, err)
 		}
 	})
+}
+
+// TestGiveUp: the error of a join that fails names the operation once, whether ranks have found it together or not.
+func TestGiveUp(t *testing.T) {
+	group, err := bootstrap.NewInProcess(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, err := range []error{
+		agreed("join", [][]byte{messageOf("heartbeat: 5s", nil), messageOf("heartbeat: 6s", nil)}),
+		&opError{"join", ErrInvalid},
+		&PeerError{Rank: 0, Op: "join", Err: ErrLeft},
+		ErrInvalid,
+	} {
+		got := giveUp(group[0], err)
+		if strings.Count(got.Error(), "join: ") != 1 || !strings.HasPrefix(got.Error(), "join: ") {
+			t.Errorf("%q for %q", got, err)
+		}
+	}
+	if got := giveUp(group[0], errors.New("join: a text")); got.Error() != "join: join: a text" { // which says nothing
+		t.Errorf("%q", got)
+	}
+	for _, b := range group {
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 // TestLongWords tells words apart that differ only where notes are cut.

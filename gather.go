@@ -138,6 +138,9 @@ func agreed(op string, all [][]byte) error {
 			return &PeerError{Rank: r, Op: op, Err: refusal.There(kind, op, string(text))}
 		}
 	}
+	disagree := func(format string, args ...any) error {
+		return &opError{op, fmt.Errorf("%w"+format, append([]any{ErrMismatch}, args...)...)}
+	}
 	first := -1
 	for r, n := range all {
 		if n == nil {
@@ -152,18 +155,18 @@ func agreed(op string, all [][]byte) error {
 		if firstText != rText || !bytes.Equal(n[:min(1, len(n))], all[first][:min(1, len(all[first]))]) {
 			a, b := words(firstText), words(rText)
 			if firstOp != rOp && firstOp != "" && rOp != "" {
-				return fmt.Errorf("%s: %w: rank %d calls %q here, rank %d %q; make the same calls in the same order on every rank",
-					op, ErrMismatch, r, rOp, first, firstOp)
+				return disagree(": rank %d calls %q here, rank %d %q; make the same calls in the same order on every rank",
+					r, rOp, first, firstOp)
 			}
 			if apart(a, b) {
-				return fmt.Errorf("%s: %w: rank %d makes another call here than rank %d; make the same calls in the same order "+
-					"on every rank", op, ErrMismatch, r, first)
+				return disagree(": rank %d makes another call here than rank %d; make the same calls in the same order "+
+					"on every rank", r, first)
 			}
 			// Of notes that were cut the end is a hash.
 			if what := difference(a, b, first, r); what != "" && max(len(n), len(all[first])) < noteSize {
-				return fmt.Errorf("%s: %w on %s", op, ErrMismatch, what)
+				return disagree(" on %s", what)
 			}
-			return fmt.Errorf("%s: %w: rank %d says %q, rank %d %q", op, ErrMismatch, first, a, r, b)
+			return disagree(": rank %d says %q, rank %d %q", first, a, r, b)
 		}
 	}
 	return nil

@@ -135,10 +135,10 @@ func (c *Comm) exchangeDoors(ctx context.Context, heartbeat time.Duration, data 
 	}
 	all, err := c.bootstrap.AllGather(ctx, note)
 	if err != nil {
-		return nil, fmt.Errorf("join: %w", err)
+		return nil, &opError{"join", err}
 	}
 	if own != nil {
-		return nil, fmt.Errorf("join: %w", own)
+		return nil, &opError{"join", own}
 	}
 	given := make([][]byte, len(all))
 	for r, n := range all {

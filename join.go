@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"strings"
 	"sync"
 	"time"
 
@@ -266,7 +265,7 @@ const newsTime = 100 * time.Millisecond
 // giveUp handles an error that ends this rank's join: it finds the culprit and reports it to the
 // other ranks, before they see this rank end.
 func giveUp(b bootstrap.Bootstrap, err error) error {
-	if !strings.HasPrefix(err.Error(), "join: ") { // what ranks find when they compare names the operation
+	if !names(err, "join") {
 		err = translate("join", err)
 	}
 	err = ownLimit("join", b.Rank(), err)
