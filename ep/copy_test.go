@@ -11,6 +11,7 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/ep"
+	"github.com/weftgo/weft/internal/eptest"
 	"github.com/weftgo/weft/internal/ranktest"
 )
 
@@ -179,6 +180,15 @@ func TestCopiesOnGPUs(t *testing.T) {
 	})
 }
 
+// arrived is a round of a batch whose rows have come.
+func (r *member) arrived(ctx context.Context, b *eptest.Batch) (*eptest.Round, error) {
+	round, err := b.Round(r.e, r.Comm, r.handle)
+	if err != nil {
+		return nil, err
+	}
+	return round, errors.Join(round.PrepareDispatch(ctx, r.stream), r.rest(ctx))
+}
+
 // TestCopiesOfFewRowsOnGPUs copies to tensors with room for fewer rows than have arrived, of which the host does not
 // know: the first rows come, and nothing is written behind them.
 func TestCopiesOfFewRowsOnGPUs(t *testing.T) {
@@ -190,11 +200,8 @@ func TestCopiesOfFewRowsOnGPUs(t *testing.T) {
 		}
 		b := evenly(s, ranks, 1, tokens).Batch()
 		members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
-			round, err := b.Round(r.e, r.Comm, r.handle)
+			round, err := r.arrived(ctx, b)
 			if err != nil {
-				return err
-			}
-			if err := errors.Join(round.PrepareDispatch(ctx, r.stream), r.rest(ctx)); err != nil {
 				return err
 			}
 			got := round.Received()
@@ -258,11 +265,8 @@ func TestCopyOperandsOnGPUs(t *testing.T) {
 		b := evenly(s, ranks, 5, 3).Batch()
 		met, over := make(chan struct{}), make(chan struct{})
 		members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
-			round, err := b.Round(r.e, r.Comm, r.handle)
+			round, err := r.arrived(ctx, b)
 			if err != nil {
-				return err
-			}
-			if err := errors.Join(round.PrepareDispatch(ctx, r.stream), r.rest(ctx)); err != nil {
 				return err
 			}
 			got := round.Received()

@@ -132,14 +132,7 @@ func (h *handle) allocate() (err error) {
 			return err
 		}
 	}
-	for range h.Spec.Live + 1 {
-		r, err := h.newRouting()
-		if err != nil {
-			return err
-		}
-		h.idle.Put(r, false)
-	}
-	return nil
+	return h.idle.Fill(h.Spec.Live+1, h.newRouting)
 }
 
 // shape is what kernels know of the Spec.

@@ -26,6 +26,18 @@ func (s *Routings[R]) Take(captured bool, fresh func() (R, error)) (r R, err err
 	return fresh()
 }
 
+// Fill puts n fresh ones in store.
+func (s *Routings[R]) Fill(n int, fresh func() (R, error)) error {
+	for range n {
+		r, err := fresh()
+		if err != nil {
+			return err
+		}
+		s.Put(r, false)
+	}
+	return nil
+}
+
 // Put gives one back, which a graph writes or not.
 func (s *Routings[R]) Put(r R, graphed bool) {
 	if graphed {

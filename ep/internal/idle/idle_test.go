@@ -25,3 +25,22 @@ func TestRoutings(t *testing.T) {
 		}
 	}
 }
+
+// TestFill: what is in store outside graphs comes from the function, up to its first error.
+func TestFill(t *testing.T) {
+	var s Routings[int]
+	made, full := 0, errors.New("full")
+	fresh := func() (int, error) {
+		if made == 2 {
+			return 0, full
+		}
+		made++
+		return made, nil
+	}
+	if err := s.Fill(2, fresh); err != nil || len(s.Plain) != 2 || len(s.Graphed) != 0 {
+		t.Errorf("two: %v and %v, %v", s.Plain, s.Graphed, err)
+	}
+	if err := s.Fill(1, fresh); !errors.Is(err, full) || len(s.Plain) != 2 {
+		t.Errorf("one too many: %v, %v", s.Plain, err)
+	}
+}

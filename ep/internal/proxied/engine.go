@@ -61,14 +61,7 @@ func (h *handle) allocate() (err error) {
 		return err
 	}
 	h.Buffers.Locate(uintptr(h.block.Bytes), uintptr(h.memory.Pointer()))
-	for range h.Spec.Live + 1 {
-		r, err := h.newRouting()
-		if err != nil {
-			return err
-		}
-		h.idle.Put(r, false)
-	}
-	return nil
+	return h.idle.Fill(h.Spec.Live+1, h.newRouting)
 }
 
 // bufferOf is where the rows of a buffer stand.
