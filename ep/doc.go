@@ -47,6 +47,7 @@
 // go to far ranks through port channels (package port), if the layout is expert-major or rank-major, nothing can
 // overflow and sums are not by host. An operation is then three kernels, which store what is sent, carry it, and
 // receive. After a SetMask graphs are captured anew, and gradients of weights and of a combine take a new routing.
+// Memory for these gradients is made by the first call of one, which a capture refuses: call it once before.
 //
 // In all other cases the stream hands the operation to a goroutine of the host, and the host engine makes it on
 // host memory: see Between hosts below. Rows that exist go there and back over PCIe. Results are bit by bit those

@@ -94,8 +94,9 @@ func (h *Handle) Engine() spec.Engine { return spec.EngineOf(h.base.Comm) }
 // Capacity is the number of rows of the largest received tensor.
 func (h *Handle) Capacity() int { return h.base.Geometry.Rows() }
 
-// MemoryBytes is the size of the handle's windows on this rank. On the host a page of a large
-// window exists only once it is used.
+// MemoryBytes is the size of the handle's memory on this rank, its windows above all. On the host a page of a
+// large window exists only once it is used. Where rows go through port channels it grows with the first call of a
+// gradient that they do not carry.
 func (h *Handle) MemoryBytes() int { return h.engine.Resources().Bytes }
 
 // SMs returns the number of SMs on which the kernels of dispatches and combines run on an otherwise
@@ -109,7 +110,8 @@ func (h *Handle) SMs() (dispatch, combine int) {
 }
 
 // GradientSMs is SMs for the gradient kernel: it moves the rows of a CombineBackward, and the
-// gradients of weights of a DispatchBackward. The combine kernel moves the rows of the latter.
+// gradients of weights of a DispatchBackward. The combine kernel moves the rows of the latter. Where rows go
+// through port channels it is 0 until the first of these calls, which makes what they need.
 func (h *Handle) GradientSMs() int { return h.engine.Resources().GradientSMs }
 
 // Close frees the handle's windows on this rank. Received tensors become invalid. Further calls do

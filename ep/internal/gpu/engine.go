@@ -187,9 +187,13 @@ func (h *handle) Resources() spec.Resources {
 		n += m.Size()
 	}
 	of := func(o operation) int { return min(h.grids[o].blocks(), h.device.SMs()) }
-	return spec.Resources{
+	r := spec.Resources{
 		Bytes: n, DispatchSMs: of(ofDispatch), CombineSMs: of(ofCombine), GradientSMs: of(ofGradients),
 	}
+	if h.ports != nil {
+		h.ports.add(&r)
+	}
+	return r
 }
 
 func (h *handle) Close() (released bool, err error) {

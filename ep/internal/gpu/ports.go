@@ -290,6 +290,17 @@ func (p *ports) gradients(ctx context.Context, op string, s *weft.Stream, b *spe
 	return p.back, proxied.Home{At: r.memory.Pointer().Add(h.routing.home), Tokens: b.Tokens}, nil
 }
 
+// add adds what ports have to the handle's resources.
+func (p *ports) add(r *spec.Resources) {
+	r.Bytes += p.memory.Size()
+	r.GradientSMs = 0 // the handle's own kernel of gradients never runs
+	if p.back != nil {
+		back := p.back.Resources()
+		r.Bytes += back.Bytes
+		r.GradientSMs = back.GradientSMs
+	}
+}
+
 // A carrier has the launch that carries what a kernel through slots with arguments A has stored for far ranks.
 type carrier[A any] struct {
 	launcher[carryArgs[A]]

@@ -29,6 +29,9 @@ func (b *Back) CountWaits(dispatch, combine cuda.Pointer) {
 	b.x.waits.dispatch, b.x.waits.combine = dispatch, combine
 }
 
+// Resources are what it has.
+func (b *Back) Resources() spec.Resources { return b.x.resources() }
+
 // Close gives up what it has, once nothing of it runs.
 func (b *Back) Close() (released bool, err error) { return b.x.close() }
 

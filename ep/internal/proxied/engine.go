@@ -82,15 +82,14 @@ func (h *handle) CountWaits(dispatch, combine weft.Tensor) {
 
 // Resources implements [spec.RowEngine].
 func (h *handle) Resources() spec.Resources {
-	r := h.host.Resources()
-	n := min(h.proxy.Blocks(), h.device.SMs())
-	r.Bytes += h.memory.Size() + h.pinned.Size()
+	r := h.exchange.resources()
+	r.Bytes += h.memory.Size()
 	for _, g := range h.all {
 		r.Bytes += g.memory.Size()
 	}
-	r.DispatchSMs, r.GradientSMs = n, n
+	r.DispatchSMs = r.GradientSMs
 	if h.Spec.Combines() {
-		r.CombineSMs = n
+		r.CombineSMs = r.GradientSMs
 	}
 	return r
 }
@@ -218,6 +217,19 @@ func (x *exchange) open(ctx context.Context, of *spec.Base, beside *enginegpu.Ro
 		Op: opNew, Owner: "handle", Words: words, SMs: of.Spec.SMs, SerialGroup: of.Spec.SerialGroup, Beside: beside,
 	})
 	return err
+}
+
+// resources are what an exchange has for gradients, or for all operations.
+func (x *exchange) resources() spec.Resources {
+	r := x.host.Resources()
+	r.Bytes += x.pinned.Size()
+	for _, w := range []*weft.Window{x.tokens, x.rows} {
+		if w != nil {
+			r.Bytes += w.Size()
+		}
+	}
+	r.GradientSMs = min(x.proxy.Blocks(), x.device.SMs())
+	return r
 }
 
 // close gives up what there is.
