@@ -23,14 +23,15 @@ type Options struct {
 	Depth  int
 	Spin   time.Duration
 	Spread int
-	// Open makes the domain of a rail: fabric.Open if nil. Package fabrictest has others, for tests.
+	// Open makes the domain of a rail: one of the kind that the communicator has, if nil. Package fabrictest has
+	// others, for tests.
 	Open func(ctx context.Context, rail int, o fabric.Options) (*fabric.Domain, error)
 }
 
 // maxChannels is one less than the most signals of a domain.
 const maxChannels = 1<<16 - 1
 
-func (o *Options) normalize() error {
+func (o *Options) normalize(ops weft.Operations) error {
 	switch {
 	case o.Channels < 0 || o.Channels > maxChannels:
 		return weft.Invalidf("Channels: %d, want 1 to %d, or 0 for 64", o.Channels, maxChannels)
@@ -49,7 +50,7 @@ func (o *Options) normalize() error {
 	if o.Open == nil {
 		o.Open = func(ctx context.Context, rail int, f fabric.Options) (*fabric.Domain, error) {
 			f.Provider, f.Source = o.Provider, o.Sources[rail]
-			return fabric.Open(ctx, f)
+			return ops.OpenFabric(ctx, f)
 		}
 	}
 	return nil

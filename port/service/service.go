@@ -45,7 +45,7 @@ type Service struct {
 func New(ctx context.Context, comm *weft.Comm, o Options) (*Service, error) {
 	const op = "new port service"
 	ops := comm.Operations()
-	err := o.normalize()
+	err := o.normalize(ops)
 	if err := ops.VerifySame(ctx, op, o.said(), err); err != nil {
 		return nil, err
 	}
