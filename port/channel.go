@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/weftgo/weft/fabric"
@@ -49,7 +50,7 @@ func (p *Peer) Channel(o ChannelOptions, dst *Remote, src *Memory) (*Channel, er
 	}
 	all := *x.lanes.Load()
 	for _, other := range all {
-		if other.peer == p && other.id == l.id {
+		if other != nil && other.peer == p && other.id == l.id {
 			return nil, invalid("channel to rank %d: there is one with signal %d: take another, or its With", p.rank, l.id)
 		}
 	}
@@ -81,6 +82,18 @@ func (c *Channel) With(dst *Remote, src *Memory) (*Channel, error) {
 		return nil, err
 	}
 	return &Channel{c.lane, dst, src}, nil
+}
+
+// Close gives the channel up, with all that are made With it: calls fail with [fabric.ErrClosed], and what was pushed
+// and not posted is dropped. No kernel has it any more. No other channel of the proxy takes its signal's number.
+func (c *Channel) Close() {
+	x, l := c.proxy, c.lane
+	x.call(func() { l.fail(fabric.ErrClosed) })
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	all := slices.Clone(*x.lanes.Load())
+	all[l.number] = nil
+	x.lanes.Store(&all)
 }
 
 // Peer is the rank to which the channel leads.

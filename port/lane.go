@@ -216,7 +216,7 @@ func (l *lane) local(at place) (*Memory, error) {
 
 func (l *lane) remote(at place) (*Remote, error) {
 	all := *l.proxy.remotes.Load()
-	if int(at.memory) >= len(all) || all[at.memory].rank != l.peer.rank {
+	if int(at.memory) >= len(all) || all[at.memory] == nil || all[at.memory].rank != l.peer.rank {
 		return nil, &PeerError{
 			Rank: l.peer.rank, Op: "put", Err: invalid("destination memory %d is none of its", at.memory),
 		}

@@ -83,7 +83,10 @@ func (p *Peer) Rank() int { return p.rank }
 // Err is why a channel to the peer has failed, if one has, or nil. It waits for nothing.
 func (p *Peer) Err() error {
 	for _, l := range *p.proxy.lanes.Load() {
-		if err := l.err(); l.peer == p && err != nil {
+		if l == nil || l.peer != p {
+			continue
+		}
+		if err := l.err(); err != nil {
 			return err
 		}
 	}
@@ -227,9 +230,15 @@ func (p *Peer) Memory(card []byte) (*Remote, error) {
 	}
 	all := *x.remotes.Load()
 	for _, known := range all { // so that it may be asked for again and again
-		if known.name == m.name {
+		if known != nil && known.name == m.name {
 			return known, nil
 		}
+	}
+	if m.number = slices.Index(all, nil); m.number >= 0 {
+		all = slices.Clone(all)
+		all[m.number] = m
+		x.remotes.Store(&all)
+		return m, nil
 	}
 	if len(all) == 1<<memoryBits {
 		return nil, invalid("memory of rank %d: a proxy knows at most %d memories of peers", p.rank, len(all))
@@ -253,6 +262,18 @@ func (p *Peer) remote(card []byte) (*Remote, error) {
 		m.rails = append(m.rails, remote)
 	}
 	return m, nil
+}
+
+// Close forgets the memory, whose channels were closed before.
+func (m *Remote) Close() {
+	x := m.proxy
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	all := slices.Clone(*x.remotes.Load())
+	if all[m.number] != nil && all[m.number].name == m.name { // of a renewed memory there is a newer one
+		all[m.number] = nil
+		x.remotes.Store(&all)
+	}
 }
 
 // Bytes is the memory's size.

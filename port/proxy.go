@@ -64,7 +64,7 @@ type Proxy struct {
 	end     context.CancelCauseFunc
 	abort   atomic.Pointer[fail]
 
-	// Tables that triggers index. They are replaced, never changed in place.
+	// Tables that triggers index, with nil for what was closed. They are replaced, never changed in place.
 	lanes   atomic.Pointer[[]*lane]
 	locals  atomic.Pointer[[]*Memory]
 	remotes atomic.Pointer[[]*Remote]
@@ -198,7 +198,7 @@ func (x *Proxy) drain(r *ring) (some bool) {
 				continue
 			}
 		}
-		if !lanes[t.channel].take(task{t, r, r.taken}) {
+		if l := lanes[t.channel]; l != nil && !l.take(task{t, r, r.taken}) {
 			break
 		}
 		r.taken++
@@ -251,13 +251,17 @@ func (x *Proxy) look(now time.Time) {
 		x.failAll(f.err)
 	}
 	for _, l := range *x.lanes.Load() {
-		l.look(now)
+		if l != nil {
+			l.look(now)
+		}
 	}
 }
 
 func (x *Proxy) failAll(err error) {
 	for _, l := range *x.lanes.Load() {
-		l.fail(err)
+		if l != nil {
+			l.fail(err)
+		}
 	}
 }
 
@@ -270,7 +274,8 @@ func (x *Proxy) sleep() {
 	x.asleep.Store(true)
 	defer x.asleep.Store(false)
 	if t, ok := x.host.next(); ok {
-		if lanes := *x.lanes.Load(); int(t.channel) >= len(lanes) || lanes[t.channel].length < laneDepth {
+		lanes := *x.lanes.Load()
+		if int(t.channel) >= len(lanes) || lanes[t.channel] == nil || lanes[t.channel].length < laneDepth {
 			return // it was pushed before the pusher could see that the proxy sleeps
 		}
 	}

@@ -85,7 +85,7 @@ func (x *Proxy) Take(rank int, card []byte) error {
 	of := name{rank, serial}
 	x.renewed[of] = slices.Clone(card)
 	p, all := x.peers[rank], *x.remotes.Load()
-	at := slices.IndexFunc(all, func(m *Remote) bool { return m.name == of })
+	at := slices.IndexFunc(all, func(m *Remote) bool { return m != nil && m.name == of })
 	if p == nil || at < 0 {
 		return nil
 	}

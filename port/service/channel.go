@@ -32,7 +32,7 @@ func (l *link) places(p *port.Peer, dst, src *Memory) (to *port.Remote, from *po
 	if len(card) == 0 {
 		card = board.parts[l.peer].card
 	}
-	to, err = p.Memory(card)
+	to, err = l.service.remote(p, card)
 	return to, from, err
 }
 
@@ -272,7 +272,7 @@ func (c *Channel) Kernel() (device.PortChannel, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.kernels == nil {
-		k, err := s.proxy.Kernels(s.comm.Device().Context())
+		k, err := s.rails.proxy.Kernels(s.comm.Device().Context())
 		if err != nil {
 			return device.PortChannel{}, fmt.Errorf("%s: %w", op, translate(err))
 		}

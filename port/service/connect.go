@@ -134,7 +134,7 @@ func (s *Service) link(peer int, m *meeting, number int, kind Kind, spread bool,
 		p := m.port.Load()
 		to, from, err := l.places(p, dst, src)
 		if err == nil {
-			l.base, err = p.Channel(port.ChannelOptions{Signal: number, Spread: spread}, to, from)
+			l.base, err = p.Channel(port.ChannelOptions{Signal: s.first + number, Spread: spread}, to, from)
 		}
 		if err != nil {
 			return nil, translate(err)

@@ -20,6 +20,10 @@
 // Where all ranks map a window of the communicator, that has the words of memory channels' signals, and hellos
 // between such ranks need no fabric. A machine without libfabric then has memory channels.
 //
+// Services with [Options].Shared have one domain and one proxy, opened by the first of a communicator and closed by
+// the last: each has signals of its own, which are used once. Rows of expert parallelism and plans on GPUs go by such
+// services.
+//
 // # Memory layout
 //
 // A window, or plain memory that is registered, has a board of two hellos from each rank and two to each. The window

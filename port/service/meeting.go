@@ -76,11 +76,11 @@ func (s *Service) open(ctx context.Context, op string, peer int, m *meeting) err
 		if err != nil {
 			return err
 		}
-		to, err := p.Memory(s.board.parts[peer].card)
+		to, err := s.remote(p, s.board.parts[peer].card)
 		if err != nil {
 			return err
 		}
-		c, err := p.Channel(port.ChannelOptions{}, to, s.board.local)
+		c, err := p.Channel(port.ChannelOptions{Signal: s.first}, to, s.board.local)
 		if err != nil {
 			return err
 		}
@@ -95,14 +95,25 @@ func (s *Service) reach(ctx context.Context, op string, peer int, m *meeting) (*
 	if p := m.port.Load(); p != nil {
 		return p, nil
 	}
-	if len(s.cards[peer]) == 0 {
+	if len(s.rails.cards[peer]) == 0 {
 		return nil, &weft.PeerError{Rank: peer, Op: op, Err: fmt.Errorf("%w when the service was made", weft.ErrMasked)}
 	}
-	p, err := s.proxy.Connect(watched{ctx, s, op, peer}, peer, s.cards[peer])
+	p, err := s.rails.proxy.Connect(watched{ctx, s, op, peer}, peer, s.rails.cards[peer])
 	if err == nil {
 		m.port.Store(p)
 	}
 	return p, err
+}
+
+// remote is a peer's memory by its card.
+func (s *Service) remote(p *port.Peer, card []byte) (*port.Remote, error) {
+	m, err := p.Memory(card)
+	if err == nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.remotes[m] = struct{}{}
+	}
+	return m, err
 }
 
 // exchange says hello to the peer, and returns what it says. A round that was broken off goes on with the hello that

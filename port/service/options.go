@@ -10,7 +10,8 @@ import (
 	"github.com/weftgo/weft/port"
 )
 
-// Options of a service. The zero value is ready. Channels, Spread and the number of rails are the same on every rank.
+// Options of a service. The zero value is ready. Channels, Spread, the number of rails and Shared are the same on every
+// rank.
 type Options struct {
 	// Provider is libfabric's, by name; empty takes the first of [fabric.Providers] that the machine has.
 	Provider string
@@ -26,6 +27,10 @@ type Options struct {
 	// Open makes the domain of a rail: one of the kind that the communicator has, if nil. Package fabrictest has
 	// others, for tests.
 	Open func(ctx context.Context, rail int, o fabric.Options) (*fabric.Domain, error)
+	// Shared has the service use the domain, and the goroutine that posts, of the communicator's other services with
+	// Shared. All other options but Channels are then 0. The service is made anew after a SetMask. One that is closed with
+	// something underway ends the others, too.
+	Shared bool
 }
 
 // maxChannels is one less than the most signals of a domain.
@@ -33,6 +38,9 @@ const maxChannels = 1<<16 - 1
 
 func (o *Options) normalize(ops weft.Operations) error {
 	switch {
+	case o.Shared && (o.Provider != "" || len(o.Sources) > 0 || o.Depth != 0 || o.Spin != 0 || o.Spread != 0 ||
+		o.Open != nil):
+		return weft.Invalidf("Shared, and other options than Channels: the services that share would differ")
 	case o.Channels < 0 || o.Channels > maxChannels:
 		return weft.Invalidf("Channels: %d, want 1 to %d, or 0 for 64", o.Channels, maxChannels)
 	case len(o.Sources) > port.MaxRails:
@@ -58,5 +66,5 @@ func (o *Options) normalize(ops weft.Operations) error {
 
 // said is what all ranks must say alike.
 func (o *Options) said() string {
-	return fmt.Sprintf("Channels: %d, Spread: %d, rails: %d", o.Channels, o.Spread, len(o.Sources))
+	return fmt.Sprintf("Channels: %d, Spread: %d, rails: %d, Shared: %t", o.Channels, o.Spread, len(o.Sources), o.Shared)
 }

@@ -3,7 +3,7 @@ package service
 import (
 	"context"
 	"errors"
-	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -27,16 +27,16 @@ type Service struct {
 	shared *weft.Window // counters and a board; nil where ranks do not map each other's memory
 
 	absent  error // why there is no fabric; nil: there is one
-	domains []*fabric.Domain
-	proxy   *port.Proxy
-	cards   [][]byte // of the proxies, by rank
-	board   *Memory  // for hellos by the fabric
-	silence func()   // of what the communicator is told of failures
-	unhook  func()   // takes back that SetMask renews keys; nil: it does not
+	rails   *rails
+	first   int     // signal of the proxy's that is this service's: that of hellos
+	board   *Memory // for hellos by the fabric
+	silence func()  // of what the communicator is told of failures
 
 	mu       sync.Mutex
 	kernels  *port.Kernels
 	links    []*link
+	locals   []*port.Memory
+	remotes  map[*port.Remote]struct{}
 	meetings []*meeting // by rank
 	released bool
 }
@@ -49,14 +49,16 @@ func New(ctx context.Context, comm *weft.Comm, o Options) (*Service, error) {
 	if err := ops.VerifySame(ctx, op, o.said(), err); err != nil {
 		return nil, err
 	}
-	s := &Service{comm: comm, ops: ops, options: o, meetings: make([]*meeting, comm.Size())}
+	s := &Service{
+		comm: comm, ops: ops, options: o, meetings: make([]*meeting, comm.Size()), remotes: map[*port.Remote]struct{}{},
+	}
 	s.waiter = ops.WaiterOf("port service")
 	s.silence = ops.Carries(s.lost)
 	for r := range s.meetings {
 		s.meetings[r] = &meeting{taken: append([]bool{true}, make([]bool, o.Channels)...)}
 	}
 	if err := s.build(ctx, op); err != nil {
-		return nil, errors.Join(err, s.release())
+		return nil, errors.Join(err, s.release(true)) // no channel was made
 	}
 	s.gate = ops.Gate("port service")
 	return s, nil
@@ -84,74 +86,21 @@ func (s *Service) build(ctx context.Context, op string) (err error) {
 	return nil
 }
 
-// openFabric opens domains and the proxy, and tells the others of them. Where one rank has no fabric none has.
-func (s *Service) openFabric(ctx context.Context, op string) error {
-	why := s.openRails(watched{ctx, s, op, -1})
-	note := []byte{1}
-	if why != nil {
-		text := why.Error()
-		note = append([]byte{0}, text[:min(len(text), pieceSize)]...)
-	}
-	notes, err := s.ops.GatherNotes(ctx, op, note)
-	if err != nil {
-		return err
-	}
-	for r, n := range notes {
-		if len(n) > 0 && n[0] == 0 {
-			s.absent = &weft.PeerError{Rank: r, Op: op, Err: fmt.Errorf("%w there: %s", weft.ErrUnsupported, n[1:])}
-			return s.closeFabric()
-		}
-	}
-	if s.unhook, err = s.ops.Renews(ctx, op, s.proxy); err != nil {
-		return err
-	}
-	s.cards = make([][]byte, s.comm.Size())
-	card := s.proxy.Card()
-	for range s.options.Sources { // a rail's card fits into a piece
-		piece := card[:min(len(card), pieceSize)]
-		card = card[len(piece):]
-		notes, err := s.ops.GatherNotes(ctx, op, piece)
-		if err != nil {
-			return err
-		}
-		for r, n := range notes {
-			s.cards[r] = append(s.cards[r], n...)
-		}
-	}
-	return nil
-}
-
-// pieceSize is what a note carries of more.
-const pieceSize = 1000
-
-func (s *Service) openRails(ctx context.Context) error {
-	for rail := range s.options.Sources {
-		d, err := s.options.Open(ctx, rail, fabric.Options{
-			Rank: s.comm.Rank(), Size: s.comm.Size(), Signals: s.options.Channels + 1, Timeout: s.comm.Deadline(),
-			Spin: s.options.Spin,
-		})
-		if err != nil {
-			return err
-		}
-		s.domains = append(s.domains, d)
-	}
-	x, err := port.New(port.Options{
-		Depth: s.options.Depth, Timeout: s.comm.Deadline(), Spin: s.options.Spin, Spread: s.options.Spread,
-	}, s.domains...)
-	s.proxy = x
-	return err
-}
-
 // Fabric is what the first rail's endpoint does; ok is false where there is no fabric.
 func (s *Service) Fabric() (c fabric.Capabilities, ok bool) {
 	if s.absent != nil {
 		return c, false
 	}
-	return s.domains[0].Capabilities(), true
+	return s.rails.domains[0].Capabilities(), true
 }
 
 // Rails is the number of rails: 0 where there is no fabric.
-func (s *Service) Rails() int { return len(s.domains) }
+func (s *Service) Rails() int {
+	if s.rails == nil {
+		return 0
+	}
+	return len(s.rails.domains)
+}
 
 // Channels is the most channels between two ranks.
 func (s *Service) Channels() int { return s.options.Channels }
@@ -227,11 +176,14 @@ func (s *Service) own(of int, memory []byte) (*Memory, error) {
 			}
 		}
 		if s.absent == nil {
-			local, err := s.proxy.Register(memory, uint32(s.ops.Generation()))
+			local, err := s.rails.proxy.Register(memory, uint32(s.ops.Generation()))
 			if err != nil {
 				return m, translate(err)
 			}
 			m.local, own.card = local, local.Card()
+			s.mu.Lock()
+			s.locals = append(s.locals, local)
+			s.mu.Unlock()
 		}
 	}
 	m.parts[s.comm.Rank()] = own
@@ -271,6 +223,10 @@ func (m *Memory) close() error {
 	if m.local == nil {
 		return nil
 	}
+	s := m.service
+	s.mu.Lock()
+	s.locals = slices.DeleteFunc(s.locals, func(l *port.Memory) bool { return l == m.local })
+	s.mu.Unlock()
 	return m.local.Close()
 }
 
@@ -289,48 +245,78 @@ func (s *Service) Close() error {
 	if s.released {
 		return nil
 	}
-	ctx, cancel := context.WithTimeoutCause(context.Background(), min(s.comm.Deadline(), rest), weft.ErrTimeout)
-	defer cancel()
-	for _, l := range s.links {
-		if l.base != nil && l.base.Err() == nil && s.sound(op, l.peer) == nil && !s.gone(l.peer) {
-			_ = l.base.Flush(watched{ctx, s, op, l.peer}) // who waits for it is told that this rank left
-		}
-	}
+	left := s.flush(op)
 	if s.kernels != nil {
 		ctx, cancel := context.WithTimeoutCause(context.Background(), s.comm.Deadline(), weft.ErrTimeout)
 		defer cancel()
 		if err := s.ops.Quiesce(ctx, op); err != nil && ctx.Err() != nil {
 			return err // kernels may still push: closed again, it tries again
 		}
+		if s.rails.serial != 0 { // others go on by them, when what kernels have pushed has left, too
+			err := s.kernels.Close()
+			s.kernels = nil
+			left = left && err == nil && s.flush(op)
+		}
 	}
 	s.released = true
-	return s.release()
+	return s.release(left)
 }
 
-func (s *Service) release() error {
+// flush waits until what was pushed has left this rank, and reports whether all of it has.
+func (s *Service) flush(op string) (left bool) {
+	ctx, cancel := context.WithTimeoutCause(context.Background(), min(s.comm.Deadline(), rest), weft.ErrTimeout)
+	defer cancel()
+	left = true
+	for _, l := range s.links {
+		switch {
+		case l.base == nil:
+		case l.base.Err() != nil, s.sound(op, l.peer) != nil, s.gone(l.peer):
+			left = false
+		case l.base.Flush(watched{ctx, s, op, l.peer}) != nil: // who waits for it is told that this rank left
+			left = false
+		}
+	}
+	return left
+}
+
+// release gives up what there is. Where nothing that was pushed is left, others go on by the rails.
+func (s *Service) release(left bool) error {
 	var errs []error
 	s.silence()
 	if s.kernels != nil {
 		errs = append(errs, s.kernels.Close())
 	}
-	errs = append(errs, s.closeFabric())
+	errs = append(errs, s.closeFabric(left))
 	if s.shared != nil {
 		errs = append(errs, s.shared.Close())
 	}
 	return errors.Join(errs...)
 }
 
-func (s *Service) closeFabric() error {
+// closeFabric leaves the rails.
+func (s *Service) closeFabric(left bool) error {
+	if s.rails == nil {
+		return nil
+	}
+	for _, l := range s.links {
+		if l.base != nil {
+			l.base.Close()
+		}
+	}
+	for _, m := range s.meetings {
+		if c, ok := m.hellos.(*port.Channel); ok {
+			c.Close()
+		}
+	}
+	for m := range s.remotes {
+		m.Close()
+	}
 	var errs []error
-	if s.unhook != nil {
-		s.unhook()
+	for _, m := range s.locals {
+		errs = append(errs, m.Close())
 	}
-	if s.proxy != nil {
-		errs = append(errs, s.proxy.Close())
-	}
-	for _, d := range s.domains {
-		errs = append(errs, d.Close())
-	}
-	s.proxy, s.domains = nil, nil
+	errs = append(errs, s.rails.leave(left && s.rails.generation == s.ops.Generation()))
+	s.rails, s.locals = nil, nil
+	clear(s.remotes)
 	return errors.Join(errs...)
 }

@@ -14,7 +14,6 @@ import (
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 	"github.com/weftgo/weft/ep/internal/proxied"
 	"github.com/weftgo/weft/ep/spec"
-	"github.com/weftgo/weft/fabric"
 	"github.com/weftgo/weft/fabric/ibgda"
 	"github.com/weftgo/weft/fabric/softnic"
 	"github.com/weftgo/weft/port"
@@ -191,12 +190,7 @@ func (p *ports) connect(ctx context.Context, op string, table cuda.Pointer) ([]p
 	}
 	comm := p.h.Comm
 	var err error
-	if p.service, err = service.New(ctx, comm, service.Options{
-		Channels: p.parts,
-		Open: func(ctx context.Context, _ int, f fabric.Options) (*fabric.Domain, error) {
-			return comm.Operations().OpenFabric(ctx, f)
-		},
-	}); err != nil {
+	if p.service, err = service.New(ctx, comm, service.Options{Channels: p.parts, Shared: true}); err != nil {
 		return nil, err
 	}
 	memory, err := p.service.Register(ctx, p.memory.Bytes())

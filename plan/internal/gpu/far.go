@@ -10,7 +10,6 @@ import (
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/device"
 	enginegpu "github.com/weftgo/weft/engine/gpu"
-	"github.com/weftgo/weft/fabric"
 	"github.com/weftgo/weft/port/service"
 )
 
@@ -45,12 +44,8 @@ func (f *far) open(ctx context.Context, op string) error {
 	if err := ops.VerifySame(ctx, op, "ports", err); err != nil {
 		return err
 	}
-	if f.service, err = service.New(ctx, f.comm, service.Options{
-		Channels: 2 * mostStreams,
-		Open: func(ctx context.Context, _ int, o fabric.Options) (*fabric.Domain, error) {
-			return ops.OpenFabric(ctx, o)
-		},
-	}); err != nil {
+	o := service.Options{Channels: 2 * mostStreams, Shared: true}
+	if f.service, err = service.New(ctx, f.comm, o); err != nil {
 		return fmt.Errorf("%s: %w", op, err)
 	}
 	f.generation, f.channels = ops.Generation(), make(map[channelKey]*service.Channel)
