@@ -1,37 +1,13 @@
 package libfabric
 
 import (
-	"bufio"
-	"os"
-	"regexp"
-	"strconv"
-	"strings"
 	"testing"
 	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
-)
 
-// facts reads what the C compiler said: kind, then name, to number.
-func facts(t *testing.T) map[string]map[string]uint64 {
-	t.Helper()
-	f, err := os.Open("testdata/abi.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	all := map[string]map[string]uint64{"size": {}, "offset": {}, "value": {}}
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		words := strings.Fields(lines.Text())
-		if words[0] == "#" {
-			continue
-		}
-		if all[words[0]][words[1]], err = strconv.ParseUint(words[2], 10, 64); err != nil {
-			t.Fatalf("%q: %v", lines.Text(), err)
-		}
-	}
-	return all
-}
+	"github.com/weftgo/weft/internal/abitest"
+)
 
 func TestLayouts(t *testing.T) {
 	if unsafe.Sizeof(uintptr(0)) != 8 {
@@ -58,7 +34,7 @@ func TestLayouts(t *testing.T) {
 		mra  memoryAttr
 		msg  message
 	)
-	all := facts(t)
+	all := abitest.Read(t, "testdata/abi.txt")
 	sizes := map[string]uint64{
 		"fi_cq_attr": uint64(unsafe.Sizeof(cqa)), "fi_av_attr": uint64(unsafe.Sizeof(ava)),
 		"fi_cq_data_entry": uint64(unsafe.Sizeof(e)), "fi_context2": contextLen,
@@ -157,20 +133,8 @@ func TestLayouts(t *testing.T) {
 
 // TestConstants reads the source: every line that names a constant of the library's must have its value.
 func TestConstants(t *testing.T) {
-	text, err := os.ReadFile("abi.go")
-	if err != nil {
-		t.Skipf("needs the source tree: %v", err)
-	}
-	got := map[string]uint64{}
-	line := regexp.MustCompile(`(?m)^\s+\w+\s+= (0x\w+)\s+// (FI_\w+)$`)
-	for _, m := range line.FindAllStringSubmatch(string(text), -1) {
-		value, err := strconv.ParseUint(m[1], 0, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		got[m[2]] = value
-	}
-	if diff := cmp.Diff(facts(t)["value"], got); diff != "" {
+	got := abitest.Constants(t, "abi.go", "FI_")
+	if diff := cmp.Diff(abitest.Read(t, "testdata/abi.txt")["value"], got); diff != "" {
 		t.Errorf("-C +Go:\n%s", diff)
 	}
 }
