@@ -45,8 +45,8 @@ func TestEnvironment(t *testing.T) {
 		code.WriteString(text)
 		into := product
 		for _, part := range []string{
-			"_test.go", "python/tests/", "cuda/cudatest/", "fabric/fabrictest/", "internal/ranktest/", "scripts/", "examples/",
-			"python/backend.py",
+			"_test.go", "python/tests/", "cuda/cudatest/", "fabric/fabrictest/", "fabric/verbstest/", "internal/ranktest/",
+			"scripts/", "examples/", "python/backend.py",
 		} {
 			if strings.Contains(path, part) {
 				into = tests
