@@ -40,6 +40,9 @@ func SetPortTokens(tokens int) (undo func()) {
 	return func() { thresholds.PortTokens = before }
 }
 
+// WarnAgain has the log say again why kernels drive no card, as it does once in a process.
+func WarnAgain() { gpu.HookWarnAgain() }
+
 // TableVersion is that of the tables that handles heed.
 const TableVersion = tableVersion
 

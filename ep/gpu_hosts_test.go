@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -14,6 +16,8 @@ import (
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
 	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/fabric/ibgda"
+	"github.com/weftgo/weft/fabric/softnic"
+	"github.com/weftgo/weft/fabric/verbstest"
 	"github.com/weftgo/weft/internal/eptest"
 	"github.com/weftgo/weft/internal/ranktest"
 )
@@ -526,53 +530,130 @@ func TestNoPeerOnGPUs(t *testing.T) {
 func TestSoftwareCardOnGPUs(t *testing.T) {
 	t.Setenv(ibgda.NICVariable, "software")
 	eachHost(t, func(t *testing.T, m *gpuMachine) {
-		const ranks, late = 3, 1
-		for _, way := range []way{{"exact", exactRows}, {"flag", flagRows}} {
-			t.Run(way.name, func(t *testing.T) {
-				s := sized(way.spec, ranks)
-				tokens := min(s.MaxTokens, 20)
-				whole := evenly(s, ranks, 1, tokens).Batch()
-				rest := []*eptest.Batch{evenly(s, ranks, 8, tokens).Batch(late)}
-				over := make(chan struct{})
-				members(t, m, ranks, s, 2*time.Second, func(ctx context.Context, r *member) error {
-					round, err := whole.Round(r.e, r.Comm, r.handle)
-					if err != nil {
-						return err
-					}
-					for range m.times(10, 1000) { // laps of the queues
-						if err := r.exchange(ctx, round); err != nil {
-							return err
-						}
-					}
-					if err := eptest.Meet(r.Comm); err != nil {
-						return err
-					}
-					switch r.Rank() {
-					case late:
-						err = await(ctx, over)
-					case 0:
-						err = r.without(ctx, round, "dispatch", late, rest)
-						close(over)
-					default:
-						err = errors.Join(r.without(ctx, round, "dispatch", late, rest), await(ctx, over))
-					}
-					if err := errors.Join(err, r.SetMask(ctx)); err != nil {
-						return err
-					}
-					round.Release()
-					return errors.Join(r.exchange(ctx, round), round.Free())
-				})
-			})
+		checkCard(t, m, []way{{"exact", exactRows}, {"flag", flagRows}})
+	})
+}
+
+// TestHardwareCardOnGPUs is TestSoftwareCardOnGPUs of queue pairs that a libibverbs and a libmlx5 for tests have made,
+// and that a card made of Go serves.
+func TestHardwareCardOnGPUs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("emulated kernels are slow: of them the short tests run some of the suite")
+	}
+	l, m, log := withCard(t)
+	rings := uint64(0)
+	checkCard(t, m, []way{{"exact", exactRows}}, func() {
+		for _, q := range l.Queues() {
+			rings += q.Rings()
 		}
 	})
+	if rings == 0 || !strings.Contains(log.String(), "way=card") || strings.Contains(log.String(), "way=proxy") {
+		t.Errorf("%d rings; the log:\n%s", rings, log)
+	}
+}
+
+// withCard has hosts with a card that libraries for tests know, and a log of all that ranks say.
+func withCard(t *testing.T) (*verbstest.Library, *gpuMachine, *lines) {
+	t.Helper()
+	l := verbstest.New(t, verbstest.Options{Softnic: softnic.Options{Seed: 1}})
+	address := verbstest.GID{Kind: verbstest.RoCE2, Bytes: netip.MustParseAddr("10.0.0.1").As16()}
+	l.Add(verbstest.Card{Name: "mlx5_0", Link: verbstest.Ethernet, GIDs: []verbstest.GID{address}})
+	t.Setenv(ibgda.UseVariable, "1")
+	m := tornMachine(t).between(1)
+	log := new(lines)
+	m.logger = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	return l, m, log
+}
+
+// TestCardOfOneRankOnGPUs: where one rank can drive a card and another none, all push to the proxy. What libraries
+// refuse when the card is known to do is every rank's error.
+func TestCardOfOneRankOnGPUs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("emulated kernels are slow: of them the short tests run some of the suite")
+	}
+	ep.WarnAgain()
+	s := sized(valueRows, 2)
+	l, m, log := withCard(t)
+	l.Fail("ibv_open_device", syscall.EACCES, 1) // of the second rank
+	members(t, m, 2, s, gpuDeadline, func(ctx context.Context, r *member) error {
+		return r.batch(ctx, evenly(s, 2, 1, 3).Batch())
+	})
+	if n := strings.Count(log.String(), ibgda.UseVariable); n != 1 || strings.Contains(log.String(), "way=card") {
+		t.Errorf("%d lines of the log say why kernels drive no card:\n%s", n, log)
+	}
+	l.Fail("ibv_open_device", 0, 0)
+	l.Fail("ibv_reg_mr", syscall.ENOMEM, 1)
+	err := m.engine(t, 2, gpuDeadline).Ranks(2, func(c *weft.Comm) error {
+		_, err := ep.NewHandle(testContext(t), c, s)
+		if err == nil || errors.Is(err, syscall.ENOMEM) == isPeer(err) {
+			return fmt.Errorf("memory that is not registered: %w", err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// checkCard has ranks exchange rows by a card, without one of them, and again with all. Then, if told, it looks at the
+// queue pairs.
+func checkCard(t *testing.T, m *gpuMachine, ways []way, look ...func()) {
+	const ranks, late = 3, 1
+	for _, way := range ways {
+		t.Run(way.name, func(t *testing.T) {
+			s := sized(way.spec, ranks)
+			tokens := min(s.MaxTokens, 20)
+			whole := evenly(s, ranks, 1, tokens).Batch()
+			rest := []*eptest.Batch{evenly(s, ranks, 8, tokens).Batch(late)}
+			over := make(chan struct{})
+			members(t, m, ranks, s, 2*time.Second, func(ctx context.Context, r *member) error {
+				round, err := whole.Round(r.e, r.Comm, r.handle)
+				if err != nil {
+					return err
+				}
+				for range m.times(10, 1000) { // laps of the queues
+					if err := r.exchange(ctx, round); err != nil {
+						return err
+					}
+				}
+				if err := eptest.Meet(r.Comm); err != nil {
+					return err
+				}
+				switch r.Rank() {
+				case late:
+					err = await(ctx, over)
+				case 0:
+					err = r.without(ctx, round, "dispatch", late, rest)
+					close(over)
+				default:
+					err = errors.Join(r.without(ctx, round, "dispatch", late, rest), await(ctx, over))
+				}
+				if err := errors.Join(err, r.SetMask(ctx)); err != nil {
+					return err
+				}
+				round.Release()
+				if err := errors.Join(r.exchange(ctx, round), round.Free(), eptest.Meet(r.Comm)); err != nil {
+					return err
+				}
+				if r.Rank() == 0 {
+					for _, f := range look {
+						f()
+					}
+				}
+				return eptest.Meet(r.Comm)
+			})
+		})
+	}
 }
 
 // TestChosenWayOnGPUs: kernels that are to drive a card where none can be driven push to the proxy, and one line of
 // the log says so. What the variables may not hold is refused.
 func TestChosenWayOnGPUs(t *testing.T) {
+	ep.WarnAgain()
 	m := tornMachine(t)
 	s := sized(valueRows, 2)
 	t.Setenv(ibgda.UseVariable, "1")
+	t.Setenv("WEFT_LIBIBVERBS", t.TempDir()) // which has no libraries
 	log := new(lines)
 	m.logger = slog.New(slog.NewTextHandler(log, nil))
 	members(t, m.between(1), 2, s, gpuDeadline, func(ctx context.Context, r *member) error {
@@ -592,6 +673,12 @@ func TestChosenWayOnGPUs(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
+}
+
+// isPeer says whether an error is another rank's.
+func isPeer(err error) bool {
+	_, ok := errors.AsType[*weft.PeerError](err)
+	return ok
 }
 
 // lines is a log.

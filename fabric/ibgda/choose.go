@@ -17,7 +17,7 @@ type Way int
 // Ways.
 const (
 	Proxy    Way = iota // triggers, which a proxy on the host carries out
-	Card                // queue pairs of a network card
+	Hardware            // queue pairs of a network card
 	Software            // queue pairs of package softnic's card
 )
 
@@ -25,7 +25,7 @@ func (w Way) String() string {
 	switch w {
 	case Proxy:
 		return "proxy"
-	case Card:
+	case Hardware:
 		return "card"
 	case Software:
 		return "software"
@@ -39,9 +39,13 @@ const (
 	NICVariable = "WEFT_NIC"
 )
 
-// Choose reads the variables. It asks card, whose error says in a sentence why kernels can drive no card here, only
-// if MSCCLPP_EP_USE_IBGDA is true and WEFT_NIC does not decide. The log may be nil.
-func Choose(getenv func(string) string, card func() error, log *slog.Logger) (Way, error) {
+const software = "software"
+
+// Choose reads the variables. It has open open a card only if MSCCLPP_EP_USE_IBGDA is true and WEFT_NIC is not
+// "software": the card that WEFT_NIC names, or with "" any. The error of open says in a sentence why kernels can drive
+// no card here. They then push to the proxy, and the log, if there is one, says why; but a card that is named must
+// open.
+func Choose(getenv func(string) string, open func(name string) error, log *slog.Logger) (Way, error) {
 	use := false
 	if text := getenv(UseVariable); text != "" {
 		var err error
@@ -49,22 +53,26 @@ func Choose(getenv func(string) string, card func() error, log *slog.Logger) (Wa
 			return Proxy, fmt.Errorf("%w: %s=%s: set it to 1 or 0", ErrInvalid, UseVariable, text)
 		}
 	}
-	switch text := getenv(NICVariable); text {
-	case "":
-	case "software":
+	name := getenv(NICVariable)
+	switch {
+	case name == software:
 		return Software, nil
-	default:
-		return Proxy, fmt.Errorf("%w: %s=%s: set it to software, or not at all", ErrInvalid, NICVariable, text)
-	}
-	if !use {
+	case !use && name != "":
+		return Proxy, fmt.Errorf("%w: %s=%s: set it to %s, or %s to 1 as well", ErrInvalid, NICVariable, name, software,
+			UseVariable)
+	case !use:
 		return Proxy, nil
 	}
-	if err := card(); err != nil {
-		if log != nil {
-			log.LogAttrs(context.Background(), slog.LevelWarn, "kernels push to the proxy's ring: no card can be driven",
-				slog.String("variable", UseVariable), slog.String("reason", err.Error()))
-		}
-		return Proxy, nil
+	err := open(name)
+	switch {
+	case err == nil:
+		return Hardware, nil
+	case name != "":
+		return Proxy, fmt.Errorf("%w: %s=%s: %w", ErrInvalid, NICVariable, name, err)
 	}
-	return Card, nil
+	if log != nil {
+		log.LogAttrs(context.Background(), slog.LevelWarn, "kernels push to the proxy's ring: no card can be driven",
+			slog.String("variable", UseVariable), slog.String("reason", err.Error()))
+	}
+	return Proxy, nil
 }

@@ -20,20 +20,24 @@ func TestChoose(t *testing.T) {
 	}{
 		{want: ibgda.Proxy},
 		{use: "0", want: ibgda.Proxy},
-		{use: "1", want: ibgda.Card},
+		{use: "1", want: ibgda.Hardware},
+		{use: "1", nic: "mlx5_3", want: ibgda.Hardware},
 		{use: "true", card: none, want: ibgda.Proxy, log: none.Error()},
 		{nic: "software", want: ibgda.Software},
 		{use: "0", nic: "software", want: ibgda.Software},
 		{use: "1", nic: "software", card: none, want: ibgda.Software},
 		{use: "yes", err: "MSCCLPP_EP_USE_IBGDA=yes: set it to 1 or 0"},
-		{nic: "mlx5_0", err: "WEFT_NIC=mlx5_0: set it to software, or not at all"},
+		{nic: "mlx5_0", err: "WEFT_NIC=mlx5_0: set it to software, or MSCCLPP_EP_USE_IBGDA to 1 as well"},
+		{use: "1", nic: "mlx5_0", card: none, err: "WEFT_NIC=mlx5_0: " + none.Error()},
 		{use: "2", nic: "software", err: "set it to 1 or 0"},
 	} {
 		var text bytes.Buffer
 		asked := false
 		env := map[string]string{ibgda.UseVariable: tt.use, ibgda.NICVariable: tt.nic}
-		got, err := ibgda.Choose(func(name string) string { return env[name] }, func() error {
-			asked = true
+		got, err := ibgda.Choose(func(name string) string { return env[name] }, func(name string) error {
+			if asked = true; name != tt.nic {
+				t.Errorf("%+v: asked for card %q", tt, name)
+			}
 			return tt.card
 		}, slog.New(slog.NewTextHandler(&text, nil)))
 		if tt.err != "" {
@@ -42,7 +46,7 @@ func TestChoose(t *testing.T) {
 			}
 			continue
 		}
-		if err != nil || got != tt.want || asked != (tt.nic == "" && (tt.use == "1" || tt.use == "true")) {
+		if err != nil || got != tt.want || asked != (tt.nic != "software" && (tt.use == "1" || tt.use == "true")) {
 			t.Errorf("%+v: %s, %v, asked %v", tt, got, err, asked)
 		}
 		lines := strings.Count(text.String(), "\n")

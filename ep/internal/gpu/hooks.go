@@ -15,6 +15,13 @@ import (
 // HookAnnounced is the set of receive buffers that a handle's next operation would announce as free.
 func HookAnnounced(h spec.RowEngine) uint32 { g := h.(*handle); return g.ring.Free(g.lane.Capture()) }
 
+// HookWarnAgain has the log say again why kernels drive no card.
+func HookWarnAgain() {
+	warned.Lock()
+	defer warned.Unlock()
+	warned.is = false
+}
+
 // HookReadable says whether others read a tensor where it is, rather than a copy.
 func HookReadable(h spec.RowEngine, t weft.Tensor) bool {
 	_, ok := h.(*handle).readable(t)

@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -15,7 +16,6 @@ import (
 	"github.com/weftgo/weft/ep/internal/proxied"
 	"github.com/weftgo/weft/ep/spec"
 	"github.com/weftgo/weft/fabric/ibgda"
-	"github.com/weftgo/weft/fabric/softnic"
 	"github.com/weftgo/weft/port"
 	"github.com/weftgo/weft/port/service"
 )
@@ -32,15 +32,14 @@ type ports struct {
 	box   int64 // bytes of what a channel carries at once, at most
 	table int64 // in this GPU's own memory: [far][parts] links
 
-	memory  *cuda.HostMemory // an outbox and two inboxes for each lane; by a card a flag, and a queue pair
+	memory  *cuda.HostMemory // an outbox and two inboxes for each link, and a flag by which a card's are counted
 	service *service.Service
 	back    *proxied.Back // nil until it is asked for
 
-	way      ibgda.Way
-	err      error // of choosing it
-	card     *softCard
-	queues   []*softnic.Queue
-	cardName cardName
+	way    ibgda.Way
+	card   ibgda.Card // that kernels drive, or nil
+	queues []ibgda.Queue
+	region *ibgda.Region // the memory, as the card knows it
 }
 
 // portArgs are what a launch that carries is given of the ports: the Ports of ports.cuh.
@@ -82,7 +81,6 @@ func newPorts(h *handle) *ports {
 	p.parts = min(max(1, spec.CeilDiv(g.Tokens*slotBytes(s), partBytes)), mostParts, g.Tokens)
 	p.parts = max(1, min(p.parts, port.MaxKernelChannels/g.Ranks))
 	p.box = boxBytes(g, s, spec.CeilDiv(g.Tokens, p.parts))
-	p.way, p.err = chooseWay(os.Getenv, h.Comm)
 	return p
 }
 
@@ -128,32 +126,24 @@ func (p *ports) layout(_, local *enginegpu.Workspace) {
 
 // tableBytes is the size of the table, and of the queue pairs' states behind it.
 func (p *ports) tableBytes() int64 {
-	each := portLinkBytes
-	if p.way == ibgda.Software {
-		each += cardStateBytes
-	}
-	return int64(len(p.far)*p.parts) * each
+	return int64(len(p.far)*p.parts) * (portLinkBytes + cardStateBytes)
 }
 
 // flagsAt is where a rank's memory has the flags of a card's links, behind the boxes.
 func (p *ports) flagsAt(rank int) int64 { return 3 * p.box * int64(p.links(rank)) }
 
-// queuesAt is where this rank's memory has what queue pairs share with the card.
-func (p *ports) queuesAt() int64 {
+// homeAt is where this rank's memory has a word behind the flags that cards write to and nobody reads.
+func (p *ports) homeAt() int64 {
 	own := p.h.Comm.Rank()
-	return (p.flagsAt(own) + 8*int64(p.links(own)) + 4095) &^ 4095
+	return p.flagsAt(own) + 8*int64(p.links(own))
 }
 
-// prepare allocates the boxes.
+// prepare decides who carries the boxes, and allocates them.
 func (p *ports) prepare() (err error) {
-	if p.err != nil {
-		return p.err
+	if err := p.choose(os.Getenv); err != nil {
+		return err
 	}
-	own := p.h.Comm.Rank()
-	size := p.flagsAt(own)
-	if p.way == ibgda.Software {
-		size = p.queuesAt() + int64(cardBytes*p.links(own))
-	}
+	size := p.homeAt() + 8
 	if p.memory, err = p.h.device.Context().AllocHost(int(size), cuda.HostOptions{}); err != nil {
 		return fmt.Errorf("%d bytes of pinned memory of the host for rows of far ranks: lower MaxTokens: %w", size, err)
 	}
@@ -165,7 +155,8 @@ func (p *ports) prepare() (err error) {
 func (p *ports) open(ctx context.Context, op string, lane *enginegpu.Lane) error {
 	comm := p.h.Comm
 	ops := comm.Operations()
-	if err := ops.VerifySame(ctx, op, fmt.Sprintf("ports: %v", p.way), p.close()); err != nil {
+	err := p.agree(ctx, op)
+	if err := ops.VerifySame(ctx, op, fmt.Sprintf("ports: %v", p.way), errors.Join(err, p.close())); err != nil {
 		return err
 	}
 	clear(p.memory.Bytes())
@@ -185,7 +176,7 @@ func (p *ports) open(ctx context.Context, op string, lane *enginegpu.Lane) error
 
 // connect makes the links to all far ranks. table is where they are to be.
 func (p *ports) connect(ctx context.Context, op string, table cuda.Pointer) ([]portLink, error) {
-	if p.way == ibgda.Software {
+	if p.card != nil {
 		return p.connectCard(ctx, op, table)
 	}
 	comm := p.h.Comm
@@ -217,13 +208,18 @@ func (p *ports) connect(ctx context.Context, op string, table cuda.Pointer) ([]p
 	return links, nil
 }
 
+// linkOf is which of a rank's links is the first to a peer.
+func (p *ports) linkOf(rank, peer int) int {
+	return slices.Index(farRanks(p.h.Comm, rank), peer) * p.parts
+}
+
 // lay makes the table of links, with all that follows from ranks and sizes.
 func (p *ports) lay() (table []portLink) {
 	comm, box := p.h.Comm, uint64(p.box)
 	own := comm.Rank()
 	links := uint64(p.links(own))
 	for _, peer := range p.far {
-		theirs := slices.Index(farRanks(comm, peer), own) * p.parts // this rank's first link there
+		theirs := p.linkOf(peer, own)
 		for part := range p.parts {
 			i, there := uint64(len(table)), uint64(theirs+part)
 			table = append(table, portLink{
@@ -248,11 +244,16 @@ func (p *ports) close() error {
 	return nil
 }
 
+// free gives back what prepare has taken.
 func (p *ports) free() error {
-	if p.memory == nil {
-		return nil
+	var errs []error
+	if p.card != nil {
+		errs = append(errs, p.card.Close())
 	}
-	return p.memory.Close()
+	if p.memory != nil {
+		errs = append(errs, p.memory.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // gradients is what brings those of a batch that port channels do not, and where the batch's selections lie. It is
@@ -324,7 +325,7 @@ func (c *carrier[A]) prepare(h *handle, r request, of A) error {
 	return c.layOut(h.config(g, false), carryArgs[A]{
 		ports: portArgs{
 			box: uint64(h.ports.box), count: uint32(len(h.ports.far) * h.ports.parts), parts: uint32(h.ports.parts),
-			blocks: uint32(r.moving), card: uint32(h.ports.way),
+			blocks: uint32(r.moving),
 		},
 		of: of,
 	})
@@ -336,6 +337,7 @@ func (c *carrier[A]) point(h *handle) {
 	}
 	c.pointed(func(a *carryArgs[A]) {
 		a.ports.links, a.ports.memory = h.localAt(h.ports.table), uint64(h.ports.memory.Pointer())
+		a.ports.card = uint32(h.ports.way)
 	})
 }
 

@@ -2,10 +2,10 @@ package gpu
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/binary"
 	"errors"
-	"math/bits"
+	"fmt"
+	"slices"
 	"sync"
 	"unsafe"
 
@@ -13,24 +13,14 @@ import (
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/device"
 	"github.com/weftgo/weft/fabric/ibgda"
-	"github.com/weftgo/weft/fabric/mlx5"
-	"github.com/weftgo/weft/fabric/softnic"
 )
 
-// cardDepth is how many entries a link's queue has room for. A call posts three: the box, its flag, and a flush.
-const cardDepth = 16
-
-// Where a link's queue pair has what it shares with the card, in pinned memory.
-const (
-	cardConsumerAt = 64
-	cardDoorbellAt = 128
-	cardHomeAt     = 192
-	cardEntriesAt  = 256
-	cardBytes      = cardEntriesAt + cardDepth*(mlx5.EntryBytes+mlx5.CompletionBytes)
-)
+// cardDepth is how many entries a link's queue has room for, at least. A call posts three: the box, its flag, and a
+// flush. There is room in the GPU's memory for what a queue of cardEntries takes, as libraries make more.
+const cardDepth, cardEntries = 16, 256
 
 // cardStateBytes is what a link's queue pair has in the GPU's memory.
-const cardStateBytes = device.NicStateBytes + cardDepth*device.NicMarkBytes
+const cardStateBytes = device.NicStateBytes + cardEntries*device.NicMarkBytes
 
 // warned says whether the log of this process has why kernels drive no card.
 var warned struct {
@@ -38,180 +28,194 @@ var warned struct {
 	is bool
 }
 
-// chooseWay reads whether kernels push to a proxy or drive a card.
-func chooseWay(getenv func(string) string, c *weft.Comm) (ibgda.Way, error) {
+// choose reads whether kernels push to a proxy or drive a card, and opens the card.
+func (p *ports) choose(getenv func(string) string) (err error) {
 	warned.Lock()
 	defer warned.Unlock()
-	log := c.Operations().Logger()
+	log, gpu := p.h.Comm.Operations().Logger(), p.h.device.Context()
 	if warned.is {
 		log = nil
 	}
-	way, err := ibgda.Choose(getenv, func() error {
-		warned.is = true
-		return errors.New("queue pairs of cards are not set up yet; WEFT_NIC=software has kernels drive a card made of Go")
+	p.way, err = ibgda.Choose(getenv, func(name string) (err error) {
+		p.card, err = ibgda.Open(gpu, name)
+		warned.is = warned.is || err != nil && name == ""
+		return err
 	}, log)
 	if err != nil {
-		err = weft.Invalidf("%v", err)
+		return weft.Invalidf("%v", err)
 	}
-	return way, err
-}
-
-// softCard is the card made of Go that the ranks of a handle share. They are of one process.
-type softCard struct {
-	nic   *softnic.NIC
-	users int
-	stop  context.CancelFunc
-	ended chan struct{}
-}
-
-type cardName [16]byte
-
-// softCards are those of this process.
-var softCards = struct {
-	sync.Mutex
-	made map[cardName]*softCard
-}{made: map[cardName]*softCard{}}
-
-// processName tells ranks of this process from others.
-var processName = sync.OnceValue(func() (n cardName) {
-	_, _ = rand.Read(n[:]) // never fails: the runtime ends the process first
-	return n
-})
-
-// useCard takes a share of a card, which the first user makes.
-func useCard(name cardName) *softCard {
-	softCards.Lock()
-	defer softCards.Unlock()
-	c := softCards.made[name]
-	if c == nil {
-		ctx, stop := context.WithCancel(context.Background())
-		c = &softCard{nic: softnic.New(softnic.Options{}), stop: stop, ended: make(chan struct{})}
-		softCards.made[name] = c
-		go func() {
-			defer close(c.ended)
-			c.nic.Serve(ctx)
-		}()
+	if p.way == ibgda.Software {
+		p.card = ibgda.OpenSoftware(gpu)
 	}
-	c.users++
-	return c
+	return nil
 }
 
-// leaveCard gives a share back. The last user ends the card, which tells of mistakes in what kernels wrote.
-func leaveCard(name cardName) error {
-	softCards.Lock()
-	defer softCards.Unlock()
-	c := softCards.made[name]
-	if c.users--; c.users > 0 {
+// agree has ranks that have a card push to the proxy, too, if one can drive none.
+func (p *ports) agree(ctx context.Context, op string) error {
+	comm := p.h.Comm
+	notes, err := comm.Operations().GatherNotes(ctx, op, []byte{byte(p.way)})
+	if err != nil {
+		return err
+	}
+	without := slices.IndexFunc(notes, func(b []byte) bool { return string(b) == string([]byte{byte(ibgda.Proxy)}) })
+	if without < 0 || p.way != ibgda.Hardware {
 		return nil
 	}
-	delete(softCards.made, name)
-	c.stop()
-	<-c.ended
-	return c.nic.Check()
-}
-
-// cardNote is what a rank tells the others of itself and of its memory.
-type cardNote struct {
-	process, name   cardName
-	address, length uint64
-}
-
-func (n *cardNote) encode() []byte {
-	b := append(n.process[:], n.name[:]...)
-	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(b, n.address), n.length)
-}
-
-func decodeCardNote(b []byte) (n cardNote, err error) {
-	if len(b) != 48 {
-		return n, weft.ErrMismatch
+	warned.Lock()
+	defer warned.Unlock()
+	if !warned.is {
+		warned.is = true
+		comm.Operations().Logger().Warn("kernels push to the proxy's ring: a rank can drive no card", "variable",
+			ibgda.UseVariable, "rank", without)
 	}
-	copy(n.process[:], b)
-	copy(n.name[:], b[16:])
-	n.address, n.length = binary.LittleEndian.Uint64(b[32:]), binary.LittleEndian.Uint64(b[40:])
-	return n, nil
+	err = p.card.Close()
+	p.card, p.way = nil, ibgda.Proxy
+	p.h.point()
+	return err
 }
 
-// connectCard makes the links' queue pairs, on a card made of Go. place is where the GPU is to have the table.
-func (p *ports) connectCard(ctx context.Context, op string, place cuda.Pointer) (table []portLink, err error) {
+// A cardNote is what a rank tells the others of its card and its memory. Behind it come numbers of queue pairs, by
+// link.
+type cardNote struct {
+	card            ibgda.Address
+	address, length uint64
+	key             uint32
+	numbers         []uint32
+}
+
+// noteNumbers is how many numbers go in a note.
+const noteNumbers = 200
+
+func (n *cardNote) encode(first int) []byte {
+	b := n.card.Append(nil)
+	b = binary.LittleEndian.AppendUint64(b, n.address)
+	b = binary.LittleEndian.AppendUint64(b, n.length)
+	b = binary.LittleEndian.AppendUint32(b, n.key)
+	for _, v := range n.numbers[min(first, len(n.numbers)):min(first+noteNumbers, len(n.numbers))] {
+		b = binary.LittleEndian.AppendUint32(b, v)
+	}
+	return b
+}
+
+// decode reads a note, and adds the numbers to those that have come.
+func (n *cardNote) decode(b []byte) (err error) {
+	if n.card, b, err = ibgda.DecodeAddress(b); err != nil {
+		return err
+	}
+	if len(b) < 20 || len(b)%4 != 0 {
+		return weft.ErrMismatch
+	}
+	n.address, n.length = binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:])
+	n.key = binary.LittleEndian.Uint32(b[16:])
+	for b = b[20:]; len(b) > 0; b = b[4:] {
+		n.numbers = append(n.numbers, binary.LittleEndian.Uint32(b))
+	}
+	return nil
+}
+
+// connectCard makes the links' queue pairs. place is where the GPU is to have the table.
+func (p *ports) connectCard(ctx context.Context, op string, place cuda.Pointer) ([]portLink, error) {
 	comm := p.h.Comm
-	own := cardNote{process: processName(), address: uint64(p.memory.Pointer()), length: uint64(len(p.memory.Bytes()))}
-	_, _ = rand.Read(own.name[:])
-	raw, err := comm.Operations().GatherNotes(ctx, op, own.encode())
+	table, own, err := p.makeQueues(place)
+	if err := comm.Operations().VerifySame(ctx, op, "queue pairs", err); err != nil {
+		return nil, err
+	}
+	notes, err := p.gatherCards(ctx, op, own)
 	if err != nil {
 		return nil, err
 	}
-	notes := make([]cardNote, len(raw))
-	first := -1
-	for r, b := range raw {
-		if b == nil {
-			continue
-		}
-		if notes[r], err = decodeCardNote(b); err != nil {
-			return nil, &weft.PeerError{Rank: r, Op: op, Err: err}
-		}
-		if first < 0 {
-			first = r
-		}
-		if notes[r].process != notes[first].process {
-			return nil, weft.Unsupportedf("%s: %s=software, and ranks %d and %d are of different processes, which share no "+
-				"card made of Go: join as goroutines of one process, or unset it", op, ibgda.NICVariable, first, r)
-		}
-	}
-	p.cardName = notes[first].name
-	p.card = useCard(p.cardName)
-	key := func(rank int) uint32 { return uint32(rank) + 1 }
 	me := comm.Rank()
-	if err := p.card.nic.Register(softnic.Region{
-		Key: key(me), Address: own.address, Bytes: p.memory.Bytes(), Access: softnic.RemoteWrite,
-	}); err != nil {
-		return nil, err
-	}
-	table = p.lay()
-	states := place.Add(len(table) * int(portLinkBytes))
 	for i := range table {
 		l := &table[i]
 		peer := int(l.channel.Peer)
 		if comm.Masked(peer) {
 			continue
 		}
-		at := p.queuesAt() + int64(i*cardBytes)
-		part := func(offset, n int) []byte { return p.memory.Bytes()[int(at)+offset:][:n:n] }
-		number := uint32(me*comm.Size()*p.parts+i) + 1
-		queue, err := p.card.nic.Connect(number, softnic.Memory{
-			Record: part(0, 8), Consumer: part(cardConsumerAt, 8), Register: part(cardDoorbellAt, 8),
-			Send:        part(cardEntriesAt, cardDepth*mlx5.EntryBytes),
-			Completions: part(cardEntriesAt+cardDepth*mlx5.EntryBytes, cardDepth*mlx5.CompletionBytes),
-		})
-		if err != nil {
-			return nil, err
+		n := notes[peer]
+		l.theirs = device.NicMemory{Address: n.address, Bytes: n.length, Key: n.key}
+		if err := p.queues[i].Connect(n.card, n.numbers[p.linkOf(peer, me)+int(l.part)]); err != nil {
+			return nil, fmt.Errorf("rank %d: %w", peer, err)
 		}
-		p.queues = append(p.queues, queue)
-		base := p.memory.Pointer().Add(int(at))
-		state := states.Add(i * cardStateBytes)
-		l.queue = device.NicQueue{
-			Entries: uint64(base.Add(cardEntriesAt)), Completions: uint64(base.Add(cardEntriesAt + cardDepth*mlx5.EntryBytes)),
-			Record: uint64(base.Add(4 * mlx5.SendRecordAt)), Consumer: uint64(base.Add(cardConsumerAt)),
-			Doorbell: uint64(base.Add(cardDoorbellAt)),
-			State:    uint64(state), Ready: uint64(state.Add(device.NicStateBytes)),
-			Home: uint64(base.Add(cardHomeAt)), HomeKey: key(me),
-			Mask: cardDepth - 1, Log: uint32(bits.TrailingZeros(cardDepth)), Number: number, Peer: uint32(peer),
-		}
-		l.theirs = device.NicMemory{Address: notes[peer].address, Bytes: notes[peer].length, Key: key(peer)}
-		l.ours = device.NicMemory{Address: own.address, Bytes: own.length, Key: key(me)}
-		l.taken = uint64(place) + uint64(i)*uint64(portLinkBytes) + uint64(unsafe.Offsetof(l.count))
 	}
 	return table, nil
 }
 
-// closeCard gives the rank's share of the card back.
+// makeQueues makes the queue pairs, of which those to masked ranks are nil, and says what peers need of this rank.
+func (p *ports) makeQueues(place cuda.Pointer) (table []portLink, own *cardNote, err error) {
+	if p.region, err = p.card.RegisterHost(p.memory); err != nil {
+		return nil, nil, err
+	}
+	table = p.lay()
+	own = &cardNote{
+		card: p.card.Address(), address: p.region.Address, length: p.region.Bytes, key: p.region.PeersKey,
+		numbers: make([]uint32, len(table)),
+	}
+	p.queues = make([]ibgda.Queue, len(table))
+	states := place.Add(len(table) * int(portLinkBytes))
+	for i := range table {
+		l := &table[i]
+		if p.h.Comm.Masked(int(l.channel.Peer)) {
+			continue
+		}
+		q, err := p.card.NewQueue(cardDepth)
+		if err != nil {
+			return nil, nil, err
+		}
+		p.queues[i], own.numbers[i], l.queue = q, q.Number(), q.Kernel()
+		if l.queue.Mask >= cardEntries {
+			return nil, nil, fmt.Errorf("card %s: a queue pair of %d entries; there is room for %d", p.card.Name(),
+				l.queue.Mask+1, cardEntries)
+		}
+		state := states.Add(i * cardStateBytes)
+		l.queue.State, l.queue.Ready = uint64(state), uint64(state.Add(device.NicStateBytes))
+		l.queue.Home, l.queue.HomeKey = p.region.Address+uint64(p.homeAt()), p.region.LocalKey
+		l.queue.Peer, l.ours = l.channel.Peer, p.region.Near()
+		l.taken = uint64(place) + uint64(i)*uint64(portLinkBytes) + uint64(unsafe.Offsetof(l.count))
+	}
+	return table, own, nil
+}
+
+// gatherCards gives all ranks' notes, by rank.
+func (p *ports) gatherCards(ctx context.Context, op string, own *cardNote) ([]cardNote, error) {
+	comm := p.h.Comm
+	notes, most := make([]cardNote, comm.Size()), 0
+	for r := range notes {
+		most = max(most, p.links(r))
+	}
+	for first := 0; first < most; first += noteNumbers {
+		raw, err := comm.Operations().GatherNotes(ctx, op, own.encode(first))
+		if err != nil {
+			return nil, err
+		}
+		for r, b := range raw {
+			if b == nil {
+				continue
+			}
+			if err := notes[r].decode(b); err != nil {
+				return nil, &weft.PeerError{Rank: r, Op: op, Err: err}
+			}
+		}
+	}
+	for r := range notes {
+		if n := len(notes[r].numbers); !comm.Masked(r) && n != p.links(r) {
+			return nil, &weft.PeerError{Rank: r, Op: op, Err: fmt.Errorf("%w: %d queue pairs; want %d", weft.ErrMismatch, n,
+				p.links(r))}
+		}
+	}
+	return notes, nil
+}
+
+// closeCard ends the queue pairs, and takes the keys back.
 func (p *ports) closeCard() error {
-	if p.card == nil {
-		return nil
-	}
+	var errs []error
 	for _, q := range p.queues {
-		p.card.nic.Disconnect(q)
+		if q != nil {
+			errs = append(errs, q.Close())
+		}
 	}
-	p.card.nic.Deregister(uint32(p.h.Comm.Rank()) + 1)
-	p.card, p.queues = nil, nil
-	return leaveCard(p.cardName)
+	if p.region != nil {
+		errs = append(errs, p.region.Close())
+	}
+	p.queues, p.region = nil, nil
+	return errors.Join(errs...)
 }
