@@ -16,6 +16,7 @@ import (
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/fabric/ibgda"
 )
 
 // machine builds sources over files given as name, content pairs.
@@ -36,6 +37,7 @@ func machine(kv ...string) Sources {
 		Compiler: func() Compiler { return Compiler{Err: "no NVRTC"} },
 		Caches:   func() []Cache { return nil },
 		Fabric:   func() Fabric { return Fabric{Err: "libfabric is unavailable: install it"} },
+		Cards:    func() ([]ibgda.Found, error) { return nil, errors.New("verbs are unavailable") },
 	}
 }
 

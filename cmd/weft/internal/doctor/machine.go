@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/weftgo/weft/cmd/weft/internal/topology"
+	"github.com/weftgo/weft/fabric/ibgda"
 )
 
 // Machine holds the collected facts. It is the object that --json prints; keys are stable.
@@ -87,6 +88,8 @@ type Sources struct {
 	Caches   func() []Cache
 	// Fabric opens libfabric, if there is one.
 	Fabric func() Fabric
+	// Cards asks libibverbs what it knows of network cards, if there is a card.
+	Cards func() ([]ibgda.Found, error)
 	// Own are the environments of Python that the command itself is installed in.
 	Own []string
 	// Python is the interpreter whose site-packages are searched; empty is none.
@@ -101,6 +104,7 @@ func Collect(s Sources) Machine {
 		NUMA: topology.Nodes(s.Root), GPU: gpus(s.Root), CUDA: s.CUDA(), Compiler: s.Compiler(), Caches: s.Caches(),
 		NICs: nics(s.Root), Fabric: s.Fabric(), Libraries: map[string]string{},
 	}
+	askCards(m.NICs, s.Cards)
 	cgroup := topology.CgroupLimits(s.Root)
 	online, _ := topology.Online(s.Root)
 	m.CPU = CPU{Model: cpuModel(s.Root), Online: len(online), Quota: cgroup.CPUs}

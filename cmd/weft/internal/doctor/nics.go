@@ -4,7 +4,10 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"slices"
 	"strings"
+
+	"github.com/weftgo/weft/fabric/ibgda"
 )
 
 // NIC is a network card that can write to other hosts' memory, as the kernel's RDMA drivers list it.
@@ -13,6 +16,9 @@ type NIC struct {
 	MLX5 bool   `json:"mlx5"` // whether kernels could drive it by device/nic.cuh
 	Link string `json:"link"` // "InfiniBand" or "Ethernet"
 	Up   bool   `json:"up"`   // whether a port of it is
+	// Address is that of its port, by which kernels' queue pairs are connected; Err is why there are none.
+	Address string `json:"address,omitempty"`
+	Err     string `json:"error,omitempty"`
 }
 
 // nics reads the kernel's list of cards.
@@ -37,10 +43,38 @@ func nics(root fs.FS) []NIC {
 	return all
 }
 
-// nicFinding says which cards there are, and whether kernels could drive them.
+// askCards adds what the libraries say that kernels' queue pairs are made by.
+func askCards(all []NIC, list func() ([]ibgda.Found, error)) {
+	if len(all) == 0 {
+		return
+	}
+	found, err := list()
+	for i := range all {
+		n := &all[i]
+		if err != nil {
+			n.Err = reason(err)
+			continue
+		}
+		at := slices.IndexFunc(found, func(f ibgda.Found) bool { return f.Name == n.Name })
+		switch {
+		case at < 0:
+			n.Err = n.Name + " is not known to libibverbs: install its provider (Debian: ibverbs-providers)"
+		case found[at].Err != nil:
+			n.Err = reason(found[at].Err)
+		default:
+			n.Address = found[at].Network + ", " + found[at].Address
+		}
+	}
+}
+
+func reason(err error) string {
+	return strings.TrimPrefix(err.Error(), ibgda.ErrUnavailable.Error()+": ")
+}
+
+// nicFinding says which cards there are, and which of them kernels could drive.
 func nicFinding(m Machine) Finding {
-	var names []string
-	up, mlx5 := false, false
+	var names, driven, reasons []string
+	up := false
 	for _, n := range m.NICs {
 		text := n.Name
 		if n.Link != "" {
@@ -50,7 +84,13 @@ func nicFinding(m Machine) Finding {
 			text += " down"
 		}
 		names = append(names, text)
-		up, mlx5 = up || n.Up, mlx5 || n.MLX5
+		up = up || n.Up
+		switch {
+		case n.Address != "":
+			driven = append(driven, n.Name+" ("+n.Address+")")
+		case n.Up && !slices.Contains(reasons, n.Err):
+			reasons = append(reasons, n.Err)
+		}
 	}
 	f := Finding{Name: "RDMA cards", Value: strings.Join(names, ", "), Grade: Note}
 	switch {
@@ -58,16 +98,12 @@ func nicFinding(m Machine) Finding {
 		f.Value, f.Meaning = "none", "data between hosts goes over TCP, by libfabric"
 	case !up:
 		f.Meaning = "no port is active: data between hosts goes over TCP, by libfabric"
-	case !mlx5:
-		f.Grade, f.Meaning = Good, "libfabric may use them; kernels drive mlx5 cards alone"
+	case len(driven) == 0:
+		f.Grade, f.Meaning = Good, "libfabric may use them; kernels can drive none: "+strings.Join(reasons, "; ")
 	default:
-		f.Grade, f.Meaning = Good, "libfabric may use them; Weft does not connect queue pairs for kernels yet"
-		for _, lib := range []string{libibverbs, libmlx5} {
-			if m.Libraries[lib] == "" {
-				f.Meaning = fmt.Sprintf("libfabric may use them; queue pairs for kernels need %s: install rdma-core", lib)
-				break
-			}
-		}
+		f.Grade = Good
+		f.Meaning = fmt.Sprintf("libfabric may use them; with %s=1 kernels drive one, the nearest to their GPU of %s: no "+
+			"card has tested that", ibgda.UseVariable, strings.Join(driven, ", "))
 	}
 	return f
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/cmd/weft/internal/topology"
 	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/fabric/ibgda"
 	"github.com/weftgo/weft/internal/pythons"
 	"github.com/weftgo/weft/internal/shm"
 	"github.com/weftgo/weft/internal/simd"
@@ -30,7 +31,8 @@ func System(version string) Sources {
 		},
 		Allowed: topology.Allowed, Limits: limits, Kernel: release,
 		CUDA: func() CUDA { return describe(cuda.Open()) }, Compiler: compiler, Caches: caches, Fabric: openFabric,
-		Own: pythons.Own(), Python: python(),
+		Cards: ibgda.List,
+		Own:   pythons.Own(), Python: python(),
 	}
 }
 
