@@ -59,10 +59,10 @@ func TestCheck(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "kernels.txt")
 	use := Use{Registers: 60, Stack: 16, Shared: 32}
 	both := []Program{program("sm_80", use, Use{Registers: 9}), program("sm_90a", use)}
-	if err := Check(path, both, false); !errors.Is(err, os.ErrNotExist) {
+	if err := Check(path, both, nil, false); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("without a file: %v", err)
 	}
-	if err := Check(path, both, true); err != nil {
+	if err := Check(path, both, nil, true); err != nil {
 		t.Fatal(err)
 	}
 	grown := func(f func(*Use)) []Program {
@@ -93,13 +93,25 @@ func TestCheck(t *testing.T) {
 		"another version": {[]Program{other}, "another compiler"},
 		"none":            {nil, "no programs"},
 	} {
-		err := Check(path, tt.programs, false)
+		err := Check(path, tt.programs, nil, false)
 		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
 			t.Errorf("%s: %v, want %q", name, err, tt.want)
 		}
 	}
-	if err := Check(path, []Program{other}, false); !errors.Is(err, ErrOtherCompiler) {
+	if err := Check(path, []Program{other}, nil, false); !errors.Is(err, ErrOtherCompiler) {
 		t.Errorf("another version: %v", err)
+	}
+	left := func(name string) []kernel.Spec { return []kernel.Spec{{Arch: "sm_90a", Name: name}} }
+	if err := Check(path, both[:1], left(both[1].Name), false); err != nil {
+		t.Errorf("a sample: %v", err)
+	}
+	err := Check(path, both, left("ep receive"), false)
+	if err == nil || !strings.Contains(err.Error(), "sm_90a ep receive has no budget") {
+		t.Errorf("what a sample leaves out, and the budget lacks: %v", err)
+	}
+	err = Check(path, both[:1], left("ep receive"), false)
+	if err == nil || !strings.Contains(err.Error(), "the budget has sm_90a ep send, twice, and it is gone") {
+		t.Errorf("gone beside what a sample leaves out: %v", err)
 	}
 }
 
@@ -107,7 +119,7 @@ func TestCheck(t *testing.T) {
 func TestRewrite(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "kernels.txt")
 	spilling := program("sm_80", Use{Registers: 64, Stack: 8, Spilled: 16})
-	err := Check(path, []Program{spilling, program("sm_90a", Use{Registers: 10})}, true)
+	err := Check(path, []Program{spilling, program("sm_90a", Use{Registers: 10})}, nil, true)
 	if err == nil || !strings.Contains(err.Error(), "for no reason") {
 		t.Errorf("spills without a reason: %v", err)
 	}
@@ -123,7 +135,7 @@ func TestRewrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	spilling.Kernels["k0"] = Use{Registers: 62, Stack: 4, Spilled: 8}
-	if err := Check(path, []Program{spilling}, true); err != nil {
+	if err := Check(path, []Program{spilling}, nil, true); err != nil {
 		t.Error(err)
 	}
 	if text, err = os.ReadFile(path); err != nil {
@@ -141,7 +153,7 @@ sm_90a ep send, twice
 	if diff := cmp.Diff(want, string(text)); diff != "" {
 		t.Error(diff)
 	}
-	if err := Check(path, []Program{{Arch: "sm_80", Name: "new", Compiler: "NVRTC 13.0"}}, true); err != nil {
+	if err := Check(path, []Program{{Arch: "sm_80", Name: "new", Compiler: "NVRTC 13.0"}}, nil, true); err != nil {
 		t.Error(err)
 	}
 	if text, err = os.ReadFile(path); err != nil || strings.Contains(string(text), "sm_80 ep") ||

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/weftgo/weft/cuda/kernel"
 )
 
 // slack is the margin of a new file.
@@ -30,10 +32,11 @@ type reason struct{ prefix, text string }
 // ErrOtherCompiler says that a budget was made with another compiler version, whose figures differ.
 var ErrOtherCompiler = errors.New("the budget is of another compiler")
 
-// Check holds programs, all of one compiler, to a budget. The budget's kernels of architectures
-// without a program are ignored; other superfluous kernels are an error, as is a kernel that the
-// budget lacks. With rewrite the file is written first, with the programs' use.
-func Check(path string, programs []Program, rewrite bool) error {
+// Check holds programs, all of one compiler, to a budget. Uncompiled are programs that a sample leaves
+// out: the budget has them, too. The budget's kernels of architectures without a program are ignored;
+// other superfluous kernels are an error, as is a kernel that the budget lacks. With rewrite the file is
+// written first, with the programs' use.
+func Check(path string, programs []Program, uncompiled []kernel.Spec, rewrite bool) error {
 	if len(programs) == 0 {
 		return errors.New("no programs")
 	}
@@ -56,12 +59,19 @@ func Check(path string, programs []Program, rewrite bool) error {
 	if f.compiler != programs[0].Compiler {
 		return fmt.Errorf("%w: %s is of %s, this is %s", ErrOtherCompiler, path, f.compiler, programs[0].Compiler)
 	}
-	return f.check(programs)
+	return f.check(programs, uncompiled)
 }
 
-func (f *file) check(programs []Program) error {
+func (f *file) check(programs []Program, uncompiled []kernel.Spec) error {
 	var wrong []error
 	archs, known := map[string]bool{}, map[string]bool{}
+	for _, s := range uncompiled {
+		heading := s.Arch + " " + s.Name
+		archs[s.Arch], known[heading] = true, true
+		if f.programs[heading] == nil {
+			wrong = append(wrong, fmt.Errorf("%s has no budget", heading))
+		}
+	}
 	for _, p := range programs {
 		heading := p.Arch + " " + p.Name
 		archs[p.Arch], known[heading] = true, true

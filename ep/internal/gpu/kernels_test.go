@@ -2,11 +2,8 @@ package gpu
 
 import (
 	"fmt"
-	"maps"
 	"reflect"
 	"regexp"
-	"slices"
-	"strings"
 	"testing"
 
 	"github.com/weftgo/weft/ep/spec"
@@ -20,67 +17,22 @@ import (
 	"github.com/weftgo/weft/device"
 )
 
-// budgetArch is the one whose kernels are always compiled, all of them.
-const budgetArch = "sm_90a"
-
 // mostSpecs bounds what has to be compiled for one architecture.
 const mostSpecs = 200
 
-// TestKernels compiles every kernel for one architecture, without a warning, and holds registers,
-// stack, spills and shared memory to testdata/kernels.txt. What was compiled is kept in the user's
-// cache directory, so that only what has changed takes its time: half a second a program. Of the
-// other architectures one program of each source is, and none is held to figures. After a change on
-// purpose all are:
+// TestKernels compiles the kernels, without a warning, and holds registers, stack, spills and shared
+// memory to testdata/kernels.txt. What was compiled is kept in the user's cache directory, so that only
+// what has changed takes its time: half a second a program. After a change on purpose:
 //
 //	go test ./ep/internal/gpu -run TestKernels -update
 func TestKernels(t *testing.T) {
-	budget.NeedSource(t)
-	compiler := cudatest.NVRTC(t)
-	t.Logf("NVRTC %v, %s", compiler.Version(), compiler.Path())
-	var specs, some []kernel.Spec
-	for _, arch := range budget.Archs {
-		of := AllKernels(arch)
-		if len(of) > mostSpecs {
-			t.Errorf("%d programs for %s, at most %d are allowed", len(of), arch, mostSpecs)
+	budget.Test(t, func(arch string) []kernel.Spec {
+		all := AllKernels(arch)
+		if len(all) > mostSpecs {
+			t.Errorf("%d programs for %s, at most %d are allowed", len(all), arch, mostSpecs)
 		}
-		if budget.Updating() || arch == budgetArch {
-			specs = append(specs, of...)
-			continue
-		}
-		if !testing.Short() {
-			some = append(some, oneOfEach(of)...)
-		}
-	}
-	cache := budget.Cache(compiler)
-	programs, err := budget.Compile(t.Context(), cache, specs)
-	if err != nil {
-		t.Fatalf("%+v", err)
-	}
-	others, err := budget.Compile(t.Context(), cache, some)
-	if err != nil {
-		t.Fatalf("%+v", err)
-	}
-	kernels := 0
-	for _, p := range slices.Concat(programs, others) {
-		kernels += len(p.Kernels)
-		if len(p.Kernels) == 0 {
-			t.Errorf("%s for %s has no kernels", p.Name, p.Arch)
-		}
-	}
-	t.Logf("%d programs, %d kernels, for %s", len(programs)+len(others), kernels, strings.Join(budget.Archs, ", "))
-	budget.Hold(t, programs)
-}
-
-// oneOfEach picks a program of each source, the first for the oldest architecture and the last for
-// the newest.
-func oneOfEach(of []kernel.Spec) []kernel.Spec {
-	picked := map[string]kernel.Spec{}
-	for _, s := range of {
-		if _, ok := picked[s.Source]; !ok || s.Arch != budget.Archs[0] {
-			picked[s.Source] = s
-		}
-	}
-	return slices.Collect(maps.Values(picked))
+		return all
+	})
 }
 
 // TestWideDomain compiles a program of each source for domains of more than 64 ranks, whose sets of
@@ -92,7 +44,9 @@ func TestWideDomain(t *testing.T) {
 	cache := budget.Cache(cudatest.NVRTC(t))
 	var specs []kernel.Spec
 	for _, arch := range budget.Archs {
-		for _, s := range oneOfEach(AllKernels(arch)) {
+		all := AllKernels(arch)
+		for _, i := range budget.OneOfEach(all) {
+			s := all[i]
 			s.Defines[device.DomainDefine] = "72"
 			specs = append(specs, s)
 		}
