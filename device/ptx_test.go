@@ -108,19 +108,24 @@ var calls = map[string]string{
 	"store_relaxed_sys_u64x2": "store_relaxed_sys_u64x2(p, make_ulonglong2(l, l))",
 }
 
-const probe = `#include "ptx.cuh"
+// declarations come before the probes, which are kernels of one call each.
+const (
+	declarations = `#include "ptx.cuh"
 using namespace weft;
 __device__ u32 kept;
 __device__ void keep(u32 w) { *(volatile u32 *)&kept = w; }
 __device__ void keep(u64 w) { keep((u32)w); keep((u32)(w >> 32)); }
 __device__ void keep(uint2 w) { keep(w.x); keep(w.y); }
 __device__ void keep(uint4 w) { keep(w.x); keep(w.y); keep(w.z); keep(w.w); }
-extern "C" __global__ void probe(void *p, u32 v, u64 l, float f, uint4 u4, uint2 u2) {
+`
+	probe = `extern "C" __global__ void probe_%s(void *p, u32 v, u64 l, float f, uint4 u4, uint2 u2) {
 	__shared__ alignas(16) char s[16];
 	__shared__ u64 b[1];
 	if (l == 1) { keep((u32)(u64)s); keep((u32)(u64)b); }
 	%s;
-}`
+}
+`
+)
 
 // A wrapper is a function of ptx.cuh.
 type wrapper struct {
@@ -228,42 +233,58 @@ func TestWrappers(t *testing.T) {
 		t.Errorf("%s is called here, and ptx.cuh does not have it", name)
 	}
 	compiler := cudatest.NVRTC(t)
-	headers := device.Headers()
 	for _, arch := range archs {
 		var number int
 		fmt.Sscanf(arch, "sm_%d", &number)
 		number *= 10
-		var here []string
+		var here []*wrapper
+		probes := declarations
 		for _, w := range all {
-			if number < w.since || w.until != 0 && number >= w.until || calls[w.name] == "" {
-				continue
+			if number >= w.since && (w.until == 0 || number < w.until) && calls[w.name] != "" {
+				here = append(here, w)
+				probes += fmt.Sprintf(probe, w.name, calls[w.name])
 			}
-			here = append(here, calls[w.name])
-			ptx := compile(t, compiler, headers, "compute"+strings.TrimPrefix(arch, "sm"), calls[w.name])
+		}
+		ptx := entries(compile(t, compiler, "compute"+strings.TrimPrefix(arch, "sm"), probes))
+		for _, w := range here {
+			if ptx[w.name] == "" {
+				t.Errorf("%s for %s: no kernel that calls it", w.name, arch)
+			}
 			for _, a := range w.assembly {
 				// wait_for_previous and let_next_start do nothing before Hopper.
-				if does := strings.Contains(ptx, mnemonic(a)); does != (number >= 900 || !strings.HasPrefix(a, "griddepcontrol")) {
+				does := strings.Contains(ptx[w.name], mnemonic(a))
+				if does != (number >= 900 || !strings.HasPrefix(a, "griddepcontrol")) {
 					t.Errorf("%s for %s: %q in what becomes of it: %v", w.name, arch, mnemonic(a), does)
 				}
 			}
 		}
-		compile(t, compiler, headers, arch, strings.Join(here, ";\n\t"))
+		compile(t, compiler, arch, probes)
 		t.Logf("%s: %d functions", arch, len(here))
 	}
 }
 
-// compile compiles a probe and gives PTX, or a cubin.
-func compile(t *testing.T, c *nvrtc.Compiler, headers map[string]string, arch, body string) string {
+// entries are the bodies of the probes in PTX, by the functions that they call.
+func entries(ptx string) map[string]string {
+	of := make(map[string]string)
+	for _, kernel := range strings.Split(ptx, ".entry probe_")[1:] {
+		name, body, _ := strings.Cut(kernel, "(")
+		of[name] = body
+	}
+	return of
+}
+
+// compile compiles probes and gives PTX, or a cubin.
+func compile(t *testing.T, c *nvrtc.Compiler, arch, probes string) string {
 	t.Helper()
 	b, err := c.Compile(t.Context(), nvrtc.Program{
-		Name: "probe", Source: fmt.Sprintf(probe, body), Headers: headers, Architecture: arch,
+		Name: "probes", Source: probes, Headers: device.Headers(), Architecture: arch,
 		Options: []string{"--std=c++17"},
 	})
 	if err != nil {
 		t.Fatalf("%+v", err)
 	}
 	if b.Log != "" {
-		t.Errorf("%s for %s: %s", body, arch, b.Log)
+		t.Errorf("for %s: %s", arch, b.Log)
 	}
 	return string(b.Image)
 }
