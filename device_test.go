@@ -569,13 +569,17 @@ func TestDeviceFails(t *testing.T) {
 		"cuDeviceGetAttribute", "cuDeviceCanAccessPeer",
 		"cuMemHostRegister", "cuPointerGetAttributes", "cuMemGetAddressRange",
 	}
+	step := 1
+	if testing.Short() {
+		step = 4
+	}
 	for kind, config := range deviceKinds() {
 		if testing.Short() && kind != "virtual" {
 			continue
 		}
 		for _, call := range calls {
 			t.Run(kind+"/"+call, func(t *testing.T) {
-				for skip := 0; ; skip++ {
+				for skip := 0; ; skip += step {
 					m, d := machineOf(t, config)
 					m.Fail(call, skip, cuda.ErrOutOfMemory)
 					use(t, d)

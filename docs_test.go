@@ -27,6 +27,9 @@ var (
 // sources calls read with every file of the source tree whose name ends in one of the suffixes.
 func sources(t *testing.T, read func(path, text string), suffixes ...string) {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("one goroutine reads the source tree")
+	}
 	if _, err := os.Stat("docs_test.go"); err != nil {
 		t.Skipf("needs the source tree: %v", err)
 	}
@@ -127,6 +130,9 @@ func TestDocsProse(t *testing.T) {
 
 // TestGoGuide runs the program of the guide for Go as it stands there, as one rank.
 func TestGoGuide(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it is a program of its own")
+	}
 	text, err := os.ReadFile("docs/guides/go.md")
 	if err != nil {
 		t.Skipf("needs the source tree: %v", err)

@@ -148,12 +148,10 @@ func corpus(t testing.TB) (names []string, files []*plan.File) {
 //   - an operation that unpacks what another one has left there already, as in a plan whose input is in place;
 //   - a slot or a channel moved where both sides use it the same way, or nothing else does.
 func TestMutations(t *testing.T) {
+	short(t)
 	mutations, schedules := 500, 20
 	if os.Getenv("WEFT_TEST_ALL") != "" {
 		schedules = 1000
-	}
-	if testing.Short() {
-		mutations = 100
 	}
 	names, files := corpus(t)
 	var before []int
@@ -210,6 +208,7 @@ func difference(a, b *plan.File) string {
 // TestDefects deletes every operation of our plans in turn. Where some schedule then fails, the defect is real, and the
 // verifier must find it.
 func TestDefects(t *testing.T) {
+	short(t)
 	seeds := uint64(6)
 	if os.Getenv("WEFT_TEST_ALL") != "" {
 		seeds = 300

@@ -281,6 +281,7 @@ func TestOrders(t *testing.T) {
 			if c.class == plan.Undecided || strings.HasPrefix(c.name, "many") || strings.Contains(c.name, "uneven") {
 				return // it takes long messages, or one of few sizes
 			}
+			short(t)
 			failure := ""
 			for seed := uint64(0); seed < 3000 && failure == "" && (v.Errors() > 0 || seed < 100); seed++ {
 				failure = plan.Simulate(f, plan.Simulation{Seed: seed, Launches: 1}).Failure
@@ -374,12 +375,19 @@ func random(r *rand.Rand) (p *plan.Plan, what string) {
 	return p, what
 }
 
+// short leaves the simulator out of short tests, which the race detector has: it is one goroutine. Others have what the
+// verifier does at once.
+func short(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("the simulator is one goroutine")
+	}
+}
+
 // TestRandomPlans holds that what the verifier passes runs under every schedule, whatever the size of the message.
 func TestRandomPlans(t *testing.T) {
+	short(t)
 	plans, schedules := 300, uint64(30)
-	if testing.Short() {
-		plans = 60
-	}
 	if os.Getenv("WEFT_TEST_ALL") != "" {
 		plans, schedules = 2000, 300
 	}

@@ -31,8 +31,11 @@ func realTexts(t testing.TB, pattern string) map[string][]byte {
 	return all
 }
 
-// seeds is how many schedules a test tries.
+// seeds is how many schedules a test tries: one in short tests, since the simulator is one goroutine.
 func seeds(few uint64) uint64 {
+	if testing.Short() {
+		return 1
+	}
 	if os.Getenv("WEFT_TEST_ALL") != "" {
 		return 1000
 	}

@@ -17,6 +17,7 @@ import (
 )
 
 func TestBenchEPOnGPUsFindsMistakes(t *testing.T) {
+	onlyReads(t)
 	for line, want := range map[string]string{
 		"--device tpu":                   "want host or gpu",
 		"--gpus 2":                       "--gpus is for --device gpu",
@@ -75,6 +76,7 @@ func shapesOf(t *testing.T, line string) []benchep.Shape {
 }
 
 func TestShapesOnGPUs(t *testing.T) {
+	onlyReads(t)
 	for line, want := range map[string][]string{
 		"": {
 			"rank-major bf16", "expert-major partial bf16",
@@ -123,6 +125,7 @@ func TestShapesOnGPUs(t *testing.T) {
 }
 
 func TestThroughputShapesOnGPUs(t *testing.T) {
+	onlyReads(t)
 	both := func(layout, reduction, order string) []string {
 		return []string{layout + " " + reduction + " bf16", layout + " " + reduction + " fp8 " + order}
 	}

@@ -10,6 +10,7 @@ import (
 )
 
 func TestBenchOverlapFindsMistakes(t *testing.T) {
+	onlyReads(t)
 	for line, want := range map[string]string{
 		"--gpus -1":                            "want at least 0",
 		"--sms 0":                              "want whole numbers from 1 on",

@@ -17,6 +17,7 @@ import (
 )
 
 func TestBenchStartFindsMistakes(t *testing.T) {
+	onlyReads(t)
 	for line, want := range map[string]string{
 		"extra":                    "it takes no arguments",
 		"--gpus -1":                "want at least 0",

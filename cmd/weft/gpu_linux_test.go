@@ -84,6 +84,7 @@ func TestCompileFillsADirectory(t *testing.T) {
 }
 
 func TestCompileFindsMistakes(t *testing.T) {
+	onlyReads(t)
 	for _, line := range []string{
 		"compile", "compile --out x --arch 90", "compile --out x --arch sm_90a,",
 		"compile --out x --arch sm_90", "compile --out x --arch sm_80 --arch sm_100f", "compile --out x extra",
@@ -96,6 +97,7 @@ func TestCompileFindsMistakes(t *testing.T) {
 }
 
 func TestBenchLinkFindsMistakes(t *testing.T) {
+	onlyReads(t)
 	for _, line := range []string{
 		"--gpus -1", "--replays 0", "--replays 1001", "--sizes 0", "--sms 0",
 		"--sms x", "extra",

@@ -58,6 +58,15 @@ func command(t *testing.T, wantCode int, args ...string) (stdout, stderr string)
 	return out.String(), errs.String()
 }
 
+// onlyReads leaves a test of what command lines mean out of short tests, which the race detector has: one goroutine
+// reads them.
+func onlyReads(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("one goroutine reads a command line")
+	}
+}
+
 func TestRun(t *testing.T) {
 	out, _ := command(t, 0, "run", "-n", "2", "--", "/bin/sh", "-c", "echo rank $WEFT_RANK -n")
 	if !strings.Contains(out, "[0] rank 0 -n\n") || !strings.Contains(out, "[1] rank 1 -n\n") {
@@ -171,6 +180,7 @@ func TestRunEndsQuietly(t *testing.T) {
 }
 
 func TestRunFindsMistakes(t *testing.T) {
+	onlyReads(t)
 	for _, args := range [][]string{
 		{"run", "true"},
 		{"run", "-n", "2"},
@@ -223,6 +233,7 @@ func TestRunTellsOfLostOutput(t *testing.T) {
 }
 
 func TestCommandsFindMistakes(t *testing.T) {
+	onlyReads(t)
 	for line, want := range map[string]string{
 		"nosuch":         `there is no command "nosuch"; see weft --help`,
 		"benhc":          `there is no command "benhc"; did you mean bench?; see weft --help`,
@@ -297,6 +308,7 @@ func TestDoctorSaysWhichLauncherWon(t *testing.T) {
 }
 
 func TestCompletion(t *testing.T) {
+	onlyReads(t)
 	for shell, want := range map[string]string{
 		"bash": "__start_weft", "zsh": "#compdef weft",
 		"fish": "complete -c weft", "powershell": "Register-ArgumentCompleter",
@@ -311,6 +323,7 @@ func TestCompletion(t *testing.T) {
 // Whatever a shell is offered for a flag, the flag takes, and what it holds unless told
 // otherwise is among that.
 func TestCompletionOffersWhatFlagsTake(t *testing.T) {
+	onlyReads(t)
 	for path, flags := range map[string]string{
 		"run":             "bind",
 		"bench ep":        "dtype payload layout reduction weighting counts routing mode operand device quantize phases",
@@ -349,6 +362,7 @@ func TestCompletionOffersWhatFlagsTake(t *testing.T) {
 
 // Every command has an example at least, and examples have flags that there are.
 func TestExamples(t *testing.T) {
+	onlyReads(t)
 	var visit func(*cobra.Command)
 	visit = func(cmd *cobra.Command) {
 		for _, c := range cmd.Commands() {
@@ -571,6 +585,7 @@ func TestBenchGloo(t *testing.T) {
 }
 
 func TestBenchRefusesBeforeItStarts(t *testing.T) {
+	onlyReads(t)
 	for _, args := range [][]string{
 		{"bench", "ep", "--ranks", "3"},
 		{"bench", "ep", "--dtype", "opaque"},

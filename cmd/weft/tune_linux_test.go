@@ -11,6 +11,7 @@ import (
 )
 
 func TestTuneEPFindsMistakes(t *testing.T) {
+	onlyReads(t)
 	broken := filepath.Join(t.TempDir(), "broken.json")
 	if err := os.WriteFile(broken, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
@@ -81,6 +82,7 @@ func TestTuneCollectives(t *testing.T) {
 }
 
 func TestTuneCollectivesFindsMistakes(t *testing.T) {
+	onlyReads(t)
 	for line, want := range map[string]string{
 		"--kinds barrier":                 "want some of allreduce",
 		"--device gpu --time 1s":          "--time is for --device host",

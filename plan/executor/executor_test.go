@@ -148,6 +148,9 @@ func TestPrograms(t *testing.T) {
 
 // TestOptimised runs what the optimiser makes of the programs.
 func TestOptimised(t *testing.T) {
+	if testing.Short() {
+		t.Skip("the optimiser is one goroutine, and TestPrograms has the same ranks")
+	}
 	for _, p := range plantest.Programs() {
 		t.Run(p.Name, func(t *testing.T) {
 			o := optimizer.Options{Instances: 2, Bytes: 64 << 10, Moves: 200}

@@ -29,13 +29,36 @@ func topologies(n int) map[string]*cost.Topology {
 	}
 }
 
-// synthesize makes a plan, or fails the test. It checks what holds for all plans.
+// outcome is what a search has given.
+type outcome struct {
+	file   *plan.File
+	report synthesis.Report
+}
+
+// made keeps outcomes, since a search takes a second and several tests look at the same plan.
+var made = make(map[string]outcome)
+
+// synthesize makes a plan, or fails the test. It checks what holds for all plans. Short tests, which the race detector
+// has, make none.
 func synthesize(t testing.TB, s synthesis.Spec) (*plan.File, synthesis.Report) {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("a search is one goroutine")
+	}
+	same := s
+	same.Topology = nil
+	if same.Collective != spec.Broadcast {
+		same.Root = 0
+	}
+	key := fmt.Sprintf("%+v on %+v", same, *s.Topology)
+	if f, ok := made[key]; ok {
+		return f.file, f.report
+	}
 	f, r, err := synthesis.Synthesize(t.Context(), s)
 	if err != nil {
 		t.Fatalf("%s of %d bytes: %v", s.Collective, s.Bytes, err)
 	}
+	made[key] = outcome{f, r}
 	if n := r.Verdict.Errors(); n > 0 || s.RankOrder && !r.Verdict.RankOrder {
 		t.Errorf("%s of %d bytes: %d errors, rank order %t", s.Collective, s.Bytes, n, r.Verdict.RankOrder)
 	}
@@ -156,6 +179,9 @@ func TestBrokenLink(t *testing.T) {
 		i := slices.IndexFunc(top.Links, func(l cost.Link) bool { return l.From == 0 && l.To == 1 })
 		top.Links[i].GBps = 0
 		for _, c := range synthesis.Collectives {
+			if !all && n == 8 && c != spec.AllReduce {
+				continue
+			}
 			f, r := synthesize(t, synthesis.Spec{Collective: c, Topology: top, Bytes: 1 << 20})
 			if r.Cost.Time > 1.1*r.Bound.Time() {
 				t.Errorf("%s of %d ranks: %.2f us, and the bound is %.2f: %s", c, n, r.Cost.Time, r.Bound.Time(), r.Form)
@@ -202,7 +228,6 @@ func TestShipped(t *testing.T) {
 			}
 		}
 	}
-	made := make(map[string]float64)
 	for _, p := range plans {
 		f, err := p.plan.Build()
 		if err != nil {
@@ -213,13 +238,9 @@ func TestShipped(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			key := fmt.Sprint(f.Collective, bytes, p.top)
-			if made[key] == 0 {
-				_, r := synthesize(t, synthesis.Spec{Collective: f.Collective, Topology: p.top, Bytes: bytes})
-				made[key] = r.Cost.Time
-			}
-			if made[key] > c.Time*(1+1e-9) {
-				t.Errorf("%s of %d ranks and %d bytes: %.3f us, and %q takes %.3f", f.Collective, len(f.Ranks), bytes, made[key],
+			_, r := synthesize(t, synthesis.Spec{Collective: f.Collective, Topology: p.top, Bytes: bytes})
+			if r.Cost.Time > c.Time*(1+1e-9) {
+				t.Errorf("%s of %d ranks and %d bytes: %.3f us, and %q takes %.3f", f.Collective, len(f.Ranks), bytes, r.Cost.Time,
 					f.Name, c.Time)
 			}
 		}
@@ -337,7 +358,10 @@ func TestUnevenGroups(t *testing.T) {
 func TestSame(t *testing.T) {
 	s := synthesis.Spec{Collective: spec.AllReduce, Topology: cost.Ring(4, 50, 1), Bytes: 1 << 20, Seed: 7, Name: "mine"}
 	a, _ := synthesize(t, s)
-	b, _ := synthesize(t, s)
+	b, _, err := synthesis.Synthesize(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if string(a.Text()) != string(b.Text()) || a.Name != "mine" {
 		t.Errorf("two plans, %s and %s", a.Name, b.Name)
 	}

@@ -181,6 +181,9 @@ func solitary(t *testing.T, g GPUs, shape Shape, f func(ctx context.Context, m *
 
 // Each of these lies to the checks in one respect: they must all notice.
 func TestGPUChecksCatchErrors(t *testing.T) {
+	if testing.Short() {
+		t.Skip("there is one rank, and other tests have its goroutines")
+	}
 	_, g := emulatedGPUs(t, 1)
 	g.Ranks = 1
 	lies := map[string]struct {
@@ -240,6 +243,9 @@ func TestGPUChecksCatchErrors(t *testing.T) {
 }
 
 func TestGradientChecksCatchErrors(t *testing.T) {
+	if testing.Short() {
+		t.Skip("there is one rank, and other tests have its goroutines")
+	}
 	_, g := emulatedGPUs(t, 1)
 	g.Ranks, g.Gradients, g.Brief = 1, true, true
 	shapes := throughput()
