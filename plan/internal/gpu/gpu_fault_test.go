@@ -47,7 +47,8 @@ func testAbsent(t *testing.T, g *ranktest.GPUs) {
 		t.Run(p.Name, func(t *testing.T) {
 			var together sync.WaitGroup // SetMask comes when all have their error
 			together.Add(ranks)
-			run(t, g, ranks, memoryBytes, executor.Options{}, 2*time.Second, func(ctx context.Context, r *rank) error {
+			// Within the deadline there are launches, too, which a busy machine takes long for.
+			run(t, g, ranks, memoryBytes, executor.Options{}, 5*time.Second, func(ctx context.Context, r *rank) error {
 				x, err := r.Load(ctx, f)
 				if err == nil {
 					err = r.launch(ctx, x, l, 1)

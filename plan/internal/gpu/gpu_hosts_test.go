@@ -234,7 +234,7 @@ func testAbsentAcross(t *testing.T, g *ranktest.GPUs, hosts string, programs []p
 			var together, masked sync.WaitGroup
 			together.Add(len(hosts))
 			masked.Add(absent)
-			runAcross(t, g, hosts, twin(t, fabrictest.TCP()), 2*time.Second, func(ctx context.Context, r *rank) error {
+			runAcross(t, g, hosts, twin(t, fabrictest.TCP()), 5*time.Second, func(ctx context.Context, r *rank) error {
 				x, err := r.Load(ctx, f)
 				if err == nil {
 					err = r.launch(ctx, x, l, 1)
