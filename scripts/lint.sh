@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs the linters and the checks that need no test to run. Named parts select some of them: go
+# Runs the linters and the checks that need no test to run. Named parts select some of them: linter go
 # modules generated cross cgo clib columns python. With "format", rewrites the Go and Python files instead.
 set -eu
 . "$(dirname "$0")/env.sh"
@@ -8,7 +8,7 @@ set -eu
 linter=$build/bin/golangci-lint
 
 # Built from the sums of tools/lint once, and again when they change.
-build_linter() {
+linter_part() {
 	if ! cmp -s tools/lint/go.sum "$linter.sum"; then
 		printf 'building golangci-lint (a minute or two, once)\n'
 		go build -C tools/lint -o "$linter" github.com/golangci/golangci-lint/v2/cmd/golangci-lint &&
@@ -17,7 +17,7 @@ build_linter() {
 }
 
 go_part() {
-	build_linter && "$linter" run ./... && (cd tools && "$linter" run --config ../.golangci.yaml ./...)
+	linter_part && "$linter" run ./... && (cd tools && "$linter" run --config ../.golangci.yaml ./...)
 }
 
 modules_part() {
@@ -49,7 +49,7 @@ clib_part() {
 		skip_or_fail CC 'no C compiler'
 		return
 	fi
-	(export CGO_ENABLED=1 && build_linter && go vet ./clib/... && "$linter" run ./clib/...)
+	(export CGO_ENABLED=1 && linter_part && go vet ./clib/... && "$linter" run ./clib/...)
 }
 
 # The linters of Go, and of Python in python/, look at the length of lines themselves.
@@ -73,7 +73,7 @@ python_part() {
 }
 
 if [ "${1:-}" = format ]; then
-	build_linter
+	linter_part
 	"$linter" fmt ./...
 	python=$(sh scripts/venv.sh) && "$python" -m ruff format --quiet --no-cache python
 	cd tools && exec "$linter" fmt --config ../.golangci.yaml ./...

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs the tests. Named parts on the command line select some of them: python nvrtc libfabric vet test
+# Runs the tests. Named parts on the command line select some of them: vet python nvrtc libfabric test
 # race pytest tools. "all" is all of them, the race detector included, with everything that emulated GPUs
 # have, which WEFT_TEST_ALL=1 asks for. Without a name all parts but race run. build/logs says how
 # long each test took, and which were skipped.
@@ -25,46 +25,45 @@ report() {
 	} | "$build/bin/testreport" "$into" && [ "$(cat "$build/logs/status")" = 0 ]
 }
 
-# The interpreter serves the Go tests that talk to real PyTorch, so this part comes first.
+# begin NAME: has scripts/NAME.sh fetch what it is for, beside what follows. A download takes little of a
+# processor.
+begin() {
+	sh "scripts/$1.sh" >"$build/logs/$1.path" &
+	eval "fetching_$1=$!"
+}
+
+# fetched NAME REQUIRED: waits for that, and puts into $path what it has printed. Where it cannot be had the
+# part is skipped, unless WEFT_REQUIRE_REQUIRED says that it must.
+fetched() {
+	status=0
+	eval "wait \"\$fetching_$1\"" || status=$?
+	path=$(cat "$build/logs/$1.path")
+	case $status in
+	0) ;;
+	77) skip_or_fail "$2" "$(cat "$build/logs/$1.reason")" ;;
+	*) return 1 ;;
+	esac
+}
+
+# The interpreter serves the Go tests that talk to real PyTorch.
 python_part() {
-	status=0
-	python=$(sh scripts/python.sh) || status=$?
-	case $status in
-	0)
-		export WEFT_PYTHON="$python"
-		"$python" -W ignore -c 'import torch; print("torch", torch.__version__)'
-		;;
-	77) skip_or_fail TORCH "$(cat "$build/logs/python.reason")" ;;
-	*) return 1 ;;
-	esac
+	fetched python TORCH || return
+	export WEFT_PYTHON="$path"
+	"$path" -W ignore -c 'import torch; print("torch", torch.__version__)'
 }
 
-# So does the compiler for GPU kernels, which needs no GPU.
+# The compiler for GPU kernels needs no GPU.
 nvrtc_part() {
-	status=0
-	folder=$(sh scripts/nvrtc.sh) || status=$?
-	case $status in
-	0)
-		export WEFT_NVRTC="$folder"
-		printf 'NVRTC in %s\n' "$folder"
-		;;
-	77) skip_or_fail NVRTC "$(cat "$build/logs/nvrtc.reason")" ;;
-	*) return 1 ;;
-	esac
+	fetched nvrtc NVRTC || return
+	export WEFT_NVRTC="$path"
+	printf 'NVRTC in %s\n' "$path"
 }
 
-# And the library that carries data between hosts, which needs no network card.
+# The library that carries data between hosts needs no network card.
 libfabric_part() {
-	status=0
-	folder=$(sh scripts/libfabric.sh) || status=$?
-	case $status in
-	0)
-		export WEFT_LIBFABRIC="$folder"
-		printf 'libfabric in %s\n' "$folder"
-		;;
-	77) skip_or_fail FABRIC "$(cat "$build/logs/libfabric.reason")" ;;
-	*) return 1 ;;
-	esac
+	fetched libfabric FABRIC || return
+	export WEFT_LIBFABRIC="$path"
+	printf 'libfabric in %s\n' "$path"
 }
 
 vet_part() {
@@ -72,9 +71,18 @@ vet_part() {
 }
 
 # The packages that take longest begin first, and the others run beside them. Tests that wait do so
-# four at once.
+# four at once. Another part vets.
 test_part() {
-	(export CGO_ENABLED=0 && report test -parallel 4 -timeout "$limit" ./ep ./collective ./internal/eptest ./clib ./...)
+	(export CGO_ENABLED=0 && report test -vet=off -parallel 4 -timeout "$limit" ./ep ./collective ./internal/eptest ./clib ./...)
+}
+
+# raced names the packages with anything that runs at once, in their tests or in themselves. What tests
+# of the C library start is programs in C, which the detector does not see.
+raced() {
+	go list -f '{{.Dir}} {{.ImportPath}}' ./... | grep -v '/clib$' | while read -r folder package; do
+		! grep -qE '(^|[[:space:]])go (func|[A-Za-z_.]+\()|\.Go\(|"sync|Parallel\(\)|ranktest"' "$folder"/*.go ||
+			printf '%s\n' "$package"
+	done
 }
 
 race_part() {
@@ -83,9 +91,9 @@ race_part() {
 		skip_or_fail RACE 'no C compiler'
 		return
 	fi
-	# What tests of the C library start is programs in C, which the detector does not see.
-	# shellcheck disable=SC2046 # one argument for each package
-	(export CGO_ENABLED=1 && report race -short -race -timeout "$limit" $(go list ./... | grep -v '/clib$'))
+	packages=$(raced) && [ -n "$packages" ] || return 1
+	# shellcheck disable=SC2086 # one argument for each package
+	(export CGO_ENABLED=1 && report race -short -race -vet=off -parallel 4 -timeout "$limit" $packages)
 }
 
 pytest_part() {
@@ -101,20 +109,25 @@ pytest_part() {
 }
 
 tools_part() {
-	go -C tools vet ./... && go -C tools test ./... && sh scripts/generate.sh check
+	go -C tools test -vet=all ./...
 }
 
 # Limits are for what hangs: five times what the longest package takes by itself with nothing kept.
 # A machine that has more to do takes several times as long.
 limit=30m
-[ "$#" -gt 0 ] || set -- python nvrtc libfabric vet test pytest tools
+[ "$#" -gt 0 ] || set -- vet python nvrtc libfabric test pytest tools
 if [ "$1" = all ]; then
 	export WEFT_TEST_ALL=1
 	limit=60m
-	set -- python nvrtc libfabric vet test race pytest tools
+	set -- vet python nvrtc libfabric test race pytest tools
 fi
 # Compiled kernels that no run has read for a month go.
 find "$XDG_CACHE_HOME/weft/emulated" "$XDG_CACHE_HOME/weft/compiled" -type f -atime +30 -delete 2>/dev/null || true
+for name in "$@"; do
+	case $name in
+	python | nvrtc | libfabric) begin "$name" ;;
+	esac
+done
 for name in "$@"; do
 	part "$name" "${name}_part"
 done
