@@ -9,8 +9,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/cudatest/budget"
+	"github.com/weftgo/weft/cuda/cudatest/emulate"
+	"github.com/weftgo/weft/cuda/kernel"
 	"github.com/weftgo/weft/ep"
 )
 
@@ -20,12 +23,25 @@ const profilerColumns = 100
 // TestKernelNames: benchmarks look for the words dispatch and combine in a profiler's table, and
 // want exactly one row with each. So all kernels of a handle that dispatch have one name, in whole:
 // with their parameters, and without a template's arguments, in which the forms of a kernel would
-// differ. The same holds for combine, and no other kernel's name has either word.
+// differ. The same holds for combine, and no other kernel's name has either word. With WEFT_TEST_ALL=1
+// handles have rows of each type, else of bf16.
 func TestKernelNames(t *testing.T) {
 	if _, err := os.Stat("kernel_names_test.go"); err != nil {
 		t.Skip("needs the source tree: kernels are compiled where they are written")
 	}
-	programs, err := budget.Compile(t.Context(), budget.Cache(cudatest.NVRTC(t)), ep.Kernels("sm_90a"))
+	specs, used := map[ep.Spec]int{}, map[string]bool{}
+	for s, ranks := range smallSpecs() {
+		if emulate.Everything() || s.Payload == ep.Opaque || s.Payload == ep.BF16 || s.Quantize == weft.BFloat16 {
+			specs[s] = ranks
+			for _, program := range ep.ProgramsOf(s, ranks) {
+				used[program] = true
+			}
+		}
+	}
+	kernels := slices.DeleteFunc(ep.Kernels("sm_90a"), func(k kernel.Spec) bool {
+		return !emulate.Everything() && !used[k.Name]
+	})
+	programs, err := budget.Compile(t.Context(), budget.Cache(cudatest.NVRTC(t)), kernels)
 	if err != nil {
 		t.Fatalf("%+v", err)
 	}
@@ -51,7 +67,7 @@ func TestKernelNames(t *testing.T) {
 		}
 	}
 
-	for s, ranks := range smallSpecs() {
+	for s, ranks := range specs {
 		of := map[string]bool{}
 		for _, program := range ep.ProgramsOf(s, ranks) {
 			for _, name := range shown[program] {

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"reflect"
 	"regexp"
+	"slices"
+	"strconv"
 	"testing"
 
 	"github.com/weftgo/weft/ep/spec"
@@ -22,17 +24,26 @@ const mostSpecs = 200
 
 // TestKernels compiles the kernels, without a warning, and holds registers, stack, spills and shared
 // memory to testdata/kernels.txt. What was compiled is kept in the user's cache directory, so that only
-// what has changed takes its time: half a second a program. After a change on purpose:
+// what has changed takes its time: a second a program. With WEFT_TEST_ALL=1 they are those of every type,
+// for every architecture. After a change on purpose:
 //
 //	go test ./ep/internal/gpu -run TestKernels -update
 func TestKernels(t *testing.T) {
-	budget.Test(t, func(arch string) []kernel.Spec {
+	budget.Sample(t, func(arch string) []kernel.Spec {
 		all := AllKernels(arch)
 		if len(all) > mostSpecs {
 			t.Errorf("%d programs for %s, at most %d are allowed", len(all), arch, mostSpecs)
 		}
 		return all
-	})
+	}, typical)
+}
+
+// typical is a kernel without a type of rows, or for bf16: other types differ from it in conversions.
+func typical(s kernel.Spec) bool {
+	of := func(define string) bool {
+		return slices.Contains([]string{"", "0", strconv.Itoa(int(weft.BFloat16))}, s.Defines[define])
+	}
+	return of("WEFT_TYPE") && of("WEFT_QUANTIZE")
 }
 
 // TestWideDomain compiles a program of each source for domains of more than 64 ranks, whose sets of
