@@ -11,11 +11,11 @@ import (
 )
 
 // emulatedGPUs puts a libweft.so into the folder whose GPUs the host's processors emulate, and has
-// programs take it.
+// programs take it. With the flags of scripts/clib.sh it shares what that has compiled.
 func emulatedGPUs(t *testing.T, folder string) {
 	t.Helper()
 	emulate.Need(t)
-	cmd := exec.Command("go", "build", "-tags", "emulated", "-buildmode=c-shared",
+	cmd := exec.Command("go", "build", "-trimpath", "-tags", "emulated", "-buildmode=c-shared",
 		"-ldflags=-s -w -extldflags '-Wl,-soname,libweft.so'",
 		"-o", filepath.Join(folder, "libweft.so"), ".")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=1")

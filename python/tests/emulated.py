@@ -37,6 +37,7 @@ def environment():
         [
             "go",
             "build",
+            "-trimpath",  # as scripts/clib.sh, whose compiled packages it shares
             "-tags",
             "emulated",
             "-buildmode=c-shared",
