@@ -191,7 +191,7 @@ func TestAbortBetweenGPUs(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/%d", way.name, aborts), func(t *testing.T) {
 				s := sized(way.spec, ranks)
 				b := evenly(s, ranks, 1, 6).Batch()
-				waits := make(chan struct{})
+				met, waits := make(chan struct{}), make(chan struct{})
 				members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
 					round, err := b.Round(r.e, r.Comm, r.handle)
 					if err != nil {
@@ -201,6 +201,9 @@ func TestAbortBetweenGPUs(t *testing.T) {
 						return err
 					}
 					if r.Rank() == 0 {
+						if err := await(ctx, met); err != nil { // an Abort would end the other rank's Meet
+							return err
+						}
 						called := make(chan error, 1)
 						go func() { called <- errors.Join(round.PrepareDispatch(ctx, r.stream), r.Wait(ctx, r.stream)) }()
 						time.Sleep(50 * time.Millisecond) // it waits, or will: the same is true
@@ -214,6 +217,7 @@ func TestAbortBetweenGPUs(t *testing.T) {
 							return fmt.Errorf("after Abort by rank %d: %w", aborts, err)
 						}
 					} else {
+						close(met)
 						if err := await(ctx, waits); err != nil {
 							return err
 						}
