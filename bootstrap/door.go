@@ -215,10 +215,6 @@ func (l *Link) Queued() int {
 	return l.tcp.queued
 }
 
-// Answers reports whether the peer's host has acknowledged something in the last while, or since something was sent to
-// it. Its kernel does that while the process itself may stand still. Where the system does not tell, nothing answers.
-func (l *Link) Answers(within time.Duration) bool { return answers(l.tcp.conn, within) }
-
 // Unread reports whether something has arrived that is yet to be received.
 func (l *Link) Unread() bool { return unread(l.tcp.conn) }
 

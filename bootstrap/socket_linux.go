@@ -11,24 +11,6 @@ import (
 // gone.
 const unacknowledged = 15 * time.Second
 
-// answers reports whether the peer's host has acknowledged bytes in the last while, or since this one sent some: its
-// kernel does, whatever its processes do.
-func answers(conn *net.TCPConn, within time.Duration) bool {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return false
-	}
-	var info *unix.TCPInfo
-	failed := raw.Control(func(fd uintptr) {
-		info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
-	})
-	if failed != nil || err != nil {
-		return false
-	}
-	ago := time.Duration(info.Last_ack_recv) * time.Millisecond
-	return ago <= within || info.Last_ack_recv <= info.Last_data_sent
-}
-
 // unread reports whether bytes of the peer have come that this process has not read yet.
 func unread(conn *net.TCPConn) bool {
 	raw, err := conn.SyscallConn()

@@ -2,13 +2,7 @@
 
 package bootstrap
 
-import (
-	"net"
-	"time"
-)
-
-// answers does not know.
-func answers(*net.TCPConn, time.Duration) bool { return false }
+import "net"
 
 // unread does not know.
 func unread(*net.TCPConn) bool { return false }

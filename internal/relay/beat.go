@@ -121,7 +121,7 @@ func (n *Node) listen() {
 			continue
 		}
 		if limit > n.times.heartbeat {
-			sets = fmt.Sprint(answering, " times what")
+			sets = fmt.Sprint(unread, " times what")
 		}
 		text := fmt.Sprintf("nothing was heard of its host for %s, %s %s sets", bootstrap.Seconds(limit), sets, Variable)
 		for i, p := range n.processes {
@@ -136,21 +136,17 @@ func (n *Node) listen() {
 	}
 }
 
-// answering is for how many heartbeats nothing may be heard of a host whose kernel answers. On a machine of two
-// processors with 17 threads ready to run, none of a process's ran for 3.3 s.
-const answering = 4
+// unread is for how many heartbeats nothing may be heard of a host whose bytes have come and are yet to be read: this
+// process is short of processors. On a machine of two processors with 17 threads ready to run, none of a process's ran
+// for 3.3 s.
+const unread = 4
 
-// patience is how long nothing may be heard of a host before it is lost: the heartbeat, or longer while its kernel
-// answers, for then its processes may only be short of processors. Who has a link to it knows that, and tells the
-// others of its end; so those wait as long. The caller holds mu.
+// patience is how long nothing may be heard of a host before it is lost. The caller holds mu.
 func (n *Node) patience(host int) time.Duration {
 	for l := range n.links {
-		if n.processes[l.peer].Host == host && (l.Unread() || l.Answers(n.times.attach)) {
-			return answering * n.times.heartbeat
+		if n.processes[l.peer].Host == host && l.Unread() {
+			return unread * n.times.heartbeat
 		}
-	}
-	if !n.besideHost(host) && n.hears(host) {
-		return answering * n.times.heartbeat
 	}
 	return n.times.heartbeat
 }

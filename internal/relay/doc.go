@@ -50,10 +50,6 @@
 // the heartbeat: a network that rejects packets looks the same. Members get an event in either case, and
 // only once.
 //
-// A host may be silent because its processes come to nothing: they are stopped, or others have the processors. Its
-// kernel then still acknowledges what is sent to it, which a neighbour sees, and a host that answers like that is lost
-// after four heartbeats. The neighbour tells the others, which see no more than the silence, and wait as long.
-//
 // One process of each host beats for it, every twentieth of the heartbeat; the next one does when that
 // falls silent. A parent that is silent for a third of the heartbeat is left as soon as there is another one, so that a
 // process which stands still takes nobody's messages with it, and one that is only slow loses none. For deadlines that

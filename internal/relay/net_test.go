@@ -30,7 +30,7 @@ type network struct {
 	late   time.Duration // the most that a message is on its way
 	procs  []*proc
 	dark   map[[2]int]bool // pairs between which nothing passes
-	still  map[int]bool    // processes that stand still, on hosts that answer
+	still  map[int]bool    // processes that stand still
 	links  map[*half]struct{}
 	ledger
 	work sync.WaitGroup
@@ -184,7 +184,7 @@ func (w *network) darken(a, b int, dark bool) {
 	w.dark[[2]int{min(a, b), max(a, b)}] = dark
 }
 
-// halt has a process come to nothing, on a host whose kernel answers for it, until goOn.
+// halt has a process come to nothing until goOn.
 func (w *network) halt(process int) {
 	w.setStill(process, true)
 	w.procs[process].mu.Lock()
@@ -321,8 +321,6 @@ func (h *half) Send(m bootstrap.Message) {
 }
 
 func (h *half) Queued() int { return 0 }
-
-func (h *half) Answers(time.Duration) bool { return h.net.isStill(h.to) }
 
 func (h *half) Unread() bool { return false }
 

@@ -27,7 +27,6 @@ type Process struct {
 type Link interface {
 	Send(bootstrap.Message)
 	Queued() int
-	Answers(within time.Duration) bool
 	Unread() bool
 	Receive(handle func([]byte) error) error
 	Shut(deadline time.Time)

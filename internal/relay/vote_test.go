@@ -31,7 +31,6 @@ type wire struct {
 
 func (w *wire) Send(m bootstrap.Message)         { w.queue = append(w.queue, m.Bytes()) }
 func (w *wire) Queued() int                      { return 0 }
-func (w *wire) Answers(time.Duration) bool       { return false }
 func (w *wire) Unread() bool                     { return false }
 func (w *wire) Receive(func([]byte) error) error { return nil }
 func (w *wire) Shut(time.Time)                   {}
