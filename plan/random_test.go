@@ -1,6 +1,7 @@
 package plan_test
 
 import (
+	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/weftgo/weft/plan"
 	"github.com/weftgo/weft/plan/internal/plantest"
+	"github.com/weftgo/weft/plan/lowering"
 	"github.com/weftgo/weft/plan/spec"
 )
 
@@ -147,7 +149,7 @@ func chain(blocks, ahead int) *plan.Plan {
 // philosophers is blocks of which each needs two semaphores, the second one that of the next block. In one order all
 // take them; otherwise the last one takes its second one first.
 func philosophers(blocks int, circle bool) *plan.Plan {
-	p := plan.New("philosophers", plan.AllGather(1, 1), plan.Options{Explicit: true})
+	p := plan.New("philosophers", plan.AllGather(1, 1), plan.Options{})
 	rank := p.Rank(0)
 	var forks []*plan.Semaphore
 	for range blocks {
@@ -161,9 +163,7 @@ func philosophers(blocks int, circle bool) *plan.Plan {
 		b.Acquire(one)
 		b.Acquire(two)
 		if i == 0 {
-			b.Nop()
 			b.Copy(rank.Output().Chunk(0, 1), rank.Input().Chunk(0, 1))
-			b.Nop()
 		}
 		b.Release(two)
 		b.Release(one)
@@ -295,9 +295,9 @@ func TestOrders(t *testing.T) {
 
 // random is a plan of one rank that gathers two chunks through scratch: of groups, pipelines with credits, locks and
 // signals of which some are too few or elsewhere.
-func random(r *rand.Rand) (p *plan.Plan, what string) {
+func random(r *rand.Rand, o plan.Options) (p *plan.Plan, what string) {
 	chunks := 1 + r.IntN(3)
-	p = plan.New("random", plan.AllGather(1, chunks), plan.Options{})
+	p = plan.New("random", plan.AllGather(1, chunks), o)
 	rank := p.Rank(0)
 	in, out, between := rank.Input(), rank.Output(), rank.Scratch(chunks)
 	n := []int{1, 2, 3, 4, 4}[r.IntN(5)] // blocks that write, and that read
@@ -311,7 +311,7 @@ func random(r *rand.Rand) (p *plan.Plan, what string) {
 	shared := r.IntN(3) == 0 // semaphores, among the blocks
 	what = fmt.Sprintf("%d chunks, %d blocks, %d credits, late %t, whole %t, loop %t, shared %t", chunks, n, credits, late,
 		whole, loop, shared)
-	var full, empty, locks []*plan.Semaphore
+	var full, empty, own, locks []*plan.Semaphore
 	room := credits
 	if shared {
 		room *= n
@@ -322,6 +322,10 @@ func random(r *rand.Rand) (p *plan.Plan, what string) {
 			continue
 		}
 		full, empty = append(full, rank.Semaphore(0)), append(empty, rank.Semaphore(room))
+	}
+	twice := r.IntN(2) == 0 // a pair of blocks has a second semaphore for credits
+	for i := 0; twice && i < n; i++ {
+		own = append(own, rank.Semaphore(credits+r.IntN(2)))
 	}
 	for range []int{0, 0, 0, 1, 1, 2}[r.IntN(6)] {
 		locks = append(locks, rank.Semaphore(1+r.IntN(2)))
@@ -355,6 +359,9 @@ func random(r *rand.Rand) (p *plan.Plan, what string) {
 		early := !late
 		repeat(w, func() {
 			w.Acquire(empty[i])
+			if twice {
+				w.Acquire(own[i])
+			}
 			move(w, i, between, in)
 			if early {
 				w.Release(full[i])
@@ -370,6 +377,9 @@ func random(r *rand.Rand) (p *plan.Plan, what string) {
 			}
 			move(q, i, out, between)
 			q.Release(empty[i])
+			if twice {
+				q.Release(own[i])
+			}
 		})
 	}
 	return p, what
@@ -394,7 +404,7 @@ func TestRandomPlans(t *testing.T) {
 	r := rand.New(rand.NewPCG(24, 24))
 	passed, failed := 0, 0
 	for range plans {
-		p, what := random(r)
+		p, what := random(r, plan.Options{})
 		f := build(t, p)
 		v := plan.Verify(f)
 		if v.Errors() > 0 {
@@ -411,6 +421,37 @@ func TestRandomPlans(t *testing.T) {
 	t.Logf("%d plans pass, and %d do not", passed, failed)
 	if passed < plans/8 || failed < plans/8 {
 		t.Errorf("%d of %d plans pass", passed, plans)
+	}
+}
+
+// TestFusedRandomPlans holds that a plan which passes does so when its operations are fused.
+func TestFusedRandomPlans(t *testing.T) {
+	plans := 300
+	if testing.Short() {
+		plans = 60
+	}
+	r := rand.New(rand.NewPCG(25, 25))
+	passed, joined := 0, 0
+	for range plans {
+		p, what := random(r, plan.Options{Explicit: true})
+		written := build(t, p)
+		apart, fused := lowering.Fix(written), lowering.Fix(lowering.Fuse(written))
+		if plan.Verify(apart).Errors() > 0 {
+			continue
+		}
+		passed++
+		if !bytes.Equal(apart.Compact(), fused.Compact()) {
+			joined++
+		}
+		for _, x := range plan.Verify(fused).Findings {
+			if !x.Warning {
+				t.Fatalf("%s: fused it has %v\n%s\n%s", what, x, apart.Text(), fused.Text())
+			}
+		}
+	}
+	t.Logf("%d plans pass, of which %d have fused operations", passed, joined)
+	if passed < plans/8 || joined < plans/20 {
+		t.Errorf("%d of %d plans pass, and %d have fused operations", passed, plans, joined)
 	}
 }
 

@@ -16,6 +16,8 @@
 //   - A reduction and a store through a switch become one operation that does not write the destination of
 //     the reduction, and that writes where it read. They stay apart, unless that is what they say.
 //   - Puts from several buffers become one, whose sources MSCCL++ takes to be in the first. They stay apart.
+//   - Waits for semaphores or channels become one, though several blocks take from one of these. Its threads come in
+//     any order, and may hold one while they wait for another. They stay apart, and so do releases of such a semaphore.
 //   - Operations become one that writes a part of what it also touches elsewhere. They stay apart.
 //   - A pipeline that ends in a barrier counts as one that begins with one, so what is before it loses its
 //     barrier. Only its first operation counts.

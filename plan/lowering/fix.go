@@ -27,6 +27,9 @@ func Fuse(f *spec.File) *spec.File { return blocks(f, (*rules).fuse) }
 func Join(f *spec.File, rank, block int, a, b spec.Op) (one spec.Op, ok bool) {
 	has := &f.Ranks[rank]
 	r := &rules{sound: true, rank: rank, has: has, block: &has.Blocks[block]}
+	if a.Kind.Syncs() && a.Kind == b.Kind {
+		r.contended = contended(has, recordedOf(has))
+	}
 	two := recorded([]spec.Op{a, b})
 	joined := r.allowed(r.one(two[0], two[1]))
 	if joined == nil && !(f.ReuseResources && (inScratch(&a) || inScratch(&b))) {
@@ -90,12 +93,22 @@ func blocks(f *spec.File, change func(*rules, []*op) []*op) *spec.File {
 	for i := range to.Ranks {
 		rank := &to.Ranks[i]
 		rank.Blocks = slices.Clone(rank.Blocks)
+		all := recordedOf(rank)
+		r := &rules{sound: true, rank: i, has: rank, contended: contended(rank, all)}
 		for b := range rank.Blocks {
-			block := &rank.Blocks[b]
-			block.Ops = plain(change(&rules{sound: true, rank: i, has: rank, block: block}, recorded(block.Ops)))
+			r.block = &rank.Blocks[b]
+			r.block.Ops = plain(change(r, all[b]))
 		}
 	}
 	return &to
+}
+
+// recordedOf is recorded of each block of a rank.
+func recordedOf(rank *spec.Rank) (all [][]*op) {
+	for b := range rank.Blocks {
+		all = append(all, recorded(rank.Blocks[b].Ops))
+	}
+	return all
 }
 
 // recorded is the operations of a plan as rules have them.

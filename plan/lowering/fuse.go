@@ -91,7 +91,7 @@ func meets(o *op) bool { return o.Kind == spec.Nop || o.Kind == spec.Barrier }
 func (r *rules) oneSync(a, b *op) *op {
 	both := &op{Op: a.Op, before: a.before || b.before, after: a.after || b.after}
 	switch {
-	case a.Kind != b.Kind || a.Via != b.Via:
+	case a.Kind != b.Kind || a.Via != b.Via || r.sound && (r.competes(a) || r.competes(b)):
 	case a.channels == nil:
 		both.Semaphores = slices.Concat(a.Semaphores, b.Semaphores)
 		return both
@@ -103,6 +103,58 @@ func (r *rules) oneSync(a, b *op) *op {
 		a.after = false
 	}
 	return nil
+}
+
+// counter is what blocks of a rank wait on: its end of a channel, or, without a type of channel, its semaphore.
+type counter struct {
+	via spec.ChannelType
+	id  int
+}
+
+// competes says whether an operation takes or gives back what several blocks of the rank take. The threads of one
+// operation do so in any order, so it would hold one while it waits for another, which no block did that took them one
+// by one.
+func (r *rules) competes(o *op) bool {
+	return slices.ContainsFunc(counters(r.block, o), func(c counter) bool { return r.contended[c] })
+}
+
+// counters are those that an operation takes, or gives back.
+func counters(b *spec.Block, o *op) (all []counter) {
+	switch o.Kind {
+	case spec.SemAcquire, spec.SemRelease:
+		for _, id := range o.Semaphores {
+			all = append(all, counter{spec.NoChannel, id})
+		}
+	case spec.Wait, spec.RelaxedWait:
+		for _, c := range o.channels.list() {
+			all = append(all, counter{o.Via, b.Channel(o.Via, c)})
+		}
+	}
+	return all
+}
+
+// contended finds what several blocks of a rank take.
+func contended(rank *spec.Rank, blocks [][]*op) map[counter]bool {
+	taker, found := make(map[counter]int), make(map[counter]bool)
+	var look func(b int, ops []*op)
+	look = func(b int, ops []*op) {
+		for _, o := range ops {
+			look(b, o.inner)
+			if o.Kind == spec.SemRelease {
+				continue
+			}
+			for _, c := range counters(&rank.Blocks[b], o) {
+				if first, known := taker[c]; known && first != b {
+					found[c] = true
+				}
+				taker[c] = b
+			}
+		}
+	}
+	for b, ops := range blocks {
+		look(b, ops)
+	}
+	return found
 }
 
 // oneSwitch fuses a reduction of a switch's members and the store of its result to them.

@@ -123,7 +123,7 @@ func (p *Program) rank(r int) (*spec.Rank, error) {
 	if err != nil {
 		return nil, err
 	}
-	rules := rules{sound: p.Sound, rank: r, has: &t.rank}
+	rules := rules{sound: p.Sound, rank: r, has: &t.rank, contended: contended(&t.rank, t.ops)}
 	for b, ops := range t.ops {
 		rules.block = &t.rank.Blocks[b]
 		if p.Fuse {
@@ -145,6 +145,8 @@ type rules struct {
 	has   *spec.Rank
 	block *spec.Block
 	ops   int // how many operations have been looked at
+
+	contended map[counter]bool
 }
 
 // op is an operation while rules are applied to it.
