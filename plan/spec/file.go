@@ -39,8 +39,8 @@ const (
 	DefaultMaxBytes  = ^uint64(0)
 )
 
-// Place says where the operands of a rank lie in one region, as the plan wants them: in bytes, behind each other if
-// they are apart.
+// Place says where the operands of a rank lie in one region, as the plan wants them: in bytes. If they are apart, an
+// output lies behind the longest input of any rank, so at one place on all ranks.
 func (f *File) Place(rank, chunk int) (in, out, size int) {
 	ins, outs := f.Ranks[rank].Input*chunk, f.Ranks[rank].Output*chunk
 	if f.InPlace {
@@ -52,6 +52,9 @@ func (f *File) Place(rank, chunk int) (in, out, size int) {
 		case ReduceScatter:
 			return 0, rank * outs, ins
 		}
+	}
+	for r := range f.Ranks {
+		ins = max(ins, f.Ranks[r].Input*chunk)
 	}
 	return 0, ins, ins + outs
 }

@@ -219,3 +219,17 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+// TestPlace: outputs that are apart from inputs lie at one place on all ranks, behind every input.
+func TestPlace(t *testing.T) {
+	f := &File{Collective: Broadcast, Ranks: []Rank{{Output: 2}, {Input: 2, Output: 2}, {Output: 2}}}
+	for r := range f.Ranks {
+		if in, out, size := f.Place(r, 8); in != 0 || out != 16 || size != 32 {
+			t.Errorf("rank %d: input at %d, output at %d, of %d bytes", r, in, out, size)
+		}
+	}
+	f = &File{Collective: AllGather, InPlace: true, Ranks: []Rank{{Input: 1, Output: 2}, {Input: 1, Output: 2}}}
+	if in, out, size := f.Place(1, 8); in != 8 || out != 0 || size != 16 {
+		t.Errorf("in place: input at %d, output at %d, of %d bytes", in, out, size)
+	}
+}
