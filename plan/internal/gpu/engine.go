@@ -78,6 +78,9 @@ func (e *Engine) Load(ctx context.Context, p *launch.Plan) (launch.Loaded, error
 func (e *Engine) reserve(ctx context.Context, l *loaded) error {
 	most := slices.Max(l.program.everywhere)
 	if most <= e.blocks {
+		if e.far != nil {
+			e.far.claimed = l.channels
+		}
 		return nil
 	}
 	want := enginegpu.Want{Op: l.plan.Name, Cost: occupancy.SMThreads, SMs: e.comm.Device().SMs(), Least: most}
@@ -103,7 +106,7 @@ func (e *Engine) reserve(ctx context.Context, l *loaded) error {
 // loads code only when no kernel runs that waits for a peer, and a capture cannot wait for that.
 func (e *Engine) kernel(ctx context.Context, p *launch.Plan, s *weft.Stream, t weft.DType) (*cuda.Function, error) {
 	c := code{t, p.Packets, false}
-	if e.far != nil || e.comm.Device().Multicast() {
+	if e.far != nil || e.comm.Device().Multicast() { // either is so on all ranks, or on none
 		c.packets, c.beyond = true, true
 	}
 	if f := e.kernels[c]; f != nil {

@@ -22,6 +22,7 @@ type far struct {
 	host       *cuda.HostMemory // what channels are connected with
 	memory     *service.Memory
 	channels   map[channelKey]*service.Channel
+	claimed    channels // of the plans that were loaded
 }
 
 // channelKey is a channel by its peer and its number.

@@ -27,6 +27,7 @@ func TestMulticastOnEmulatedGPUs(t *testing.T) {
 	var files []*plan.File
 	for _, p := range []*plan.Plan{
 		plantest.Switched(2, true), plantest.Switched(2, false), plantest.SwitchPackets(), switchedScratch(2),
+		plantest.SwitchedBroadcast(2),
 	} {
 		files = append(files, build(t, p))
 	}

@@ -26,9 +26,12 @@ type loaded struct {
 
 	inputs, outputs bool // some rank reaches the input, or the output, of another one of its host
 
-	contexts []*launchContext // each for larger chunks than the one before
-	places   map[placement]bool
-	threads  shape
+	channels channels // of the engine, with the plan's
+
+	generation uint64           // of the launch before
+	contexts   []*launchContext // each for larger chunks than the one before
+	places     map[placement]bool
+	threads    shape
 }
 
 // shape is how many threads the blocks of launches of a chunk size have.
@@ -41,6 +44,11 @@ func newLoaded(e *Engine, p *launch.Plan) (l *loaded, err error) {
 		return l, err
 	}
 	l.inputs, l.outputs = reachedBy(p.File, e.comm.Host)
+	if e.far != nil {
+		if l.channels, err = e.far.claimed.with(p.Name, l.program.between); err != nil {
+			return l, err
+		}
+	}
 	if l.words = e.words[p.Key]; l.words == nil {
 		l.words = &device.Words{Operation: l.operation}
 		e.words[p.Key] = l.words
@@ -204,10 +212,8 @@ func (l *loaded) context(ctx context.Context, s *weft.Stream, chunk int, staged 
 	return c, err
 }
 
-// fixed says whether scratch does not depend on the size of messages.
-func (p *program) fixed() bool {
-	return p.data == 0 && p.packets == 0 && p.outbox == 0 && p.inbox == 0
-}
+// fixed says whether no rank's memory depends on the size of messages.
+func (p *program) fixed() bool { return p.data == 0 && p.packets == 0 && !p.crosses }
 
 // Close gives up what the plan has. No rank runs it any more.
 func (l *loaded) Close() error {

@@ -94,9 +94,11 @@ type program struct {
 	data, packets int  // chunks of scratch for plain data, and of what packets carry, of the rank that has most
 	mixed         bool // some bytes hold plain data at one time and packets at another
 
+	between       []stream // of all ranks
 	streams       []stream // from this rank, or to it, in the order in which operations number them
+	crosses       bool     // some rank pushes data to another host
 	outbox, inbox int      // chunks
-	switches      bool     // some operation reaches all ranks through a switch
+	switches      bool     // some operation, of any rank, may reach all ranks through a switch
 }
 
 // part is how many chunks an operation moves, and in how many blocks.
@@ -181,7 +183,8 @@ func encode(p *launch.Plan, rank int, host func(rank int) int) (*program, error)
 		}
 		e.out.everywhere = append(e.out.everywhere, max(1, n))
 	}
-	e.out.outbox, e.out.inbox = e.far.outbox[rank], e.far.inbox[rank]
+	e.out.between = e.far.streams
+	e.out.outbox, e.out.inbox, e.out.crosses = e.far.outbox[rank], e.far.inbox[rank], slices.Max(e.far.outbox) > 0
 	for i, s := range e.far.streams {
 		if s.from == rank || s.to == rank {
 			e.streams[i] = uint32(len(e.out.streams))
@@ -190,6 +193,15 @@ func encode(p *launch.Plan, rank int, host func(rank int) int) (*program, error)
 	}
 	e.scratch()
 	e.sides()
+	for s, op := range p.File.All() {
+		if op.Via == spec.Switched && !op.Kind.Packets() {
+			r := &p.File.Ranks[s.Rank]
+			for _, place := range slices.Concat(op.Src, op.Dst) {
+				e.out.switches = e.out.switches || place.At == spec.Members &&
+					len(owners(r, &r.Blocks[s.Block], op, place, s.Rank)) == len(p.File.Ranks)
+			}
+		}
+	}
 	e.out.semaphores = len(e.file.Ranks[rank].Semaphores)
 	for id := range e.file.Ranks[rank].Blocks {
 		e.block(id)
@@ -657,7 +669,6 @@ func (b *block) data(kind, flags int, op *spec.Op, site spec.Site, from, to []ui
 	b.fill()
 	b.entries = append(append(b.entries, from...), to...)
 	if flags&(flagFromAll|flagToAll) != 0 {
-		b.e.out.switches = true
 		b.entries = append(b.entries, b.all(op.Src), b.all(op.Dst))
 	}
 }

@@ -2,12 +2,16 @@ package gpu
 
 import (
 	"encoding/binary"
+	"errors"
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/plan"
 	"github.com/weftgo/weft/plan/internal/launch"
 	"github.com/weftgo/weft/plan/internal/plantest"
+	"github.com/weftgo/weft/port"
 )
 
 func launchOf(tb testing.TB, p *plan.Plan) *launch.Plan {
@@ -147,5 +151,39 @@ func TestSwitches(t *testing.T) {
 	}
 	if encoded(t, plantest.TwoShot(3), 0).switches {
 		t.Error("a plan without a switch")
+	}
+	for r := range 2 { // ranks make the same memory, whichever of them has the switch's operations
+		if !encoded(t, plantest.SwitchedBroadcast(2), r).switches {
+			t.Errorf("rank %d does not know of the switch", r)
+		}
+	}
+}
+
+// TestChannels: plans of an engine share channels, of which each rank has so many in all.
+func TestChannels(t *testing.T) {
+	const ranks, half = 20, port.MaxKernelChannels / 2
+	from := func(first int) (all []stream) { // half a rank's channels, to ranks from the given one on
+		for n := range half {
+			all = append(all, stream{from: 1, to: first + n/mostStreams, number: 1 + 2*(n%mostStreams)})
+		}
+		return all
+	}
+	var all channels
+	for _, first := range []int{2, 2, 10} { // the same streams twice, and others
+		var err error
+		if all, err = all.with("plan", from(first)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(all) != port.MaxKernelChannels {
+		t.Errorf("%d channels", len(all))
+	}
+	one := []stream{{from: ranks - 1, to: 1, number: 2}}
+	if _, err := all.with("plan", one); !errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), "rank 1,") {
+		t.Error(err)
+	}
+	one[0].to = 2 // which has some left
+	if more, err := all.with("plan", one); err != nil || len(more) != len(all)+1 {
+		t.Error(len(more), err)
 	}
 }

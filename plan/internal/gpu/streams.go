@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/weftgo/weft"
@@ -58,19 +59,34 @@ func trafficOf(p *launch.Plan, ends []plans.End, host func(rank int) int) (*traf
 	if err := f.single(); err != nil {
 		return nil, err
 	}
-	for r := range n {
-		all := 0
-		for _, s := range t.streams {
-			if s.from == r || s.to == r {
-				all++
-			}
-		}
-		if all > port.MaxKernelChannels {
-			return nil, weft.Unsupportedf("%s: %d pairs of a block and a rank on another host push to rank %d or from it; "+
-				"there may be %d: give each rank's pushes to fewer blocks", p.Name, all, r, port.MaxKernelChannels)
+	return t, nil
+}
+
+// channels are those that plans of an engine share, of all ranks. They stay when a plan is given up.
+type channels map[channelBetween]bool
+
+// channelBetween is a channel by its ranks, the lower one first, and its number.
+type channelBetween struct{ low, high, number int }
+
+// with is the channels and those of another plan's streams. All ranks count those of all, so they refuse alike.
+func (c channels) with(name string, streams []stream) (channels, error) {
+	all, of := make(channels), make(map[int]int)
+	maps.Copy(all, c)
+	for _, s := range streams {
+		all[channelBetween{min(s.from, s.to), max(s.from, s.to), s.number}] = true
+	}
+	for k := range all {
+		of[k.low]++
+		of[k.high]++
+	}
+	for _, r := range slices.Sorted(maps.Keys(of)) {
+		if of[r] > port.MaxKernelChannels {
+			return nil, weft.Unsupportedf("%s: blocks that push to rank %d, or from it, to other hosts would have %d channels, "+
+				"with those of the plans before; an executor has %d a rank: give pushes to fewer blocks, or load the plan in "+
+				"an executor of its own", name, r, of[r], port.MaxKernelChannels)
 		}
 	}
-	return t, nil
+	return all, nil
 }
 
 // user says who pushes into a port that leads to another host.

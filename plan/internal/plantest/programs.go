@@ -354,6 +354,27 @@ func Switched(n int, whole bool) *plan.Plan {
 	return p
 }
 
+// SwitchedBroadcast is the input of rank 0, which stores it to all through a switch.
+func SwitchedBroadcast(n int) *plan.Plan {
+	p := plan.New("switched broadcast", plan.Broadcast(n, 0, 1), plan.Options{})
+	c := Ends(p, n, p.Memory)
+	var all []int
+	for r := range n {
+		all = append(all, r)
+	}
+	s := p.Switch(plan.Output, all...)
+	root := p.Rank(0).Block(0)
+	root.Wait(Others(c[0], 0)...)
+	root.SwitchStore(s, 0, p.Rank(0).Input().Chunk(0, 1))
+	root.Signal(Others(c[0], 0)...)
+	for r := 1; r < n; r++ {
+		b := p.Rank(r).Block(0)
+		b.Signal(c[r][0])
+		b.Wait(c[r][0])
+	}
+	return p
+}
+
 // SwitchPackets is an all-gather by packets through a switch, which others blocks unpack.
 func SwitchPackets() *plan.Plan {
 	const n = 2
