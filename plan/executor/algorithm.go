@@ -125,10 +125,6 @@ func (p program) Open(ctx context.Context, comm *weft.Comm, rounds *enginehost.R
 	}
 	r := &runner{plan: p.plan, rank: comm.Rank(), rounds: rounds}
 	if rounds == nil {
-		if p.plan.File.Collective == planspec.Broadcast && p.plan.Inputs {
-			return nil, weft.Unsupportedf("%s: its ranks read the root's input, and on GPUs operands that peers reach lie at "+
-				"the same place on all ranks; have the root write to them", p.plan.Name)
-		}
 		engine, err := gpu.New(ctx, comm, room, p.plan.Verdict.RankOrder)
 		if err != nil {
 			return nil, err

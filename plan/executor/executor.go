@@ -134,9 +134,9 @@ func (p *Plan) Verdict() *plan.Verdict { return p.plan.Verdict }
 // operands in place takes those alone, and others take none.
 //
 // On the host it returns when this rank's result is complete, and takes no stream. On GPUs it enqueues the plan in the
-// stream, and operands are borrowed until that has run. A plan that reads or writes operands of peers needs them in
-// windows; the host copies those that are not. Windows that peers on other hosts write stay open until the launch has
-// ended on all ranks, and after a failure until all have gone on.
+// stream, and operands are borrowed until that has run. Operands that peers read or write are copied unless they lie in
+// windows; on GPUs they lie there on all ranks, at the same place, or on none. Windows that peers on other hosts write
+// stay open until the launch has ended on all ranks, and after a failure until all have gone on.
 func (p *Plan) Execute(ctx context.Context, s *weft.Stream, out, in weft.Tensor) error {
 	x := p.executor
 	if x.closed {

@@ -86,7 +86,8 @@
 //
 // A plan may read and write inputs and outputs of other ranks. These lie in windows, at the same place on every
 // rank, and are reached there; or in no window on any rank, and the engine copies them to the lane's window before the
-// launch and from it after. Ranks compare where operands lie the first time that they lie there.
+// launch and from it after. An operand that some ranks do not have is always copied, for those know no place of it.
+// Ranks compare where operands lie the first time that they lie there.
 //
 // # Order
 //

@@ -24,7 +24,8 @@ type loaded struct {
 	words   *device.Words
 	unit    int // the greatest power of two, of 16 at most, that divides all lengths but a chunk's
 
-	inputs, outputs bool // some rank reaches the input, or the output, of another one of its host
+	inputs, outputs bool    // some rank reaches the input, or the output, of another one of its host
+	partial         [2]bool // some ranks have no input, or no output
 
 	channels channels // of the engine, with the plan's
 
@@ -47,6 +48,11 @@ func newLoaded(e *Engine, p *launch.Plan) (l *loaded, err error) {
 	if e.far != nil {
 		if l.channels, err = e.far.claimed.with(p.Name, l.program.between); err != nil {
 			return l, err
+		}
+		l.inputs, l.outputs = reachedBy(p.File, e.comm.Host)
+		for r := range p.File.Ranks {
+			rank := &p.File.Ranks[r]
+			l.partial[0], l.partial[1] = l.partial[0] || rank.Input == 0, l.partial[1] || rank.Output == 0
 		}
 	}
 	if l.words = e.words[p.Key]; l.words == nil {

@@ -14,7 +14,8 @@ import (
 )
 
 // Operands that peers reach lie in windows, at the same place on every rank, or they are staged: copied to the
-// context's window before the launch and from it after. Input and output that share memory are one region.
+// context's window before the launch and from it after. Input and output that share memory are one region. Those that
+// some ranks do not have are always staged, for these ranks know no place.
 
 // region is memory that peers reach: in a window of the caller's, or staged.
 type region struct {
@@ -59,8 +60,7 @@ func (l *loaded) arrange(x *launch.Launch) operands {
 		o.regions, o.one = []region{l.find(lower(x), max(ins, outs))}, true
 		return o
 	}
-	rooted := l.plan.File.Collective == spec.Broadcast // one rank alone has both
-	if !rooted && ins > 0 && outs > 0 && in < out+uint64(outs) && out < in+uint64(ins) {
+	if !l.partial[0] && !l.partial[1] && in < out+uint64(outs) && out < in+uint64(ins) {
 		base := min(in, out)
 		for r := range n {
 			o.in[r], o.out[r] = int(in-base), int(out-base)
@@ -68,7 +68,13 @@ func (l *loaded) arrange(x *launch.Launch) operands {
 		o.regions, o.one = []region{l.find(lower(x), int(max(in+uint64(ins), out+uint64(outs))-base))}, true
 		return o
 	}
-	o.regions = []region{l.find(x.In.Data, ins), l.find(x.Out.Data, outs)}
+	o.regions = make([]region, 2)
+	if !l.partial[0] {
+		o.regions[0] = l.find(x.In.Data, ins)
+	}
+	if !l.partial[1] {
+		o.regions[1] = l.find(x.Out.Data, outs)
+	}
 	return o
 }
 
