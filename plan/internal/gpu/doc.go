@@ -115,6 +115,9 @@
 // engine share, for they take turns. A launch that a rank refuses was not made there, and its peers wait for
 // it until the deadline.
 //
+// A failure may find some ranks with memory or a kernel that others have yet to make. In the first launch of a
+// generation ranks compare what they have, and give up what not all have.
+//
 // # Floor
 //
 // A launch, the program's way into shared memory while the launch before ends, the addresses, and then what the

@@ -3,7 +3,9 @@ package gpu
 import (
 	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
+	"maps"
 	"slices"
 
 	"github.com/weftgo/weft"
@@ -22,7 +24,8 @@ type Engine struct {
 	far       *far // nil where all ranks are of one host
 	exact     bool // sums have the bits that the plan says, also where a switch could make them
 
-	kernels map[code]*cuda.Function
+	generation uint64 // of what ranks have agreed on last
+	kernels    map[code]*cuda.Function
 	// programs are the modules of kernels. They and rooms are given up when nothing of any plan runs.
 	programs []*enginegpu.Program
 	rooms    []*enginegpu.Room
@@ -42,7 +45,7 @@ func New(ctx context.Context, comm *weft.Comm, beside *enginegpu.Room, exact boo
 	}
 	e := &Engine{
 		comm: comm, dependent: major >= 9, beside: beside, exact: exact, kernels: make(map[code]*cuda.Function),
-		words: make(map[launch.Key]*device.Words),
+		words: make(map[launch.Key]*device.Words), generation: comm.Operations().Generation(),
 	}
 	if comm.Operations().Spans() {
 		e.far = &far{comm: comm}
@@ -58,6 +61,11 @@ func (e *Engine) Begin(op string) error { return e.comm.Operations().Begin(op) }
 
 // Load uploads a plan's program, and takes room for its blocks.
 func (e *Engine) Load(ctx context.Context, p *launch.Plan) (launch.Loaded, error) {
+	if e.generation != e.comm.Operations().Generation() {
+		if _, err := e.agree(ctx, p.Name, 0); err != nil {
+			return nil, err
+		}
+	}
 	l, err := newLoaded(e, p)
 	if err := e.comm.Operations().VerifySame(ctx, p.Name, "", err); err != nil {
 		return nil, errors.Join(err, l.close())
@@ -70,7 +78,37 @@ func (e *Engine) Load(ctx context.Context, p *launch.Plan) (launch.Loaded, error
 		return nil, errors.Join(err, l.close())
 	}
 	e.plans = append(e.plans, l)
+	if e.far != nil {
+		e.far.claimed = l.channels
+	}
 	return l, nil
+}
+
+// agree has ranks give up what not all have: the failure before this generation may have come when some had loaded a
+// kernel, taken room, or made the memory of a plan, and others had not. It returns the fewest contexts of the plan.
+func (e *Engine) agree(ctx context.Context, op string, contexts int) (least int, err error) {
+	ops := e.comm.Operations()
+	generation := ops.Generation()
+	note := binary.LittleEndian.AppendUint32(nil, uint32(contexts))
+	note = binary.LittleEndian.AppendUint32(note, uint32(e.blocks))
+	for c := range e.kernels {
+		note = append(note, c.byte())
+	}
+	notes, err := ops.GatherNotes(ctx, op, note)
+	if err != nil {
+		return 0, err
+	}
+	for _, n := range notes {
+		const blocksAt, codesAt = 4, 8
+		if len(n) < codesAt {
+			continue // it is masked
+		}
+		contexts = min(contexts, int(binary.LittleEndian.Uint32(n)))
+		e.blocks = min(e.blocks, int(binary.LittleEndian.Uint32(n[blocksAt:])))
+		maps.DeleteFunc(e.kernels, func(c code, _ *cuda.Function) bool { return !slices.Contains(n[codesAt:], c.byte()) })
+	}
+	e.generation = generation
+	return contexts, nil
 }
 
 // reserve takes room for a plan's blocks, on all ranks or on none. A block counts as if it filled an SM, as blocks of
@@ -78,9 +116,6 @@ func (e *Engine) Load(ctx context.Context, p *launch.Plan) (launch.Loaded, error
 func (e *Engine) reserve(ctx context.Context, l *loaded) error {
 	most := slices.Max(l.program.everywhere)
 	if most <= e.blocks {
-		if e.far != nil {
-			e.far.claimed = l.channels
-		}
 		return nil
 	}
 	want := enginegpu.Want{Op: l.plan.Name, Cost: occupancy.SMThreads, SMs: e.comm.Device().SMs(), Least: most}

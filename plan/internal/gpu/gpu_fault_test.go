@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"sync"
 	"testing"
@@ -88,6 +89,92 @@ func TestAbsentRankOnEmulatedGPUs(t *testing.T) { testAbsent(t, emulated(t, 3, 1
 
 // TestAbsentRankOnGPUs is the same on real ones.
 func TestAbsentRankOnGPUs(t *testing.T) { testAbsent(t, ranktest.Real(t)) }
+
+// aborts runs a plan again and again, on messages that grow, until a rank aborts: while it launches, or while others
+// wait for its launch. All are told by whom, and when all go on, launches are right again, whatever memory some ranks
+// had made by then.
+func aborts(f *plan.File) func(ctx context.Context, r *rank) error {
+	sizes := []int{16, 5 << 10, 48, 12 << 10, 20 << 10, 35 << 10}
+	loaded := make([]sync.WaitGroup, 2*len(f.Ranks)) // of each round
+	for i := range loaded {
+		loaded[i].Add(len(f.Ranks))
+	}
+	return func(ctx context.Context, r *rank) error {
+		pauses := rand.New(rand.NewPCG(uint64(r.comm.Rank()), 5))
+		met := 0
+		defer func() {
+			for ; met < len(loaded); met++ { // a rank that has failed keeps nobody
+				loaded[met].Done()
+			}
+		}()
+		for round := range loaded {
+			x, err := r.Load(ctx, f)
+			loaded[round].Done()
+			met++
+			loaded[round].Wait()
+			if err != nil {
+				return err
+			}
+			culprit, pause := round%r.comm.Size(), time.Duration(pauses.IntN(20))*time.Millisecond
+			var aborting sync.WaitGroup
+			switch abort := func() { time.Sleep(pause); r.comm.Abort() }; {
+			case r.comm.Rank() != culprit:
+			case round < r.comm.Size():
+				aborting.Go(abort)
+			default:
+				abort()
+			}
+			for n := 0; err == nil; n++ {
+				out, in, _, again := r.put(f, launchOf{
+					dtype: weft.BFloat16, chunk: sizes[min(n, len(sizes)-1)], window: n%2 == 1, shift: n % 64 * 16,
+				}, 0)
+				if again != nil {
+					return again
+				}
+				err = x.Execute(ctx, nil, out, in)
+			}
+			aborting.Wait()
+			if peer, ok := errors.AsType[*weft.PeerError](err); !ok || peer.Rank != culprit || !errors.Is(err, weft.ErrAborted) {
+				return fmt.Errorf("round %d: rank %d aborts: %w", round, culprit, err)
+			}
+			if err := r.comm.SetMask(ctx); err != nil {
+				return fmt.Errorf("round %d: %w", round, err)
+			}
+			for n, l := range []launchOf{
+				{dtype: weft.BFloat16, chunk: 48}, {dtype: weft.BFloat16, chunk: 16 << 10, window: true},
+			} {
+				if err := r.launch(ctx, x, l, uint64(n)); err != nil {
+					return fmt.Errorf("after round %d: %w", round, err)
+				}
+			}
+			// No rank resets before all have ended.
+			if err := r.comm.Operations().VerifySame(ctx, "test", "", nil); err != nil {
+				return err
+			}
+			if err := r.Reset(); err != nil {
+				return fmt.Errorf("after round %d: %w", round, err)
+			}
+		}
+		return nil
+	}
+}
+
+func testAborted(t *testing.T, g *ranktest.GPUs) {
+	plans := waiting
+	if g.Machine != nil && !emulate.Everything() {
+		plans = plans[:2]
+	}
+	for _, p := range plans {
+		t.Run(p.Name, func(t *testing.T) {
+			run(t, g, 3, memoryBytes, executor.Options{}, patience, aborts(build(t, p.Build())))
+		})
+	}
+}
+
+func TestAbortedOnEmulatedGPUs(t *testing.T) { testAborted(t, emulated(t, 3, 1)) }
+
+// TestAbortedOnGPUs is the same on real ones.
+func TestAbortedOnGPUs(t *testing.T) { testAborted(t, ranktest.Real(t)) }
 
 // TestMaskedOnEmulatedGPUs: a plan is refused while a rank is masked, and runs when it is back.
 func TestMaskedOnEmulatedGPUs(t *testing.T) {

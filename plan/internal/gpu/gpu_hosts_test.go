@@ -303,6 +303,29 @@ func TestAbsentRankAcrossOnGPUs(t *testing.T) {
 
 // TestHostRefusalsOnEmulatedGPUs has plans that GPUs of several hosts cannot run refused on all ranks, with the
 // executor going on.
+func testAbortedAcross(t *testing.T, g *ranktest.GPUs, hosts string, programs []plantest.Program) {
+	for i, p := range programs {
+		t.Run(p.Name, func(t *testing.T) {
+			class := fabrictest.Classes()[i%len(fabrictest.Classes())]
+			runAcross(t, g, hosts, twin(t, class), patience, aborts(build(t, p.Build())))
+		})
+	}
+}
+
+// TestAbortedAcrossOnEmulatedGPUs aborts ranks of several hosts.
+func TestAbortedAcrossOnEmulatedGPUs(t *testing.T) {
+	programs := across("aab")
+	if !emulate.Everything() {
+		programs = programs[2:4]
+	}
+	testAbortedAcross(t, emulated(t, 3, 1), "aab", programs)
+}
+
+// TestAbortedAcrossOnGPUs is the same on real ones.
+func TestAbortedAcrossOnGPUs(t *testing.T) {
+	testAbortedAcross(t, ranktest.Real(t), "aab", across("aab"))
+}
+
 func TestHostRefusalsOnEmulatedGPUs(t *testing.T) {
 	const hosts = "ab"
 	shared := plan.New("shared", plan.AllGather(2, 1), plan.Options{})

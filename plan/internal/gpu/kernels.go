@@ -48,6 +48,17 @@ type code struct {
 	packets, beyond bool
 }
 
+// byte is the code in one: types are fewer than 64.
+func (c code) byte() byte {
+	b := byte(c.dtype)
+	for i, has := range []bool{c.packets, c.beyond} {
+		if has {
+			b |= 1 << (6 + i)
+		}
+	}
+	return b
+}
+
 // source is the kernel.
 func (c code) source(arch string) enginegpu.Source {
 	headers := device.Headers()

@@ -40,20 +40,19 @@ type shape struct{ chunk, threads int }
 
 // newLoaded makes a program of a plan, and uploads it.
 func newLoaded(e *Engine, p *launch.Plan) (l *loaded, err error) {
-	l = &loaded{e: e, plan: p, places: make(map[placement]bool)}
+	l = &loaded{e: e, plan: p, places: make(map[placement]bool), generation: e.comm.Operations().Generation()}
 	if l.program, err = encode(p, e.comm.Rank(), e.comm.Host); err != nil {
 		return l, err
 	}
-	l.inputs, l.outputs = reachedBy(p.File, e.comm.Host)
 	if e.far != nil {
 		if l.channels, err = e.far.claimed.with(p.Name, l.program.between); err != nil {
 			return l, err
 		}
-		l.inputs, l.outputs = reachedBy(p.File, e.comm.Host)
-		for r := range p.File.Ranks {
-			rank := &p.File.Ranks[r]
-			l.partial[0], l.partial[1] = l.partial[0] || rank.Input == 0, l.partial[1] || rank.Output == 0
-		}
+	}
+	l.inputs, l.outputs = reachedBy(p.File, e.comm.Host)
+	for r := range p.File.Ranks {
+		rank := &p.File.Ranks[r]
+		l.partial[0], l.partial[1] = l.partial[0] || rank.Input == 0, l.partial[1] || rank.Output == 0
 	}
 	if l.words = e.words[p.Key]; l.words == nil {
 		l.words = &device.Words{Operation: l.operation}
@@ -96,6 +95,9 @@ func (l *loaded) Run(ctx context.Context, s *weft.Stream, x *launch.Launch, refu
 	if refused != nil || x.Chunk == 0 {
 		return refused
 	}
+	if err := l.renew(ctx, s); err != nil {
+		return err
+	}
 	t := x.DType
 	if len(l.plan.Reductions) == 0 {
 		t = moving
@@ -127,6 +129,27 @@ func (l *loaded) Run(ctx context.Context, s *weft.Stream, x *launch.Launch, refu
 		return l.e.comm.Operations().Fail(fmt.Errorf("%s: %w", l.plan.Name, err))
 	}
 	return c.lane.Finish(ctx, s)
+}
+
+// renew has ranks agree, in the first launch of a generation, on what they have: see [Engine.agree].
+func (l *loaded) renew(ctx context.Context, s *weft.Stream) error {
+	generation := l.e.comm.Operations().Generation()
+	if l.generation == generation {
+		return nil
+	}
+	if capturing, err := enginegpu.Capturing(l.e.stream(s)); err != nil || capturing {
+		return err // such a launch is refused later
+	}
+	least, err := l.e.agree(ctx, l.plan.Name, len(l.contexts))
+	if err != nil {
+		return err
+	}
+	if released, err := l.keep(least); err != nil || !released {
+		return err
+	}
+	clear(l.places)
+	l.generation = generation
+	return nil
 }
 
 // prepare sets the arguments of a launch.
@@ -229,10 +252,20 @@ func (l *loaded) Close() error {
 
 // release is Close that says whether it was: not while work runs.
 func (l *loaded) release() (released bool, err error) {
+	if released, err = l.keep(0); !released {
+		return false, err
+	}
+	l.e.plans = slices.DeleteFunc(l.e.plans, func(o *loaded) bool { return o == l })
+	return true, errors.Join(err, l.close())
+}
+
+// keep gives up all contexts but the first n, unless work runs.
+func (l *loaded) keep(n int) (released bool, err error) {
 	var errs []error
-	for _, c := range l.contexts {
-		released, err := c.lane.Close()
-		if !released {
+	for len(l.contexts) > n {
+		last := len(l.contexts) - 1
+		c := l.contexts[last]
+		if released, err = c.lane.Close(); !released {
 			return false, err
 		}
 		errs = append(errs, err)
@@ -240,10 +273,9 @@ func (l *loaded) release() (released bool, err error) {
 			return false, err
 		}
 		errs = append(errs, c.far.close())
+		l.contexts = l.contexts[:last]
 	}
-	l.contexts = nil
-	l.e.plans = slices.DeleteFunc(l.e.plans, func(o *loaded) bool { return o == l })
-	return true, errors.Join(append(errs, l.close())...)
+	return true, errors.Join(errs...)
 }
 
 // close gives up the program.
