@@ -124,71 +124,65 @@ func (m *member) again(ctx context.Context) error {
 	return m.plan.Execute(ctx, nil, at(outAt, f.Ranks[me].Output), at(inAt, f.Ranks[me].Input))
 }
 
-// testKilled kills a rank while all run a plan again and again: the others say which one at once, and refuse plans
-// while it is masked.
-func testKilled(t *testing.T, emulated bool) {
-	const size, victim = 3, 1
-	gpus := processes.GPUs{Emulated: emulated, Dir: t.TempDir()}
-	for i, p := range someOf(emulated) {
-		t.Run(p.Name, func(t *testing.T) {
-			crew := processes.Start(t, "member", size)
-			args := memberArgs{ID: crew.ID(), GPUs: gpus, Plan: i, Deadline: patience, Times: 20}
-			crew.Must([]int{0, 1, 2}, "join", args)
-			crew.Must([]int{0, 1, 2}, "repeat", args)
-			args.Times = 1 << 30
-			for r := range size {
-				crew.Tell(r, "repeat", args)
-			}
-			time.Sleep(50 * time.Millisecond)
-			crew.Kill(victim)
-			survivors := slices.DeleteFunc([]int{0, 1, 2}, func(r int) bool { return r == victim })
-			for r, a := range crew.Answers(survivors) {
-				if a.Peer != victim || a.Cause != "died" {
-					t.Errorf("rank %d after the death of %d: %q (%s, rank %d)", r, victim, a.Err, a.Cause, a.Peer)
-				}
-			}
-			args.Masked = []int{victim}
-			crew.Must(survivors, "mask", args)
-			crew.Must(survivors, "refused", args)
-			crew.Must(survivors, "close", args)
-		})
+// everyone is the ranks of a crew.
+var everyone = []int{0, 1, 2}
+
+// repeating starts processes that run a plan again and again, after they have ended some launches.
+func repeating(t *testing.T, args memberArgs, times int) (*processes.Crew, memberArgs) {
+	t.Helper()
+	crew := processes.Start(t, "member", len(everyone))
+	args.ID, args.Times = crew.ID(), times
+	crew.Must(everyone, "join", args)
+	crew.Must(everyone, "repeat", args)
+	args.Times = 1 << 30
+	for _, r := range everyone {
+		crew.Tell(r, "repeat", args)
 	}
+	time.Sleep(50 * time.Millisecond)
+	return crew, args
 }
 
-// testStopped stops a rank: the others' waits end at the deadline, and all go on when it is back.
-func testStopped(t *testing.T, emulated bool) {
-	const size, victim = 3, 1
-	gpus, deadline := processes.GPUs{Emulated: emulated, Dir: t.TempDir()}, 2*time.Second
-	if !emulated {
-		deadline = 8 * time.Second // processes that join make their contexts on the same GPU
+// but is everyone but one.
+func but(victim int) []int {
+	return slices.DeleteFunc(slices.Clone(everyone), func(r int) bool { return r == victim })
+}
+
+// killed kills a rank while all run a plan again and again: the others say which one at once, and refuse plans while
+// it is masked.
+func killed(t *testing.T, args memberArgs, victim int) {
+	args.Deadline = patience
+	crew, args := repeating(t, args, 20)
+	crew.Kill(victim)
+	survivors := but(victim)
+	for r, a := range crew.Answers(survivors) {
+		if a.Peer != victim || a.Cause != "died" {
+			t.Errorf("rank %d after the death of %d: %q (%s, rank %d)", r, victim, a.Err, a.Cause, a.Peer)
+		}
 	}
-	for i, p := range someOf(emulated) {
-		t.Run(p.Name, func(t *testing.T) {
-			crew := processes.Start(t, "member", size)
-			args := memberArgs{ID: crew.ID(), GPUs: gpus, Plan: i, Deadline: deadline, Times: 20}
-			crew.Must([]int{0, 1, 2}, "join", args)
-			crew.Must([]int{0, 1, 2}, "repeat", args)
-			args.Times = 1 << 30
-			for r := range size {
-				crew.Tell(r, "repeat", args)
-			}
-			time.Sleep(50 * time.Millisecond)
-			crew.Stop(victim)
-			for r, a := range crew.Answers([]int{0, 2}) {
-				if a.Err == "" {
-					t.Errorf("rank %d went on without rank %d", r, victim)
-				}
-			}
-			crew.Continue(victim)
-			if a := crew.Answer(victim); a.Err == "" {
-				t.Errorf("rank %d, which was stopped, went on without the others", victim)
-			}
-			args.Times = 20
-			crew.Must([]int{0, 1, 2}, "mask", args)
-			crew.Must([]int{0, 1, 2}, "repeat", args)
-			crew.Must([]int{0, 1, 2}, "close", args)
-		})
+	args.Masked = []int{victim}
+	crew.Must(survivors, "mask", args)
+	crew.Must(survivors, "refused", args)
+	crew.Must(survivors, "close", args)
+}
+
+// stopped stops a rank: the others' waits end at the deadline, and all go on when it is back.
+func stopped(t *testing.T, args memberArgs, victim int) {
+	crew, args := repeating(t, args, 20)
+	crew.Stop(victim)
+	for r, a := range crew.Answers(but(victim)) {
+		if a.Err == "" {
+			t.Errorf("rank %d went on without rank %d", r, victim)
+		}
+		t.Logf("rank %d: %s", r, a.Err)
 	}
+	crew.Continue(victim)
+	if a := crew.Answer(victim); a.Err == "" {
+		t.Errorf("rank %d, which was stopped, went on without the others", victim)
+	}
+	args.Times = 20
+	crew.Must(everyone, "mask", args)
+	crew.Must(everyone, "repeat", args)
+	crew.Must(everyone, "close", args)
 }
 
 // someOf are the plans that are interrupted: on emulated GPUs one, unless everything is asked for.
@@ -197,6 +191,24 @@ func someOf(emulated bool) []plantest.Program {
 		return interrupted[:1]
 	}
 	return interrupted
+}
+
+func testKilled(t *testing.T, emulated bool) {
+	gpus := processes.GPUs{Emulated: emulated, Dir: t.TempDir()}
+	for i, p := range someOf(emulated) {
+		t.Run(p.Name, func(t *testing.T) { killed(t, memberArgs{GPUs: gpus, Plan: i}, 1) })
+	}
+}
+
+func testStopped(t *testing.T, emulated bool) {
+	args := memberArgs{GPUs: processes.GPUs{Emulated: emulated, Dir: t.TempDir()}, Deadline: 2 * time.Second}
+	if !emulated {
+		args.Deadline = 8 * time.Second // processes that join make their contexts on the same GPU
+	}
+	for i, p := range someOf(emulated) {
+		args.Plan = i
+		t.Run(p.Name, func(t *testing.T) { stopped(t, args, 1) })
+	}
 }
 
 func TestKilledRankOnEmulatedGPUs(t *testing.T) {
@@ -221,40 +233,32 @@ func TestStoppedRankOnGPUs(t *testing.T) {
 	testStopped(t, false)
 }
 
-// TestKilledRankAcrossOnEmulatedGPUs kills a rank of processes on two hosts, which exchange by libfabric: the others
-// say which one, and refuse plans while it is masked.
-func TestKilledRankAcrossOnEmulatedGPUs(t *testing.T) {
+// acrossCrews calls for plans of processes on two hosts, which exchange by libfabric: one of them, unless everything is
+// asked for.
+func acrossCrews(t *testing.T, each func(t *testing.T, args memberArgs, number int)) {
 	emulate.Need(t)
 	if err := fabrictest.Libfabric(t.Context(), t, fabric.Options{Size: 1}).Close(); err != nil {
 		t.Fatal(err)
 	}
-	const victim, hosts = 2, "aab"
-	all := []int{0, 1, 2}
-	gpus := processes.GPUs{Emulated: true, Dir: t.TempDir()}
+	const hosts = "aab"
+	args := memberArgs{GPUs: processes.GPUs{Emulated: true, Dir: t.TempDir()}, Hosts: hosts}
 	for i, p := range plantest.Across(hosts) {
-		if i != 2 && !emulate.Everything() {
-			continue
+		if args.Plan = i; i == 2 || emulate.Everything() {
+			t.Run(p.Name, func(t *testing.T) { each(t, args, i) })
 		}
-		t.Run(p.Name, func(t *testing.T) {
-			crew := processes.Start(t, "member", len(hosts))
-			args := memberArgs{ID: crew.ID(), GPUs: gpus, Plan: i, Deadline: patience, Times: 5, Hosts: hosts}
-			crew.Must(all, "join", args)
-			crew.Must(all, "repeat", args)
-			args.Times = 1 << 30
-			for r := range hosts {
-				crew.Tell(r, "repeat", args)
-			}
-			time.Sleep(50 * time.Millisecond)
-			crew.Kill(victim)
-			for r, a := range crew.Answers(all[:2]) {
-				if a.Peer != victim || a.Cause != "died" {
-					t.Errorf("rank %d after the death of %d: %q (%s, rank %d)", r, victim, a.Err, a.Cause, a.Peer)
-				}
-			}
-			args.Masked = []int{victim}
-			crew.Must(all[:2], "mask", args)
-			crew.Must(all[:2], "refused", args)
-			crew.Must(all[:2], "close", args)
-		})
 	}
+}
+
+// TestKilledRankAcrossOnEmulatedGPUs kills a rank of another host.
+func TestKilledRankAcrossOnEmulatedGPUs(t *testing.T) {
+	acrossCrews(t, func(t *testing.T, args memberArgs, _ int) { killed(t, args, 2) })
+}
+
+// TestStoppedRankAcrossOnEmulatedGPUs stops the rank that is alone on its host, or the one beside rank 0.
+func TestStoppedRankAcrossOnEmulatedGPUs(t *testing.T) {
+	t.Setenv("WEFT_HEARTBEAT", "60s") // no host is given up
+	acrossCrews(t, func(t *testing.T, args memberArgs, number int) {
+		args.Deadline = 6 * time.Second // to join takes longer
+		stopped(t, args, 2-number%2)
+	})
 }
