@@ -57,8 +57,8 @@
 // makes no difference; their averages divide the exact sum, for which each host gets all inputs.
 //
 // Calls of GPUs on several hosts are the host engine's as well, by its algorithms and with its bits. A stream hands
-// each to a goroutine of the host, and waits (collective/internal/proxied). They may be captured. Norms, words,
-// users' algorithms, and a launch's blocks and threads are refused.
+// each to a goroutine of the host, and waits (collective/internal/proxied). They may be captured. Users' algorithms are
+// plans alone, which run on the GPUs. Norms, words, users' kernels, and a launch's blocks and threads are refused.
 //
 // # On GPUs
 //

@@ -232,7 +232,7 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 	case betweenGPUs(comm):
 		g.engine, err = proxied.New(ctx, comm, proxied.Options{
 			Staging: opts.Staging, Scratch: opts.Scratch, SMs: opts.SMs, SerialGroup: opts.SerialGroup, Force: opts.Force,
-			Model: table.Model(), Check: check, DTypes: opts.DTypes,
+			Model: table.Model(), Own: own, Check: check, DTypes: opts.DTypes,
 		})
 	case comm.Device() != nil:
 		g.engine, err = gpu.New(ctx, comm, gpu.Options{

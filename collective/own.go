@@ -35,16 +35,16 @@ func checkOwn(comm *weft.Comm, op string, own []Algorithm, loopback int) error {
 	if len(own) == 0 {
 		return nil
 	}
-	if comm.Device() != nil {
-		if err := comm.Operations().OneHost(op + ": algorithm " + own[0].Name); err != nil {
-			return err
-		}
-	}
 	for i := range own {
 		switch {
-		case comm.Device() == nil && own[i].Program == nil:
+		case own[i].Program != nil:
+		case comm.Device() == nil:
 			return weft.Unsupportedf("%s: algorithm %s is a kernel, and the ranks are on the host; give it to a group on GPUs",
 				op, own[i].Name)
+		default:
+			if err := comm.Operations().OneHost(op + ": algorithm " + own[i].Name); err != nil {
+				return err
+			}
 		}
 	}
 	if loopback != 0 {

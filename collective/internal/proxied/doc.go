@@ -22,6 +22,8 @@
 // An all-to-all-v and messages are made whole, in pinned memory that grows to what they need: ranks do not know the
 // lengths of others, and so not how many pieces those would make.
 //
+// Users' algorithms that are programs, plans say, are enqueued as they are, without the proxy.
+//
 // # Results
 //
 // They are the host engine's, bit by bit: hierarchical between hosts, and hierarchical-exact where a call names it.

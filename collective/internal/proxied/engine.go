@@ -21,14 +21,15 @@ import (
 
 // Options configures an [Engine]. All ranks pass the same.
 type Options struct {
-	Staging     int          // bytes of pinned memory that operands go through
-	Scratch     int          // of the host engine's
-	SMs         int          // that copy
-	SerialGroup int          // as in [enginegpu.Want]
-	Force       []string     // algorithms that are used wherever they fit the request
-	Model       *spec.Model  // what algorithms cost, on the host
-	Check       bool         // ranks compare their calls before they enqueue
-	DTypes      []weft.DType // whose reductions within a host are loaded from the beginning
+	Staging     int              // bytes of pinned memory that operands go through
+	Scratch     int              // of the host engine's
+	SMs         int              // that copy
+	SerialGroup int              // as in [enginegpu.Want]
+	Force       []string         // algorithms that are used wherever they fit the request
+	Model       *spec.Model      // what algorithms cost, on the host
+	Own         []spec.Algorithm // users', of programs, which were checked and compared
+	Check       bool             // ranks compare their calls before they enqueue
+	DTypes      []weft.DType     // whose reductions within a host are loaded from the beginning
 }
 
 // Engine runs the collectives of a communicator whose ranks are on GPUs of several hosts.
@@ -40,6 +41,8 @@ type Engine struct {
 	check bool
 
 	algorithms []spec.Algorithm
+	runners    map[string]spec.Runner // of users' algorithms, by name
+	placed     bool                   // one of these asks whether operands are in place
 	choice     *choice.Chooser
 	room       int // of the host engine's rounds
 	live       []int
@@ -56,7 +59,10 @@ const areas = 4
 
 // New makes an engine. It is collective.
 func New(ctx context.Context, comm *weft.Comm, o Options) (*Engine, error) {
-	e := &Engine{comm: comm, check: o.Check, area: o.Staging / areas &^ 63, wide: &rooms{context: comm.Device().Context()}}
+	e := &Engine{
+		comm: comm, check: o.Check, runners: map[string]spec.Runner{}, area: o.Staging / areas &^ 63,
+		wide: &rooms{context: comm.Device().Context()},
+	}
 	if least := 64 * comm.Size(); e.area < least {
 		return nil, weft.Invalidf("%s: staging memory of %d bytes; %d ranks need %d", opNew, o.Staging, comm.Size(),
 			areas*least)
@@ -72,7 +78,7 @@ func (e *Engine) open(ctx context.Context, o Options) (err error) {
 	if e.host, err = host.New(ctx, e.comm, host.Options{Scratch: o.Scratch, Force: o.Force, Model: o.Model}); err != nil {
 		return fmt.Errorf("%s: %w", opNew, err)
 	}
-	e.room, e.algorithms = e.host.Rounds().Room(), e.host.Algorithms()
+	e.room, e.algorithms = e.host.Rounds().Room(), append(e.host.Algorithms(), o.Own...)
 	list := make([]*spec.Algorithm, len(e.algorithms))
 	for i := range e.algorithms {
 		list[i] = &e.algorithms[i]
@@ -94,7 +100,19 @@ func (e *Engine) open(ctx context.Context, o Options) (err error) {
 	e.proxy, err = proxy.New(ctx, e.comm, proxy.Spec{
 		Op: opNew, Owner: "group", Words: words, SMs: o.SMs, SerialGroup: o.SerialGroup, Beside: beside,
 	})
-	return err
+	if err != nil {
+		return err
+	}
+	for i := range o.Own {
+		a := &o.Own[i]
+		e.placed = e.placed || a.InPlace != spec.AnyPlace
+		r, err := a.Program.Open(ctx, e.comm, nil, e.proxy.Room())
+		if err != nil {
+			return fmt.Errorf("algorithm %s: %w", a.Name, err)
+		}
+		e.runners[a.Name] = r
+	}
+	return nil
 }
 
 // least is how many ranks that count has the host that has the fewest of those that have any.
@@ -114,12 +132,20 @@ func (e *Engine) least(counts func(rank int) bool) (n int) {
 
 // Close implements [spec.Engine].
 func (e *Engine) Close() (released bool, err error) {
+	var errs []error
+	for name, r := range e.runners { // behind hand-overs, which the proxy serves
+		if released, err = r.Close(); !released {
+			return false, err
+		}
+		delete(e.runners, name)
+		errs = append(errs, err)
+	}
 	if e.proxy != nil {
 		if released, err = e.proxy.Close(); !released {
 			return false, err
 		}
+		errs = append(errs, err)
 	}
-	errs := []error{err}
 	if e.near != nil {
 		if released, err = e.near.Close(); !released {
 			return false, err
@@ -151,7 +177,11 @@ func (e *Engine) Request(c *spec.Call) (spec.Request, error) {
 			e.live = append(e.live, r)
 		}
 	}
-	return host.RequestOf(c, e.live, e.hosts(), e.room), nil
+	q := host.RequestOf(c, e.live, e.hosts(), e.room)
+	if e.placed && c.InPlace && c.Collective.PlacedAlike() {
+		q.Windows |= spec.InPlace
+	}
+	return q, nil
 }
 
 // hosts is how many have live ranks.
@@ -172,6 +202,9 @@ func (e *Engine) Run(ctx context.Context, s *weft.Stream, c *spec.Call, refused 
 	}
 	if err := e.agree(ctx, s, c, name, refused); err != nil {
 		return "", err
+	}
+	if r := e.runners[name]; r != nil {
+		return name, r.Run(ctx, s, c)
 	}
 	return name, e.start(ctx, s, c, name)
 }

@@ -158,6 +158,9 @@ func (p *Proxy) Captured() bool { return p.lane.Capture() != 0 }
 // Blocks is how many blocks the kernel has.
 func (p *Proxy) Blocks() int { return p.blocks }
 
+// Room is what the hand-over has taken of the GPU.
+func (p *Proxy) Room() *enginegpu.Room { return p.room }
+
 // Stream is the stream that a call is enqueued on.
 func (p *Proxy) Stream(s *weft.Stream) *cuda.Stream { return p.lane.Stream(s) }
 
