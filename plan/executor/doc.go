@@ -9,7 +9,7 @@
 // legal size.
 //
 // Ranks may be on several hosts, on host memory and on GPUs: ports of a plan lead to any rank, memory and switch
-// channels within a host. Between hosts only emulated GPUs have run plans so far.
+// channels within a host. No network card has carried plans so far.
 //
 // A plan may also be an algorithm of a group of package collective: see [Algorithm].
 //
