@@ -399,7 +399,7 @@ func TestRandomPlans(t *testing.T) {
 	short(t)
 	plans, schedules := 300, uint64(30)
 	if os.Getenv("WEFT_TEST_ALL") != "" {
-		plans, schedules = 2000, 300
+		plans, schedules = 2000, 150
 	}
 	r := rand.New(rand.NewPCG(24, 24))
 	passed, failed := 0, 0
