@@ -7,10 +7,12 @@ import (
 	"strings"
 
 	"github.com/weftgo/weft"
+	enginegpu "github.com/weftgo/weft/engine/gpu"
+	enginehost "github.com/weftgo/weft/engine/host"
 )
 
 // compared compares users' algorithms, whose names are the same on all ranks: one after the other, so that the
-// error names the first that differs.
+// error names the first that differs. Those for another number of ranks stay in the list, and fit no call.
 func compared(ctx context.Context, comm *weft.Comm, op string, own []Algorithm) ([]Algorithm, error) {
 	own = slices.Clone(own)
 	for i := range own {
@@ -18,9 +20,30 @@ func compared(ctx context.Context, comm *weft.Comm, op string, own []Algorithm) 
 		if err := comm.Operations().VerifySame(ctx, op+": algorithm "+a.Name, a.OwnText(), nil); err != nil {
 			return nil, err
 		}
+		if a.Program != nil && a.WorldSize > 0 && a.WorldSize != comm.Size() {
+			// It counts all ranks of a communicator, masked ones too, so no call here is for it.
+			a.Program, a.Supports = unopened{a.Program}, func(Request) bool { return false }
+			a.Demands = fmt.Sprintf("is for a communicator of %d ranks", a.WorldSize)
+		}
 	}
 	return own, nil
 }
+
+// unopened is a program for another number of ranks, which runs nothing.
+type unopened struct{ Program }
+
+// Open implements [spec.Program].
+func (unopened) Open(context.Context, *weft.Comm, *enginehost.Rounds, *enginegpu.Room) (Runner, error) {
+	return unopened{}, nil
+}
+
+// Run implements [spec.Runner].
+func (unopened) Run(context.Context, *weft.Stream, *Call) error {
+	panic("collective: no call fits the algorithm")
+}
+
+// Close implements [spec.Runner].
+func (unopened) Close() (released bool, err error) { return true, nil }
 
 func namesOf(own []Algorithm) string {
 	names := make([]string, len(own))

@@ -239,6 +239,56 @@ func TestAlgorithms_refusals(t *testing.T) {
 	}
 }
 
+// TestAlgorithms_worlds has a group take plans for other numbers of ranks, which none of its calls is for: not when so
+// many of its ranks take part, either.
+func TestAlgorithms_worlds(t *testing.T) {
+	const ranks = 3
+	var files []*plan.File
+	for n := 2; n <= ranks+1; n++ {
+		f := build(t, plantest.Gather(n, true))
+		f.Name = fmt.Sprintf("gather-%d", n)
+		files = append(files, f)
+	}
+	err := ranktest.Run(ranks, ranktest.OnHost, func(ctx context.Context, c *weft.Comm) error {
+		force := []string{"all-gather/plan/gather-2", "all-gather/plan/gather-4", "all-gather/plan/gather-3"}
+		g, err := groupOf(ctx, c, collective.Options{Force: force}, files...)
+		if err != nil {
+			return err
+		}
+		out := make([]byte, 16*ranks)
+		call := collective.Call{
+			Collective: collective.AllGather, In: tensor(out[16*c.Rank():][:16], weft.Uint8), Out: tensor(out, weft.Uint8),
+		}
+		if err := g.Do(ctx, nil, call); err != nil || g.Algorithm() != "all-gather/plan/gather-3" {
+			return fmt.Errorf("%s ran: %w", g.Algorithm(), err)
+		}
+		call.Algorithm = "all-gather/plan/gather-4"
+		err = g.Do(ctx, nil, call)
+		if !errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), "another number of ranks") {
+			return fmt.Errorf("a plan of four ranks, by name: %v", err)
+		}
+		if c.Rank() == ranks-1 {
+			return g.Close()
+		}
+		if err := c.SetMask(ctx, ranks-1); err != nil {
+			return err
+		}
+		call.Algorithm = "all-gather/plan/gather-2"
+		err = g.Do(ctx, nil, call)
+		if !errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), "is for a communicator of 2 ranks") {
+			return fmt.Errorf("a plan of two ranks, by name, with a rank masked: %v", err)
+		}
+		call.Algorithm = ""
+		if err := g.Do(ctx, nil, call); err != nil || strings.Contains(g.Algorithm(), "plan") {
+			return fmt.Errorf("with a rank masked %s ran: %w", g.Algorithm(), err)
+		}
+		return g.Close()
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // unready is an all-gather that does not wait for its end.
 func unready() *plan.Plan {
 	p := plan.New("unready", plan.AllGather(2, 1), plan.Options{})
