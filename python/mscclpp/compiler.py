@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,8 @@ def _kept(key: str, text: bytes) -> Path:
     if file.exists() and file.read_bytes() == text:
         return file
     folder.mkdir(parents=True, exist_ok=True)
-    written = folder / f"{key}.json.tmp.{os.getpid()}"
+    # Under a name of its own, for ranks may be threads of one process. Others read the file, so it is no temporary one.
+    written = folder / f"{key}.json.tmp.{os.getpid()}.{threading.get_ident()}"
     written.write_bytes(text)
     written.replace(file)
     return file

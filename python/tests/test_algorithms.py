@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import hashlib
 import json
 import os
+import pathlib
 import socket
 import subprocess
 import sys
+import threading
 
 import plan_programs
 import pytest
@@ -80,6 +83,23 @@ def test_what_compile_goes_by(cache):
     assert len(set(keys)) == len(list(cache.iterdir())) == 3
     (cache / f"{keys[0]}.json").write_text("cut off")
     assert mscclpp.compile(named, SPEC, 0).name == "suma"
+
+
+def test_compile_on_threads(cache, monkeypatch):
+    """Ranks that are threads of one process write one plan at the same time."""
+    ranks = 3
+    written, write = threading.Barrier(ranks), pathlib.Path.write_bytes
+
+    def write_and_meet(self, data):
+        n = write(self, data)
+        written.wait(30)
+        return n
+
+    monkeypatch.setattr(pathlib.Path, "write_bytes", write_and_meet)
+    with concurrent.futures.ThreadPoolExecutor(ranks) as pool:
+        made = list(pool.map(lambda _: compiled().id, range(ranks)))
+    (file,) = cache.iterdir()
+    assert made == [file.stem] * ranks
 
 
 def test_what_compile_refuses(cache):
