@@ -259,6 +259,8 @@ func TestRefusals(t *testing.T) {
 			{"another number of ranks", build(t, plantest.Gather(3, true)), weft.ErrUnsupported},
 			{"what the verifier finds", build(t, unready()), weft.ErrInvalid},
 			{"a broken rule", &spec.File{}, weft.ErrInvalid},
+			{"no plan", nil, weft.ErrInvalid},
+			{"no plan on one rank", [](*plan.File){f, nil}[c.Rank()], weft.ErrInvalid},
 		} {
 			if _, err := x.Load(ctx, wrong.file); !errors.Is(err, wrong.want) {
 				return fmt.Errorf("%s: %v", wrong.what, err)

@@ -229,6 +229,9 @@ func TestAlgorithms_refusals(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
+	if _, err := executor.Algorithm(nil); !errors.Is(err, weft.ErrInvalid) {
+		t.Errorf("no plan: %v", err)
+	}
 	for name, p := range map[string]*plan.Plan{
 		"collective": plantest.Sends(2, 0), "errors": unready(),
 	} {

@@ -42,6 +42,9 @@ func Operator(r spec.Reduction) weft.Op { return reductions[r] }
 
 // Of takes a plan apart. It refuses one that breaks a rule, or that no engine can run.
 func Of(f *spec.File) (*Plan, error) {
+	if f == nil {
+		return nil, weft.Invalidf("there is no plan; give one that was loaded or built without an error")
+	}
 	if err := f.Check(); err != nil {
 		return nil, fmt.Errorf("%w: %w", weft.ErrInvalid, err)
 	}
