@@ -6,6 +6,7 @@ package main
 import "C"
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -56,18 +57,14 @@ func goweft_executor_load(id C.uint64_t, text *C.char, number *C.int64_t, ms C.i
 			return invalidf("a plan's text, or where its number is to be written, is NULL")
 		}
 		f, err := plan.Load([]byte(C.GoString(text)))
-		if err != nil {
-			// The others are told, as of all that is wrong with a plan.
-			f = &plan.File{Name: "none"}
+		if err != nil { // which the others are told
+			why = cmp.Or(why, fmt.Errorf("%w: %w", weft.ErrInvalid, err))
 		}
 		return limited(ms, func(ctx context.Context) error {
 			return patiently(refusal.With(ctx, why), func(ctx context.Context, _ func(func())) error {
-				p, refused := x.executor.Load(ctx, f)
-				switch {
-				case err != nil && why == nil:
-					return fmt.Errorf("%w: %w", weft.ErrInvalid, err)
-				case refused != nil:
-					return refused
+				p, err := x.executor.Load(ctx, f)
+				if err != nil {
+					return err
 				}
 				*number = C.int64_t(x.number(p))
 				return nil

@@ -99,7 +99,11 @@ int main(int argc, char **argv) {
 	INVALID(weft_executor_run(x, NULL, plan, &odd, &odd), "it takes a multiple of");
 	REFUSED(weft_executor_run(x, NULL, plan, NULL, &some), WEFT_ERROR_INVALID, "");
 	INVALID(weft_executor_load(x, hangs, &none), "the verifier finds: deadlock: ");
-	INVALID(weft_executor_load(x, me.rank == 0 ? "no plan" : sum, &none), "");
+	INVALID(weft_executor_run(x, NULL, plan, NULL, NULL), "no operand says what it reduces elements of");
+	weft_tensor empty = tensor(NULL, WEFT_FLOAT32, 0, -1);
+	OK(weft_executor_run(x, NULL, plan, &empty, &empty));
+	INVALID(weft_executor_load(x, me.rank == 0 ? "no plan" : sum, &none),
+			me.rank == 0 ? "plan: line 1: " : "rank 0: refused there: plan: line 1: ");
 	INVALID(weft_executor_load(x, sum, NULL), "NULL");
 	TRUE(none == -1);
 	launch(x, plan, plain, 8);

@@ -73,6 +73,9 @@ func (p *Plan) types(t weft.DType) error {
 	switch size := t.Size(); {
 	case len(p.Reductions) == 0:
 		return nil
+	case t == weft.InvalidDType:
+		return weft.Invalidf("%s: no operand says what it reduces elements of; give operands, of 0 elements for a message "+
+			"of none", p.Name)
 	case size == 0 || t == weft.UE8M0:
 		return weft.Unsupportedf("%s: elements of type %v cannot be reduced; convert them first", p.Name, t)
 	case p.elements%size != 0:
