@@ -100,39 +100,46 @@ class Algorithm:
         extras: Mapping[str, int] | None = None,
         accum_dtype: DataType | None = None,
     ) -> int:
-        """Runs the plan, and gives 0. ``op`` is NOP, or the plan's reduction."""
+        """Runs the plan, and gives 0. ``op`` is NOP, or the plan's reduction. What is wrong on one rank the others are
+        told."""
         if executor is None:
             raise Error(ErrorCode.InvalidUsage, "Executor is null in DslAlgorithm::execute")
+        plan = self.execution_plan
+        try:
+            own = nblocks or nthreads_per_block or extras
+            self._check(op, bool(own), accum_dtype is None or accum_dtype in (dtype, DataType.float32))
+        except Exception as e:
+            executor._refuse(plan, e)
+        executor.execute(plan.rank, input_buffer, output_buffer, input_size, output_size, dtype, plan, stream)
+        return int(CommResult.SUCCESS)
+
+    def _check(self, op: ReduceOp, own: bool, exact: bool) -> None:
+        """Raises what is wrong with the arguments of a call that a plan does not have."""
         plan = self.execution_plan
         wanted = {ReduceOp.SUM: "sum", ReduceOp.MIN: "min"}.get(ReduceOp(int(op)))
         if wanted and plan.reductions and plan.reductions != {wanted}:
             raise weft.InvalidError(
                 f"plan {plan.name}: op is {wanted}, and the plan has {', '.join(sorted(plan.reductions))}; pass NOP"
             )
-        if nblocks or nthreads_per_block or extras:
+        if own:
             raise weft.UnsupportedError(
                 f"plan {plan.name}: a plan has its own blocks and threads, and takes no extras; leave them out"
             )
-        if accum_dtype is not None and accum_dtype not in (dtype, DataType.float32):
+        if not exact:
             raise weft.UnsupportedError(f"plan {plan.name}: sums are in float32; leave accum_dtype out")
-        executor.execute(
-            self.execution_plan.rank,
-            int(input_buffer),
-            int(output_buffer),
-            input_size,
-            output_size,
-            dtype,
-            self.execution_plan,
-            int(stream),
-        )
-        return int(CommResult.SUCCESS)
 
 
 class AlgorithmCollection:
-    """Algorithms by collective and name. A second one of a name replaces the first."""
+    """Algorithms by collective and name. A second one of a name replaces the first. ``native`` may be another
+    collection, whose algorithms this one begins with."""
 
-    def __init__(self) -> None:
-        self._of: dict[str, dict[str, Algorithm]] = {}
+    def __init__(self, native: AlgorithmCollection | None = None) -> None:
+        if native is not None and not isinstance(native, AlgorithmCollection):
+            raise weft.UnsupportedError(
+                f"a collection of native code, {type(native).__name__}: give another AlgorithmCollection, or none"
+            )
+        of = {} if native is None else native._of
+        self._of: dict[str, dict[str, Algorithm]] = {c: dict(named) for c, named in of.items()}
 
     def __iter__(self) -> Iterator[Algorithm]:
         return (a for named in self._of.values() for a in named.values())

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import weft
 import weft.plan
@@ -87,26 +88,39 @@ class Executor:
         packet_type: PacketType = PacketType.LL16,
     ) -> None:
         """Runs a plan on this rank's memory, of so many bytes, or enqueues it on a GPU. Packets of every size give the
-        same."""
+        same. What is wrong on one rank the others are told, and no rank runs the plan."""
         if not isinstance(self.communicator, weft.Communicator):
             reason = f"an executor of {self.communicator!r}: give it a CommGroup's communicator"
             raise Error(ErrorCode.InvalidUsage, reason)
-        if rank != self.communicator.rank or rank != plan.rank:
-            raise Error(ErrorCode.ExecutorError, "GPU rank does not match")
-        PacketType(packet_type)
-        dtype = _TYPES.get(DataType(int(data_type)))
-        if dtype is None:
-            raise weft.UnsupportedError(
-                f"plan {plan.name}: elements of type {DataType(int(data_type)).name}; "
-                f"there are {', '.join(t.name for t in _TYPES)}"
-            )
-        loaded = self._load(plan)
-        out = _operand(self._out, recv_buff, recv_buff_size, dtype)
-        source = _operand(self._in, send_buff, send_buff_size, dtype)
         try:
-            loaded._run(out, source, stream)
+            if rank != self.communicator.rank or rank != plan.rank:
+                raise Error(ErrorCode.ExecutorError, "GPU rank does not match")
+            PacketType(packet_type)
+            dtype = _TYPES.get(DataType(int(data_type)))
+            if dtype is None:
+                raise weft.UnsupportedError(
+                    f"plan {plan.name}: elements of type {DataType(int(data_type)).name}; "
+                    f"there are {', '.join(t.name for t in _TYPES)}"
+                )
+            on = int(stream)
+            out = _operand(self._out, recv_buff, recv_buff_size, dtype)
+            source = _operand(self._in, send_buff, send_buff_size, dtype)
+        except Exception as e:
+            self._refuse(plan, e)
+        loaded = self._load(plan)
+        try:
+            loaded._run(out, source, on)
         except weft.InvalidError as e:
             raise Error(ErrorCode.ExecutorError, str(e)) from e
+
+    def _refuse(self, plan: ExecutionPlan, why: Exception) -> NoReturn:
+        """Has all ranks refuse a launch, for a reason that this one has found, and raises it: else the others would
+        run it against this rank's next."""
+        if isinstance(self.communicator, weft.Communicator):
+            with contextlib.suppress(weft.WeftError):
+                absent = self._in.absent(why)
+                self._load(plan)._run(absent, absent, 0)
+        raise why
 
     def _load(self, plan: ExecutionPlan) -> weft.plan.Plan:
         """The plan, made ready: by its content, for two may have one name."""
@@ -137,10 +151,12 @@ class Executor:
 
 def _operand(slot: Slot, address: int, size: int, dtype: weft.DType) -> int:
     """The argument for C of memory."""
-    if size == 0:
-        return 0
-    if size % dtype.itemsize:
+    reason = ""
+    if size < 0 or size % dtype.itemsize:
         reason = f"{slot.name} of {size} bytes is no number of elements of {dtype.name}"
+    elif size > 0 and not address:
+        reason = f"{slot.name} of {size} bytes at NULL"
+    if reason:
         raise Error(ErrorCode.ExecutorError, reason)
     slot.put(int(address), int(dtype), (size // dtype.itemsize,))
     return slot.address

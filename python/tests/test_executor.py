@@ -133,7 +133,9 @@ def test_refusals(threads):
 
 def test_mscclpp(threads, tmp_path):
     """The executor of MSCCL++'s package, by addresses and sizes."""
-    (tmp_path / "plan.json").write_text(plan_programs.PROGRAMS["allreduce_packet"]())
+    text = plan_programs.PROGRAMS["allreduce_packet"]()
+    (tmp_path / "plan.json").write_text(text)
+    (tmp_path / "any.json").write_text(json.dumps(json.loads(text) | {"min_message_size": 0}))
 
     def rank(comm):
         plan = mscclpp.ExecutionPlan(str(tmp_path / "plan.json"), comm.rank)
@@ -151,10 +153,38 @@ def test_mscclpp(threads, tmp_path):
             run(4096, rank=5)
         with pytest.raises(weft.UnsupportedError, match="float8_e4m3fnuz"):
             run(4096, mscclpp.DataType.float8_e4m3fnuz)
+        with pytest.raises(_mscclpp.Error, match="recv_buff of -4096 bytes"):
+            run(-4096)
         executor.reset()
         a = mscclpp.Algorithm(id="a", execution_plan=plan)
-        assert a.execute(comm, x.ctypes.data, x.ctypes.data, 4096, 4096, 3, mscclpp.ReduceOp.SUM, 0, executor) == 0
+        at, alone = x.ctypes.data, comm.rank == 1
+
+        def execute(op=mscclpp.ReduceOp.SUM, at=at, size=4096, dtype=3, **kwargs):
+            return a.execute(comm, at, at, size, size, dtype, op, executor=executor, **kwargs)
+
+        assert execute() == 0
         assert (x == 40).all()
+        for bad, words in (
+            ({"op": mscclpp.ReduceOp.MIN}, "op is min, and the plan has sum"),
+            ({"op": 77}, "77"),
+            ({"nblocks": 8}, "a plan has its own blocks"),
+            ({"accum_dtype": mscclpp.DataType.float16}, "sums are in float32"),
+            ({"at": 0}, "4096 bytes at NULL"),
+            ({"size": 4097}, "no number of elements"),
+            ({"dtype": mscclpp.DataType.float8_e4m3fnuz}, "float8_e4m3fnuz"),
+            ({"stream": 5}, "no streams"),
+        ):  # on one rank alone: all are told, and the next call is the same one on each
+            with pytest.raises(Exception, match=words if alone else f"rank 1.*{words}"):
+                execute(**(bad if alone else {}))
+        assert (x == 40).all()
+        execute()
+        assert (x == 160).all()
+        x[:] = comm.rank
+        executor.close()
+        a = mscclpp.Algorithm(id="any", execution_plan=mscclpp.ExecutionPlan(str(tmp_path / "any.json"), comm.rank))
+        assert execute(size=0) == execute(at=0, size=0) == 0
+        assert (x == comm.rank).all()
+        executor.close()
         executor.close()
 
     threads(4, rank)
