@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,6 +15,8 @@ from .executor import ExecutionPlan, Executor
 from .types import CollectiveBufferMode, CommResult, DataType, ErrorCode, ReduceOp
 
 __all__ = ["Algorithm", "AlgorithmCollection", "AlgorithmCollectionBuilder"]
+
+_log = logging.getLogger("mscclpp")
 
 Selector = Callable[[Mapping[str, Mapping[str, "Algorithm"]], Any], "Algorithm | None"]
 
@@ -160,7 +163,11 @@ class AlgorithmCollection:
 
 
 class AlgorithmCollectionBuilder:
-    """Collects algorithms. All of a process are one."""
+    """Collects algorithms. All of a process are one.
+
+    Nothing here asks its selectors: MSCCL++ asks them in its library in place of NCCL, which Weft has none of. A caller
+    asks :attr:`selector`, then :attr:`fallback_selector`, and executes what they give. Setting one logs a warning.
+    """
 
     _one: ClassVar[AlgorithmCollectionBuilder | None] = None
     _algorithms: list[Algorithm]
@@ -186,11 +193,13 @@ class AlgorithmCollectionBuilder:
         self._algorithms.append(algorithm_builder)
 
     def set_algorithm_selector(self, selector: Selector) -> None:
-        """Sets the function that chooses among algorithms."""
+        """Sets the function that chooses among algorithms, for the caller to ask."""
+        _kept("selector")
         self.selector = selector
 
     def set_fallback_algorithm_selector(self, selector: Selector) -> None:
-        """Sets the function that is asked where the first has no answer."""
+        """Sets the function that the caller asks where the first has no answer."""
+        _kept("fallback_selector")
         self.fallback_selector = selector
 
     def build(self) -> AlgorithmCollection:
@@ -206,6 +215,10 @@ class AlgorithmCollectionBuilder:
             f"MSCCL++'s native algorithms, for rank {rank} with {scratch_buffer_size} bytes of scratch at "
             f"{scratch_buffer:#x}: use weft.Group, which has algorithms of its own and chooses among them"
         )
+
+
+def _kept(name: str) -> None:
+    _log.warning("AlgorithmCollectionBuilder: nothing asks its %s; ask it yourself, and execute what it gives", name)
 
 
 atexit.register(AlgorithmCollectionBuilder.reset)

@@ -204,7 +204,7 @@ def test_plan_files(tmp_path):
         mscclpp.ExecutionPlan(str(tmp_path / "none.json"), 0)
 
 
-def test_collections():
+def test_collections(caplog):
     mscclpp.AlgorithmCollectionBuilder.reset()
     builder = mscclpp.ext.AlgorithmCollectionBuilder()
     assert builder is mscclpp.AlgorithmCollectionBuilder()
@@ -215,7 +215,13 @@ def test_collections():
     builder.add_algorithm_builder(second)
     builder.set_algorithm_selector(lambda algorithms, _: algorithms["allreduce"]["sum"])
     builder.set_fallback_algorithm_selector(lambda *_: None)
+    assert [m.split("its ")[1].split(";")[0] for m in caplog.messages] == ["selector", "fallback_selector"]
     made = builder.build()
+    copy = mscclpp.AlgorithmCollection(made)
+    copy.register_algorithm("allreduce", "other", first)
+    assert (list(copy), len(mscclpp.AlgorithmCollection())) == ([second, first], 0)
+    with pytest.raises(weft.UnsupportedError, match="a collection of native code, object"):
+        mscclpp.AlgorithmCollection(object())
     assert list(made) == [made[0]] == made.get_by_collective("allreduce") == [second]
     assert len(made) == 1
     assert made.get_by_collective("allgather") == []
