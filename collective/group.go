@@ -70,8 +70,9 @@ type Options struct {
 	Algorithms []Algorithm
 
 	// Select, if there is one, chooses the algorithm of a call that names none, of those that fit it. It depends on
-	// nothing but its arguments, so all ranks choose the same; on the host it does not yet know where operands
-	// lie. "": the group chooses.
+	// nothing but its arguments, so all ranks choose the same. On the host it does not yet know which operands lie in
+	// windows; and where an algorithm of these takes outputs that are inputs alone, or others alone, a call for which it
+	// chooses by that is in place on all ranks or on none. "": the group chooses.
 	Select func(q Request, fit []Algorithm) string
 
 	// Tuning is the file of tables from which the group takes what algorithms cost: see package tuning. Empty:

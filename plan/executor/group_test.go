@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -239,6 +240,58 @@ func TestAlgorithms_refusals(t *testing.T) {
 		if !errors.Is(err, weft.ErrUnsupported) && !errors.Is(err, weft.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// TestAlgorithms_selected has selectors find plans among the algorithms that fit a call: those written for operands in
+// place where it is in place, and the others where it is not.
+func TestAlgorithms_selected(t *testing.T) {
+	const ranks = 3
+	own, apart := build(t, plantest.TwoShot(ranks)), build(t, plantest.TwoShotApart(ranks))
+	own.Name, apart.Name = "own", "apart"
+	prefix := "all-reduce/plan/"
+	err := ranktest.Run(ranks, ranktest.OnHost, func(ctx context.Context, c *weft.Comm) error {
+		var found []string
+		g, err := groupOf(ctx, c, collective.Options{
+			Select: func(_ collective.Request, fit []collective.Algorithm) (name string) {
+				found = found[:0]
+				for _, a := range fit {
+					if strings.HasPrefix(a.Name, prefix) {
+						name = a.Name
+						found = append(found, a.Name)
+					}
+				}
+				return name
+			},
+		}, own, apart)
+		if err != nil {
+			return err
+		}
+		w, err := c.Alloc(ctx, 1<<12)
+		if err != nil {
+			return err
+		}
+		for i, memory := range [][]byte{make([]byte, 1<<12), w.Bytes()} {
+			for k, want := range [][]string{{prefix + "own"}, {prefix + "apart"}} {
+				in, out := tensor(memory[:96], weft.Float32), tensor(memory[96*k:][:96], weft.Float32)
+				if err := g.AllReduce(ctx, nil, out, in, weft.Sum); err != nil {
+					return err
+				}
+				if !slices.Equal(found, want) || g.Algorithm() != want[0] {
+					return fmt.Errorf("memory %d, call %d: of %q %s ran, want %q", i, k, found, g.Algorithm(), want)
+				}
+			}
+			// Ranks choose different ones, which none of them runs.
+			at := 96 * min(c.Rank(), 1)
+			in, out := tensor(memory[:96], weft.Float32), tensor(memory[at:][:96], weft.Float32)
+			if err := g.AllReduce(ctx, nil, out, in, weft.Sum); !errors.Is(err, weft.ErrMismatch) {
+				return fmt.Errorf("some in place: %v", err)
+			}
+		}
+		return g.Close()
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }
 

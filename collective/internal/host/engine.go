@@ -21,6 +21,7 @@ type Engine struct {
 	check      bool
 	normed     normed
 	owns       []spec.Runner // of users' algorithms
+	placed     bool          // one of these asks whether operands are in place
 }
 
 // Options configures an [Engine]. All ranks pass the same.
@@ -37,6 +38,7 @@ func New(ctx context.Context, comm *weft.Comm, o Options) (*Engine, error) {
 	e := &Engine{algorithms: slices.Clone(algorithms), check: o.Check}
 	for i := range o.Own {
 		e.algorithms = append(e.algorithms, &algorithm{Algorithm: o.Own[i], form: e.formOf(i, &o.Own[i])})
+		e.placed = e.placed || o.Own[i].InPlace != spec.AnyPlace
 	}
 	list := make([]*spec.Algorithm, len(e.algorithms))
 	for i, a := range e.algorithms {
@@ -117,8 +119,15 @@ func (e *Engine) Begin(op string) error {
 	return e.call.hosts.begin(&e.call, op)
 }
 
-// Request implements [spec.Engine]. Where operands lie is not known.
-func (e *Engine) Request(c *spec.Call) (spec.Request, error) { return e.call.request(c), nil }
+// Request implements [spec.Engine]. Which operands lie in windows is not known, and other ranks are taken to be in place
+// where this one is. Where some are not, they may choose otherwise, and the call is refused on all.
+func (e *Engine) Request(c *spec.Call) (spec.Request, error) {
+	q := e.call.request(c)
+	if e.placed && c.InPlace && c.Collective.PlacedAlike() {
+		q.Windows |= spec.InPlace
+	}
+	return q, nil
+}
 
 // Run implements [spec.Engine].
 func (e *Engine) Run(ctx context.Context, s *weft.Stream, given *spec.Call, refused error) (string, error) {
