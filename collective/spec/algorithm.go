@@ -109,7 +109,7 @@ func (a *Algorithm) misfit(q *Request) string {
 		return "is for more bytes"
 	case a.MaxBytes > 0 && q.Bytes > a.MaxBytes:
 		return "is for fewer bytes"
-	case a.InPlace == OnlyInPlace && !inPlace:
+	case a.InPlace == OnlyInPlace && !inPlace && q.Bytes > 0: // operands without bytes lie nowhere
 		return "takes outputs that are inputs alone"
 	case a.InPlace == OnlyApart && inPlace:
 		return "takes no outputs that are inputs"

@@ -58,7 +58,7 @@ func Algorithm(f *plan.File) (spec.Algorithm, error) {
 	a := spec.Algorithm{
 		Name: kind.String() + "/plan/" + noName.ReplaceAllString(f.Name, "-"), Collective: kind, WorldSize: len(f.Ranks),
 		InPlace: spec.OnlyApart, Ops: p.Reductions, Program: program{p}, Tags: map[string]string{"plan": p.Key.String()},
-		Supports: func(q spec.Request) bool { return fits(p, kind, root, &q) },
+		Supports: func(q spec.Request) bool { return fits(p, kind, root, &q) }, Demands: p.Demands(root),
 	}
 	switch {
 	case !kind.PlacedAlike():

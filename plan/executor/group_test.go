@@ -191,19 +191,24 @@ func TestAlgorithms_broadcast(t *testing.T) {
 
 // TestAlgorithms_refusals has calls that a plan is not for refused on all ranks, with the group going on.
 func TestAlgorithms_refusals(t *testing.T) {
-	f := build(t, plantest.Gather(2, true))
+	f, apart := build(t, plantest.Gather(2, true)), build(t, plantest.Gather(2, false))
+	f.MaxBytes, apart.Name = 128, "apart"
 	err := ranktest.Run(2, ranktest.OnHost, func(ctx context.Context, c *weft.Comm) error {
-		g, err := groupOf(ctx, c, collective.Options{}, f)
+		g, err := groupOf(ctx, c, collective.Options{}, f, apart)
 		if err != nil {
 			return err
 		}
-		out := make([]byte, 128)
+		out := make([]byte, 256)
 		for _, x := range []struct {
 			what    string
 			bytes   int
 			inPlace bool
+			why     string
 		}{
-			{"length", 24, true}, {"placement", 16, false}, {"mixed placement", 16, c.Rank() == 0},
+			{"length", 24, true, "takes inputs of a multiple of 16 bytes, 16 for each chunk"},
+			{"bounds", 128, true, "outputs of 0 to 128 bytes"},
+			{"placement", 16, false, "takes outputs that are inputs alone"},
+			{"mixed placement", 16, c.Rank() == 0, "on all ranks, or on none"},
 		} {
 			in := make([]byte, x.bytes)
 			if x.inPlace {
@@ -213,8 +218,16 @@ func TestAlgorithms_refusals(t *testing.T) {
 				Collective: collective.AllGather, Algorithm: "all-gather/plan/gather", In: tensor(in, weft.Uint8),
 				Out: tensor(out[:2*x.bytes], weft.Uint8),
 			})
-			if !errors.Is(err, weft.ErrUnsupported) {
+			if !errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), x.why) {
 				return fmt.Errorf("%s: %v", x.what, err)
+			}
+		}
+		// Operands of none have no place.
+		for _, n := range []string{"all-gather/plan/gather", "all-gather/plan/apart"} {
+			none := tensor(out[:0], weft.Uint8)
+			call := collective.Call{Collective: collective.AllGather, Algorithm: n, In: none, Out: none}
+			if err := g.Do(ctx, nil, call); err != nil {
+				return err
 			}
 		}
 		in := out[c.Rank()*16:][:16]

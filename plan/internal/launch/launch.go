@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/weftgo/weft"
@@ -58,6 +59,26 @@ func (p *Plan) Fits(rank int, t weft.DType, in, out int) error {
 	}
 	_, err := p.chunk(rank, in, out)
 	return err
+}
+
+// Demands says in an error what calls of a group the plan fits: see [Plan.Fits].
+func (p *Plan) Demands(rank int) string {
+	f, r := p.File, &p.File.Ranks[rank]
+	text := fmt.Sprintf("takes inputs of a multiple of %d bytes, %d for each chunk", f.Alignment*r.Input, f.Alignment)
+	if f.Collective == spec.Broadcast {
+		text += fmt.Sprintf(", of root %d", rank)
+	}
+	if f.MinBytes > 0 || f.MaxBytes < spec.DefaultMaxBytes {
+		side := "inputs"
+		if f.Collective == spec.AllGather {
+			side = "outputs"
+		}
+		text += fmt.Sprintf(", %s of %d to %d bytes", side, f.MinBytes, f.MaxBytes)
+	}
+	if len(p.Reductions) > 0 {
+		text += fmt.Sprintf(", and elements whose size divides %d", p.elements)
+	}
+	return text
 }
 
 // bytesOf is the size of a tensor, which may be none.
