@@ -346,6 +346,10 @@ func (r *Rank) Barrier(blocks ...*Block) {
 
 // Group calls a function for each block, whose operations on data are then a part of the whole.
 func (r *Rank) Group(blocks []*Block, each func(b *Block)) {
+	if each == nil {
+		r.plan.misuse("a group without a function")
+		return
+	}
 	for i, b := range blocks {
 		if b == nil || b.program == nil {
 			r.plan.misuse("block %d of a group is nil", i)
@@ -418,6 +422,9 @@ func (b *Block) Loop(unit uint64, n int, body func()) {
 		return
 	case unit < 1 || n < 1:
 		b.misuse("a loop over %d chunks by %d bytes", n, unit)
+		return
+	case body == nil:
+		b.misuse("a loop without a function")
 		return
 	}
 	b.loop = &recorded{Op: spec.Op{Kind: spec.Pipeline, Unit: unit, Chunks: n}, line: b.rank.plan.line()}

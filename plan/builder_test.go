@@ -31,6 +31,8 @@ func TestMisuse(t *testing.T) {
 		"block 0 of a group is nil": func(p *plan.Plan) {
 			p.Rank(0).Group([]*plan.Block{nil}, func(*plan.Block) {})
 		},
+		"a loop without a function":  func(p *plan.Plan) { p.Rank(0).Block(0).Loop(64, 4, nil) },
+		"a group without a function": func(p *plan.Plan) { p.Rank(0).Group([]*plan.Block{p.Rank(0).Block(0)}, nil) },
 		"a chunk of another plan": func(p *plan.Plan) {
 			p.Memory(0, 1)
 			q := plan.New("other", plan.AllReduce(2, 1), plan.Options{})

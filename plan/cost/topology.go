@@ -21,7 +21,7 @@ type Link struct {
 // Topology is ranks and the links between them.
 type Topology struct {
 	Ranks int `json:"ranks"`
-	// Hosts has the host of each rank, by a number; empty: all ranks are of one.
+	// Hosts has the host of each rank, by a number from 0 on; empty: all ranks are of one.
 	Hosts []int  `json:"hosts,omitempty"`
 	Links []Link `json:"links"`
 }
@@ -87,6 +87,11 @@ func (t *Topology) Check() error {
 	}
 	if n := len(t.Hosts); n > 0 && n != t.Ranks {
 		return fmt.Errorf("topology: hosts of %d ranks; want one for each of %d", n, t.Ranks)
+	}
+	for r, h := range t.Hosts {
+		if h < 0 {
+			return fmt.Errorf("topology: rank %d is on host %d; hosts are 0 or more", r, h)
+		}
 	}
 	seen := make(map[[2]int]bool)
 	for i, l := range t.Links {
