@@ -86,3 +86,24 @@ func (z *sizes) Set(s string) error {
 }
 
 func (z *sizes) Type() string { return "list" }
+
+// size is a flag that holds one byte count, in the same units; 0: none was given.
+type size int64
+
+func (z *size) String() string {
+	if *z == 0 {
+		return ""
+	}
+	return (&sizes{int64(*z)}).String()
+}
+
+func (z *size) Set(s string) error {
+	var one sizes
+	if one.Set(s) != nil || len(one) != 1 {
+		return errors.New("want a size from 1 to 1024G, as 64K")
+	}
+	*z = size(one[0])
+	return nil
+}
+
+func (z *size) Type() string { return "size" }

@@ -27,7 +27,7 @@ import (
 // hostRun runs a plan on ranks of this host, on numbers of 32 bits.
 type hostRun struct {
 	file       *plan.File
-	bytes      int64 // of a message; 0: the least that is at least 4 KiB in each chunk
+	bytes      size // of a message; 0: the least that is at least 4 KiB in each chunk
 	launches   int
 	unverified bool
 }
@@ -120,7 +120,7 @@ func (h *hostRun) chunk() (int, error) {
 		least := max(enough, int(min(f.MinBytes, 1<<40))/chunks)
 		return (least + unit - 1) / unit * unit, nil
 	}
-	if h.bytes%int64(chunks*unit) != 0 {
+	if h.bytes%size(chunks*unit) != 0 {
 		return 0, usageError{fmt.Errorf("--bytes %d: it is no multiple of %d: %d chunks of %d", h.bytes, chunks*unit, chunks,
 			unit)}
 	}

@@ -207,9 +207,6 @@ func newPlanRun() *cobra.Command {
 					return usageError{fmt.Errorf("--%s is of real ranks: leave out --simulate", name)}
 				}
 			}
-			if h.bytes < 0 {
-				return usageError{fmt.Errorf("--bytes %d: want more than 0", h.bytes)}
-			}
 			if o.Launches < 1 || schedules < 1 {
 				return usageError{errors.New("--launches, --schedules: want at least 1")}
 			}
@@ -245,7 +242,7 @@ func newPlanRun() *cobra.Command {
 	f.Uint64Var(&o.Seed, "seed", 0, "which order of events; the same one runs again under the same seed")
 	f.Uint64Var(&schedules, "schedules", 1, "try so many seeds, from --seed on, and end at the first that fails")
 	f.IntVar(&o.Launches, "launches", o.Launches, "launches of each rank; in a simulation no rank waits between")
-	f.Int64Var(&h.bytes, "bytes", 0, "bytes of a message: of the output of an all-gather, else of the input")
+	f.Var(&h.bytes, "bytes", "the size of a message: of the output of an all-gather, else of the input")
 	f.BoolVar(&h.unverified, "unverified", false, "run it though the verifier finds errors")
 	f.BoolVar(&o.Weak, "weak", false, "let relaxed signals overtake stores, as no GPU of today does")
 	f.BoolVar(&trace, "trace", false, "say when ranks and blocks begin and end")

@@ -186,13 +186,13 @@ func TestPlanRun(t *testing.T) {
 // A plan runs on real ranks; what the verifier refuses does not.
 func TestPlanRun_host(t *testing.T) {
 	right := planFile(t, func(*plan.File) {})
-	out, _ := command(t, 0, "plan", "run", right, "--bytes", "65536", "--launches", "1")
+	out, _ := command(t, 0, "plan", "run", right, "--bytes", "64K", "--launches", "1")
 	if want := right + ": right in 1 launch of 64 KiB on 2 ranks, 32 KiB in chunks, the first in "; !strings.HasPrefix(out,
 		want) {
 		t.Errorf("%q, want %q", out, want)
 	}
 	if _, errs := command(t, 2, "plan", "run", right, "--bytes", "-64"); !strings.Contains(errs,
-		"--bytes -64: want more than 0") {
+		`--bytes "-64": want a size from 1 to 1024G, as 64K`) {
 		t.Errorf("%q", errs)
 	}
 	if _, errs := command(t, 2, "plan", "run", right, "--bytes", "100"); !strings.Contains(errs, "no multiple of 32") {
@@ -330,7 +330,7 @@ func TestPlanSynthesise(t *testing.T) {
 		"--root 1":            "plan synthesise: --root is of broadcasts; see weft plan synthesise --help",
 		"--collective gather": `plan synthesise: --collective "gather": want one of allgather, allreduce, alltoall, `,
 		"--topology=":         "plan synthesise: --topology: want the name of a file of ranks and links; ",
-		"--bytes 1K,2K":       "plan synthesise: --bytes: want one size; ",
+		"--bytes 1K,2K":       "plan synthesise: --bytes \"1K,2K\": want a size from 1 to 1024G, as 64K; ",
 		"--time 0s":           "plan synthesise: --time: want more than 0; ",
 		"ring":                `plan synthesise: "ring" is no flag`,
 	} {
@@ -369,7 +369,7 @@ func TestPlanOptimise(t *testing.T) {
 		}
 	}
 	command(t, 0, "plan", "check", "--strict", better)
-	out, report := command(t, 0, "plan", "optimise", better, "--bytes", "4096", "--seed", "3", "--time", "10m")
+	out, report := command(t, 0, "plan", "optimise", better, "--bytes", "4K", "--seed", "3", "--time", "10m")
 	if text, err := os.ReadFile(better); err != nil || out != string(text) {
 		t.Errorf("a plan in which nothing is found: %q: %v", out, err)
 	}

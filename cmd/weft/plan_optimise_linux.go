@@ -20,7 +20,8 @@ import (
 func newPlanOptimise() *cobra.Command {
 	var out, topology string
 	var measured bool
-	o := optimizer.Options{Bytes: 1 << 20, Instances: 1, Time: time.Minute}
+	bytes := size(1 << 20)
+	o := optimizer.Options{Instances: 1, Time: time.Minute}
 	cmd := &cobra.Command{
 		Use:     "optimise FILE",
 		Aliases: []string{"optimize"},
@@ -29,9 +30,10 @@ func newPlanOptimise() *cobra.Command {
 			if err := onePlan(cmd, args); err != nil {
 				return err
 			}
-			if o.Bytes < 1 || o.Instances < 1 || o.Time <= 0 {
-				return usageError{errors.New("--bytes, --instances, --time: want more than 0")}
+			if o.Instances < 1 || o.Time <= 0 {
+				return usageError{errors.New("--instances, --time: want more than 0")}
 			}
+			o.Bytes = int(bytes)
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -75,7 +77,7 @@ func newPlanOptimise() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&out, "out", "", "the `file` to write (default: the standard output)")
 	f.StringVar(&topology, "topology", "", "a `file` of links between ranks (default: one between any two, 50 GB/s, 1 us)")
-	f.IntVar(&o.Bytes, "bytes", o.Bytes, "bytes of the message that is to be faster")
+	f.Var(&bytes, "bytes", "the size of message that is to be faster: of the output of an all-gather, else of the input")
 	f.IntVar(&o.Instances, "instances", o.Instances, "try up to so many instances of the plan")
 	f.BoolVar(&measured, "measure", false, "time plans on ranks of this host, in place of the model")
 	f.Uint64Var(&o.Seed, "seed", 0, "which order of looking at blocks")

@@ -21,7 +21,7 @@ import (
 
 func newPlanSynthesise() *cobra.Command {
 	var topology, out string
-	bytes := sizes{64 << 20}
+	bytes := size(64 << 20)
 	s := synthesis.Spec{Time: time.Minute}
 	cmd := &cobra.Command{
 		Use:     "synthesise",
@@ -36,8 +36,6 @@ func newPlanSynthesise() *cobra.Command {
 					strings.Join(synthesis.Collectives, ", "))}
 			case topology == "":
 				return usageError{errors.New("--topology: want the name of a file of ranks and links")}
-			case len(bytes) != 1:
-				return usageError{errors.New("--bytes: want one size")}
 			case s.Time <= 0:
 				return usageError{errors.New("--time: want more than 0")}
 			case cmd.Flags().Changed("root") && s.Collective != spec.Broadcast:
@@ -53,7 +51,7 @@ func newPlanSynthesise() *cobra.Command {
 			if s.Topology, err = cost.Parse(text); err != nil {
 				return exitError{2, fmt.Errorf("%s: %w", topology, err)}
 			}
-			s.Bytes = int(bytes[0])
+			s.Bytes = int(bytes)
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
 			f, report, err := synthesis.Synthesize(ctx, s)
