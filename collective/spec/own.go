@@ -58,8 +58,8 @@ type Launch struct {
 // Start enqueues the kernel.
 func (l *Launch) Start() error { return l.Run() }
 
-// Program is what runs the calls of a user's algorithm that has no kernel: see package plan/executor. A WorldSize of the
-// algorithm is that of communicators then, whose masked ranks count, and in others the program is not opened.
+// Program is what runs the calls of a user's algorithm that has no kernel: see package plan/executor. A WorldSize of
+// the algorithm is that of communicators then, whose masked ranks count, and in others the program is not opened.
 type Program interface {
 	// Text is what the ranks of a group compare of it.
 	Text() string

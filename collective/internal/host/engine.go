@@ -119,8 +119,8 @@ func (e *Engine) Begin(op string) error {
 	return e.call.hosts.begin(&e.call, op)
 }
 
-// Request implements [spec.Engine]. Which operands lie in windows is not known, and other ranks are taken to be in place
-// where this one is. Where some are not, they may choose otherwise, and the call is refused on all.
+// Request implements [spec.Engine]. Which operands lie in windows is not known, and other ranks are taken to be in
+// place where this one is. Where some are not, they may choose otherwise, and the call is refused on all.
 func (e *Engine) Request(c *spec.Call) (spec.Request, error) {
 	q := e.call.request(c)
 	if e.placed && c.InPlace && c.Collective.PlacedAlike() {
