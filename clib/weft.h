@@ -1146,8 +1146,8 @@ weft_status weft_executor_destroy(weft_executor executor);
 typedef struct weft_port_options {
 	size_t size;
 	const char *provider; /* of libfabric; NULL: the first that the machine has and Weft takes */
-	const char **sources; /* addresses of network interfaces, ended by NULL: each is a rail. NULL: one rail, by an
-							 interface that libfabric chooses */
+	const char **sources; /* addresses of network interfaces, ended by NULL: each is a rail. NULL: one rail, by the
+							 interface by which ranks of different hosts have met, WEFT_INTERFACE if that is set */
 	int64_t channels;     /* the most between two ranks, up to 65535; 0 is 64. They are never given up */
 	int64_t depth;        /* of the ring that kernels and threads push to, a power of two; 0 is 512 */
 	int64_t spread;       /* bytes from which a channel that spreads divides a put; 0 is 512 KiB */

@@ -34,8 +34,13 @@ const mainEnv = "WEFT_TEST_MAIN"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(mainEnv) != "" {
-		if len(os.Args) > 1 && os.Args[1] == joinRank {
-			os.Exit(joined())
+		if len(os.Args) > 1 {
+			switch os.Args[1] {
+			case joinRank:
+				os.Exit(joined())
+			case channelRank:
+				os.Exit(signalled())
+			}
 		}
 		os.Exit(execute(os.Args[1:]))
 	}

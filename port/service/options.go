@@ -15,8 +15,8 @@ import (
 type Options struct {
 	// Provider is libfabric's, by name; empty takes the first of [fabric.Providers] that the machine has.
 	Provider string
-	// Sources are the addresses of the network interfaces to use, one a rail. None: one rail, by an interface that
-	// libfabric chooses.
+	// Sources are the addresses of the network interfaces to use, one a rail. None: one rail, by the interface by which
+	// ranks of different hosts have met, WEFT_INTERFACE if that is set.
 	Sources []string
 	// Channels is the most channels between two ranks: 64 if 0. A channel is never given up.
 	Channels int

@@ -33,7 +33,8 @@ class Service(Made):
     """Makes channels between the ranks of a communicator. Making one is collective.
 
     - ``provider``: libfabric's, by name; None is the first that the machine has and Weft takes.
-    - ``sources``: addresses of network interfaces, each of which is a rail; none: libfabric chooses one.
+    - ``sources``: addresses of network interfaces, each of which is a rail; none: one rail, by the interface
+      by which ranks of different hosts have met, ``WEFT_INTERFACE`` if that is set.
     - ``channels``: the most between two ranks (64); they are never given up.
     - ``depth``: of the ring that kernels and threads push to, a power of two (512).
     - ``spread``: bytes from which a channel that spreads divides a put (512 KiB).

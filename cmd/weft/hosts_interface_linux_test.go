@@ -1,0 +1,81 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/port/service"
+)
+
+// channelRank makes the test binary a rank that signals the other one through libfabric.
+const channelRank = "rank with a channel"
+
+func signalled() int {
+	fail := func(err error) int {
+		fmt.Println(err)
+		if errors.Is(err, weft.ErrUnsupported) {
+			return 77
+		}
+		return 5
+	}
+	ctx := context.Background()
+	comm, err := weft.Join(ctx, weft.WithDeadline(20*time.Second))
+	if err != nil {
+		return fail(err)
+	}
+	defer comm.Close()
+	s, err := service.New(ctx, comm, service.Options{})
+	if err != nil {
+		return fail(err)
+	}
+	defer s.Close()
+	m, err := s.Register(ctx, make([]byte, 8))
+	if err != nil {
+		return fail(err)
+	}
+	c, err := s.Connect(ctx, 1-comm.Rank(), service.ChannelOptions{}, m, m)
+	if err != nil {
+		return fail(err)
+	}
+	if err := errors.Join(c.PutWithSignal(ctx, 0, 0, 8), c.Flush(ctx), c.Wait(ctx)); err != nil {
+		return fail(err)
+	}
+	fmt.Println("signalled")
+	return 0
+}
+
+// TestChannelsOfHostsWithBridges connects port channels between hosts that have an interface with the same address
+// each, as Docker's bridge: they take the one by which the ranks have met.
+func TestChannelsOfHostsWithBridges(t *testing.T) {
+	if _, err := exec.LookPath("ip"); err != nil {
+		t.Skipf("needs iproute2: %v", err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := "{ ip link add docker0 type veth peer name dock1 && ip addr add 172.17.0.1/16 dev docker0 && " +
+		"ip link set docker0 up && ip link set dock1 up; } || exit 77; exec '" + self + "' '" + channelRank + "'"
+	c := exec.CommandContext(t.Context(), "/proc/self/exe", "run", "--hosts-by-namespace", "2", "-n", "2",
+		"--timeout", "120s", "sh", "-c", script)
+	c.Env = append(os.Environ(), mainEnv+"=1", "GORACE=atexit_sleep_ms=0")
+	var out bytes.Buffer
+	c.Stdout, c.Stderr = &out, &out
+	_ = c.Run()
+	switch code := c.ProcessState.ExitCode(); {
+	case code == 2 && os.Getenv("WEFT_REQUIRE_NETNS") != "1":
+		t.Skipf("needs network namespaces: %s", &out)
+	case code == 77 && os.Getenv("WEFT_REQUIRE_FABRIC") != "1":
+		t.Skipf("needs libfabric, and interfaces: %s", &out)
+	case code != 0 || strings.Count(out.String(), "signalled\n") != 2:
+		t.Errorf("exit status %d\n%s", code, &out)
+	}
+}
