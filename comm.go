@@ -49,7 +49,7 @@ type Comm struct {
 	remote      int           // the lowest rank on another host, or -1
 	node        *relay.Node   // of this process, where there are ranks on other hosts
 	between     *relay.Member // this rank's part in it
-	met         netip.Addr    // by which it has met other hosts, if that is known
+	met         netip.Addr    // by which it has met other ranks, if that is known
 	reach       reach
 	carriers    carriers
 

@@ -171,8 +171,8 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 			c.record = gpu.record
 		}
 	}
+	c.met = bootstrap.Met(c.bootstrap)
 	if c.remote >= 0 {
-		c.met = bootstrap.Met(c.bootstrap)
 		if c.node, err = c.openNode(ctx, roster, cfg.bootstrap == nil && cfg.dial == nil); err != nil {
 			return nil, errors.Join(giveUp(b, err), listener.Close(), gpu.close(), region.Release())
 		}

@@ -94,6 +94,8 @@ func (c *Comm) meetingPlace() []bootstrap.IDOption {
 		return []bootstrap.IDOption{bootstrap.OnLoopback()}
 	case name != "":
 		return []bootstrap.IDOption{bootstrap.OnInterface(name)}
+	case c.met.IsValid():
+		return []bootstrap.IDOption{bootstrap.OnInterface(c.met.String())}
 	}
 	return nil
 }
@@ -128,6 +130,7 @@ func (c *Comm) meet(ctx context.Context, op string, order []int, id bootstrap.ID
 	o.foreign = c.ends.foreign || !slices.IsSorted(order) || len(order) != c.size
 	made, err := joinAs(ctx, o)
 	if err == nil {
+		made.met = cmp.Or(c.met, made.met) // the same hosts as here
 		return made, nil
 	}
 	err = errors.Join(err, id.Release())

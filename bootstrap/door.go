@@ -63,7 +63,9 @@ func (t *tcpRank) reached() netip.Addr {
 }
 
 // Met is an address of this host by which a bootstrap's rank meets ranks of other hosts: of the interface that was
-// asked for, or one by which it has met them. It is invalid where there is none such.
+// asked for, or one by which it has met them. It is one of the loopback interface only where that was asked for, or
+// where there is no secret, so that no other host takes part. It is invalid where there is none such: rank 0 may be on
+// loopback for the ranks beside it, and elsewhere for others.
 func Met(b Bootstrap) netip.Addr {
 	t, ok := b.(*tcpRank)
 	if !ok {
@@ -73,7 +75,7 @@ func Met(b Bootstrap) netip.Addr {
 	if !a.IsValid() || a.IsUnspecified() {
 		a = t.reached()
 	}
-	if a.IsLoopback() {
+	if a.IsLoopback() && !t.asked && len(t.id.secret) > 0 {
 		return netip.Addr{}
 	}
 	return a

@@ -64,6 +64,7 @@ type tcpRank struct {
 	port   *port      // rank 0: where ranks arrive
 	listen *listener  // other ranks: where pairs arrive
 	bound  netip.Addr // the address that it listens on; invalid for all
+	asked  bool       // bound is of the interface that the caller has named
 
 	admission sync.Mutex // held while one arrival is decided
 	arrived   int        // rank 0: ranks that were sent whether they are in
@@ -101,6 +102,7 @@ func DialTCP(ctx context.Context, cfg TCPConfig) (Bootstrap, error) {
 		mesh:  newMesh(cfg.Rank, cfg.Size),
 		id:    identity{rank: cfg.Rank, size: cfg.Size, secret: cfg.Secret},
 		conns: make(map[net.Conn]struct{}),
+		asked: cfg.Interface != "",
 
 		expected: cfg.Size - 1,
 	}
