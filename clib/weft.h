@@ -1169,7 +1169,8 @@ typedef struct weft_port_info {
 weft_status weft_port_get(weft_port port, weft_port_info *info);
 
 /* Destroys the port, its channels and its memories. It first waits until what was put and signalled has left this rank,
- * for seconds at most, and on a GPU for the rank's work. Local. */
+ * for seconds at most, and on a GPU for the rank's work. Where a channel has dropped something, and no call of it has
+ * said so, the call says it; the port is destroyed all the same. Local. */
 weft_status weft_port_destroy(weft_port port);
 
 /*
@@ -1192,7 +1193,8 @@ weft_status weft_port_memory_import(weft_port port, const void *card, size_t byt
 /* The length of a rank's part: 0 for a rank that was masked when the memory was made. Local. */
 weft_status weft_port_memory_size(weft_port_memory memory, int rank, uint64_t *bytes);
 
-/* Has no rank put into this rank's part any more. What was put from it must have been flushed. Local. */
+/* Has no rank put into this rank's part any more. What was put from it must have been flushed: else it may be dropped
+ * with all that follows in its channel, which the channel's next calls and weft_port_destroy say. Local. */
 weft_status weft_port_memory_destroy(weft_port_memory memory);
 
 /* What carries a channel. */

@@ -207,21 +207,32 @@ func (l *lane) home() int { return l.id % len(l.proxy.rails) }
 
 // local and remote find memories of a trigger, which a kernel may have got wrong.
 func (l *lane) local(at place) (*Memory, error) {
-	all := *l.proxy.locals.Load()
-	if int(at.memory) >= len(all) || all[at.memory] == nil {
-		return nil, &PeerError{Rank: l.peer.rank, Op: "put", Err: invalid("the proxy has no source memory %d", at.memory)}
+	m, err := entry(*l.proxy.locals.Load(), at, "source")
+	if err != nil {
+		return nil, &PeerError{Rank: l.peer.rank, Op: "put", Err: err}
 	}
-	return all[at.memory], nil
+	return m, nil
 }
 
 func (l *lane) remote(at place) (*Remote, error) {
-	all := *l.proxy.remotes.Load()
-	if int(at.memory) >= len(all) || all[at.memory] == nil || all[at.memory].rank != l.peer.rank {
-		return nil, &PeerError{
-			Rank: l.peer.rank, Op: "put", Err: invalid("destination memory %d is none of its", at.memory),
-		}
+	m, err := entry(*l.proxy.remotes.Load(), at, "destination")
+	if err == nil && m.rank != l.peer.rank {
+		err = invalid("destination memory %d is none of its", at.memory)
 	}
-	return all[at.memory], nil
+	if err != nil {
+		return nil, &PeerError{Rank: l.peer.rank, Op: "put", Err: err}
+	}
+	return m, nil
+}
+
+func entry[T any](table []*T, at place, what string) (*T, error) {
+	switch {
+	case int(at.memory) >= len(table):
+		return nil, invalid("there is no %s memory %d", what, at.memory)
+	case table[at.memory] == nil:
+		return nil, invalid("the %s memory was closed before what was put had left: flush the channel before that", what)
+	}
+	return table[at.memory], nil
 }
 
 // settle ends flushes whose writes have completed, and reports whether there were any.

@@ -93,7 +93,7 @@ func (c *Channel) Err() error {
 		return err
 	}
 	if c.port != nil {
-		return s.told(context.Background(), op, c.link.peer, c.port.Err())
+		return c.told(context.Background(), op, c.port.Err())
 	}
 	return nil
 }
@@ -123,7 +123,7 @@ func (c *Channel) give(ctx context.Context, op string, push func(context.Context
 	s, peer := c.service, c.link.peer
 	defer s.gate.Leave()
 	if c.port != nil {
-		return s.told(ctx, op, peer, push(watched{ctx, s, op, peer}, c.port))
+		return c.told(ctx, op, push(watched{ctx, s, op, peer}, c.port))
 	}
 	if err := c.still(op); err != nil {
 		return err
@@ -131,6 +131,14 @@ func (c *Channel) give(ctx context.Context, op string, push func(context.Context
 	c.sending.Lock()
 	defer c.sending.Unlock()
 	return push(ctx, c.memory)
+}
+
+// told is the service's, of a port channel.
+func (c *Channel) told(ctx context.Context, op string, err error) error {
+	if err != nil && c.port.Err() != nil {
+		c.said.Store(true)
+	}
+	return c.service.told(ctx, op, c.link.peer, err)
 }
 
 // still refuses what would write to a window that this rank has closed.
@@ -233,7 +241,7 @@ func (c *Channel) Wait(ctx context.Context) error {
 	}
 	defer func() { <-c.receiving }()
 	if c.port != nil {
-		return s.told(ctx, op, peer, s.await(ctx, op, peer, c.port))
+		return c.told(ctx, op, s.await(ctx, op, peer, c.port))
 	}
 	return s.told(ctx, op, peer, c.memory.Wait(ctx))
 }

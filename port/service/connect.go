@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/channel"
@@ -245,6 +246,7 @@ type link struct {
 	kind    Kind
 
 	base *port.Channel // a port channel, between any memories
+	said atomic.Bool   // a call has returned why it failed
 
 	semaphore *channel.Semaphore
 	sending   sync.Mutex    // around its signals

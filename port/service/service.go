@@ -3,6 +3,7 @@ package service
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -234,7 +235,8 @@ func (m *Memory) close() error {
 const rest = 5 * time.Second
 
 // Close waits until what was pushed has left this rank, for some seconds at most, and closes the service with its
-// channels and memories. It is not collective. While a call is inside it fails with [weft.ErrBusy].
+// channels and memories. It is not collective. While a call is inside it fails with [weft.ErrBusy]. Where something was
+// dropped that a peer still waits for, and no call has said so, it says it, and the service is closed all the same.
 func (s *Service) Close() error {
 	const op = "close port service"
 	if err := s.gate.Close(op); err != nil {
@@ -245,7 +247,7 @@ func (s *Service) Close() error {
 	if s.released {
 		return nil
 	}
-	left := s.flush(op)
+	left, dropped := s.flush(op)
 	if s.kernels != nil {
 		ctx, cancel := context.WithTimeoutCause(context.Background(), s.comm.Deadline(), weft.ErrTimeout)
 		defer cancel()
@@ -255,28 +257,51 @@ func (s *Service) Close() error {
 		if s.rails.serial != 0 { // others go on by them, when what kernels have pushed has left, too
 			err := s.kernels.Close()
 			s.kernels = nil
-			left = left && err == nil && s.flush(op)
+			again, _ := s.flush(op)
+			left = left && err == nil && again
 		}
 	}
 	s.released = true
-	return s.release(left)
+	return errors.Join(dropped, s.release(left))
 }
 
-// flush waits until what was pushed has left this rank, and reports whether all of it has.
-func (s *Service) flush(op string) (left bool) {
+// flush waits until what was pushed has left this rank, and reports whether all of it has. The error is of what has
+// not, and its peer is there to miss it.
+func (s *Service) flush(op string) (left bool, dropped error) {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), min(s.comm.Deadline(), rest), weft.ErrTimeout)
 	defer cancel()
 	left = true
 	for _, l := range s.links {
-		switch {
-		case l.base == nil:
-		case l.base.Err() != nil, s.sound(op, l.peer) != nil, s.gone(l.peer):
+		if l.base == nil {
+			continue
+		}
+		if s.sound(op, l.peer) != nil || s.gone(l.peer) { // the communicator's calls say that
 			left = false
-		case l.base.Flush(watched{ctx, s, op, l.peer}) != nil: // who waits for it is told that this rank left
+			continue
+		}
+		if err := l.base.Flush(watched{ctx, s, op, l.peer}); err != nil {
 			left = false
+			dropped = errors.Join(dropped, s.missed(op, l, err))
 		}
 	}
-	return left
+	return left, dropped
+}
+
+// missed is the error of a link that has dropped something, or nil if that was said.
+func (s *Service) missed(op string, l *link, err error) error {
+	switch why := l.base.Err(); {
+	case s.options.Shared: // those who share have calls that say it
+		return nil
+	case s.failed(op, l.peer) != nil, s.gone(l.peer), errors.Is(why, fabric.ErrLost), errors.Is(why, fabric.ErrClosed):
+		return nil
+	case why == nil: // no error that says that the service is still open
+		return &weft.PeerError{Rank: l.peer, Op: op, Err: fmt.Errorf(
+			"%w: not all that was put and signalled has left in time, and the rest is dropped", weft.ErrAborted)}
+	case l.said.Load():
+		return nil
+	}
+	err = fmt.Errorf("a channel has dropped what followed: %w", translate(err))
+	return &weft.PeerError{Rank: l.peer, Op: op, Err: err}
 }
 
 // release gives up what there is. Where nothing that was pushed is left, others go on by the rails.
