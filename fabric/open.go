@@ -57,13 +57,11 @@ func openLibfabric(ctx context.Context, o Options) (provider.Endpoint, error) {
 		}
 		names = []string{o.Provider}
 	}
-	var absent error
 	for _, name := range names {
 		config := libfabric.Config{
 			Provider: name, Source: source(name, o), Unordered: o.Unordered, Devices: o.Devices, Peers: 2,
 		}
 		if err = measureOnce(ctx, library, config); errors.Is(err, libfabric.ErrNoProvider) {
-			absent = err
 			continue
 		}
 		if err == nil {
@@ -79,7 +77,19 @@ func openLibfabric(ctx context.Context, o Options) (provider.Endpoint, error) {
 		return nil, unsupported("provider %s%s: %w: name another in FI_PROVIDER, on every rank", name,
 			libfabric.At(config.Source), err)
 	}
-	return nil, unsupported("%w", absent)
+	return nil, absent(library, o, names)
+}
+
+// absent is the error of a library that offers none of the providers, and may have been told to.
+func absent(library *libfabric.Library, o Options, names []string) error {
+	which := fmt.Sprintf("libfabric %v (%s)", library.Version, library.Path)
+	list := strings.Join(names, ", ")
+	if filter := os.Getenv("FI_PROVIDER"); filter != "" {
+		return unsupported("FI_PROVIDER=%s leaves %s no provider that works here and is one of %s: name one of them, or "+
+			"unset it, on every rank", filter, which, list)
+	}
+	return unsupported("no such provider here: %s offers no RMA by %s%s", which, list,
+		libfabric.At(source(names[len(names)-1], o)))
 }
 
 // source is the address of the interface that a provider is to take. Cards of their own have other addresses than the
