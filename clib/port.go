@@ -408,23 +408,22 @@ func waiting(id C.uint64_t, ms C.int64_t, f func(context.Context, *service.Chann
 	})
 }
 
-// offsets are those of a put in Go: -1, which no memory has, for numbers that Go has not.
-func offsets(dst, src, bytes C.uint64_t) (to, from, n int) {
-	in := func(v C.uint64_t) int {
-		if v > math.MaxInt {
-			return -1
+// putting is waiting for puts. Numbers that Go's have no room for are refused as they were given.
+func putting(id, dst, src, bytes C.uint64_t, ms C.int64_t,
+	put func(c *service.Channel, ctx context.Context, dst, src, n int) error,
+) C.int {
+	return waiting(id, ms, func(ctx context.Context, c *service.Channel) error {
+		if max(dst, src, bytes) > math.MaxInt {
+			return weft.Invalidf("port put to rank %d: %d bytes from %d to %d: no memory has as many", c.Peer(), uint64(bytes),
+				uint64(src), uint64(dst))
 		}
-		return int(v)
-	}
-	return in(dst), in(src), in(bytes)
+		return put(c, ctx, int(dst), int(src), int(bytes))
+	})
 }
 
 //export goweft_port_put
 func goweft_port_put(id, dst, src, bytes C.uint64_t, ms C.int64_t) C.int {
-	return waiting(id, ms, func(ctx context.Context, c *service.Channel) error {
-		to, from, n := offsets(dst, src, bytes)
-		return c.Put(ctx, to, from, n)
-	})
+	return putting(id, dst, src, bytes, ms, (*service.Channel).Put)
 }
 
 //export goweft_port_signal
@@ -434,18 +433,12 @@ func goweft_port_signal(id C.uint64_t, ms C.int64_t) C.int {
 
 //export goweft_port_put_with_signal
 func goweft_port_put_with_signal(id, dst, src, bytes C.uint64_t, ms C.int64_t) C.int {
-	return waiting(id, ms, func(ctx context.Context, c *service.Channel) error {
-		to, from, n := offsets(dst, src, bytes)
-		return c.PutWithSignal(ctx, to, from, n)
-	})
+	return putting(id, dst, src, bytes, ms, (*service.Channel).PutWithSignal)
 }
 
 //export goweft_port_put_with_signal_and_flush
 func goweft_port_put_with_signal_and_flush(id, dst, src, bytes C.uint64_t, ms C.int64_t) C.int {
-	return waiting(id, ms, func(ctx context.Context, c *service.Channel) error {
-		to, from, n := offsets(dst, src, bytes)
-		return c.PutWithSignalAndFlush(ctx, to, from, n)
-	})
+	return putting(id, dst, src, bytes, ms, (*service.Channel).PutWithSignalAndFlush)
 }
 
 //export goweft_port_flush
@@ -456,8 +449,10 @@ func goweft_port_flush(id C.uint64_t, ms C.int64_t) C.int {
 //export goweft_port_atomic_add
 func goweft_port_atomic_add(id, dst, value C.uint64_t, ms C.int64_t) C.int {
 	return waiting(id, ms, func(ctx context.Context, c *service.Channel) error {
-		to, _, _ := offsets(dst, 0, 0)
-		return c.AtomicAdd(ctx, to, uint64(value))
+		if dst > math.MaxInt {
+			return weft.Invalidf("port add to rank %d: offset %d: no memory is as long", c.Peer(), uint64(dst))
+		}
+		return c.AtomicAdd(ctx, int(dst), uint64(value))
 	})
 }
 

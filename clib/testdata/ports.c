@@ -81,8 +81,10 @@ static void refusals(void) {
 	weft_port_channel other, c = to[peer];
 	INVALID(weft_port_put(c, 1, 0, BYTES), "port put");
 	INVALID(weft_port_put(c, 0, 1, BYTES), "of a source of");
-	INVALID(weft_port_put(c, ~0ull, 0, 1), "port put");
-	INVALID(weft_port_put_with_signal(c, 0, 0, ~0ull), "port put");
+	INVALID(weft_port_put(c, ~0ull, 0, 1), "to 18446744073709551615");
+	INVALID(weft_port_put_with_signal(c, 0, 0, ~0ull), "18446744073709551615 bytes");
+	INVALID(weft_port_put_with_signal_and_flush(c, 0, 1ull << 63, 1), "from 9223372036854775808");
+	INVALID(weft_port_atomic_add(c, ~7ull, 1), "offset 18446744073709551608");
 	INVALID(weft_port_atomic_add(c, 4, 1), "multiple of 8");
 	INVALID(weft_port_atomic_add(c, BYTES, 1), "multiple of 8");
 	INVALID(weft_port_connect(port, me.rank, NULL, memory, memory, &other), "another rank");

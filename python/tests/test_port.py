@@ -100,4 +100,11 @@ def test_places():
             _places(0, given)
     assert _places(0, (1 << 63) - 1) == (0, (1 << 63) - 1)
     with pytest.raises(weft.InvalidError, match=r"value is 1\.5, want a whole number$"):
-        whole("value", 1.5, bits=65)
+        whole("value", 1.5, below=64)
+    for fits in (-(1 << 63), (1 << 64) - 1):
+        assert whole("value", fits, below=64) == fits
+    for wrong in (-(1 << 63) - 1, 1 << 64):
+        with pytest.raises(
+            weft.InvalidError, match=re.escape(f"{wrong}, want a whole number from -2**63 to 2**64 - 1")
+        ):
+            whole("value", wrong, below=64)

@@ -18,10 +18,15 @@ _MOST = 1e9
 
 
 def whole(
-    name: str, given: Any, error: type[InvalidError] = InvalidError, bits: int = 64, least: int | None = None
+    name: str,
+    given: Any,
+    error: type[InvalidError] = InvalidError,
+    bits: int = 64,
+    least: int | None = None,
+    below: int | None = None,
 ) -> int:
-    """An integer that C's type of so many bits has, or those from least on that it has: fractions are refused, and none
-    is taken for another one.
+    """An integer that C's type of so many bits has, or from least on, or below 2**below: fractions are refused, and
+    none is taken for another one.
     """
     try:
         number = None if isinstance(given, bool) else operator.index(given)
@@ -29,9 +34,10 @@ def whole(
         number = None
     if number is None:
         raise error(f"{name} is {given!r}, want a whole number")
-    if not (-(1 << bits - 1) if least is None else least) <= number < 1 << bits - 1:
+    below = bits - 1 if below is None else below
+    if not (-(1 << bits - 1) if least is None else least) <= number < 1 << below:
         lowest = f"-2**{bits - 1}" if least is None else least
-        raise error(f"{name} is {number}, want a whole number from {lowest} to 2**{bits - 1} - 1")
+        raise error(f"{name} is {number}, want a whole number from {lowest} to 2**{below} - 1")
     return number
 
 

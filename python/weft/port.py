@@ -281,9 +281,10 @@ class Channel(Resource):
         self._check(self._lib.port_flush(self._handle))
 
     def atomic_add(self, dst_offset: int, value: int) -> None:
-        """Adds to a 64-bit word of the peer's memory, behind all that was asked for before; sums wrap."""
+        """Adds to a 64-bit word of the peer's memory, behind all that was asked for before; sums wrap. The value is one
+        of a word with a sign or without."""
         (at,) = _places(dst_offset)
-        self._check(self._lib.port_atomic_add(self._handle, at, whole("value", value, bits=65) % (1 << 64)))
+        self._check(self._lib.port_atomic_add(self._handle, at, whole("value", value, below=64) % (1 << 64)))
 
     def poll(self) -> bool:
         """Consumes a signal of the peer, if there is one."""
