@@ -26,12 +26,12 @@ const (
 	kinds
 )
 
-// String is "memory" or "port", or "auto".
+// String is "memory" or "fabric", or "auto".
 func (k Kind) String() string {
 	if k >= kinds {
 		return fmt.Sprintf("kind(%d)", uint8(k))
 	}
-	return [kinds]string{"auto", "memory", "port"}[k]
+	return [kinds]string{"auto", "memory", "fabric"}[k]
 }
 
 // ChannelOptions are equal on both ranks.
@@ -209,7 +209,7 @@ func (s *Service) agree(op string, peer int, own, theirs hello) (Kind, error) {
 		return MemoryChannel, nil
 	case kind == MemoryChannel:
 		return fail(weft.ErrUnsupported, "one of the ranks does not map the memory of the other: put it into a window of "+
-			"the communicator on one host, or ask for a port channel")
+			"the communicator on one host, or ask for kind fabric: a port channel")
 	case s.absent != nil:
 		return Auto, s.absent
 	}
