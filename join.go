@@ -94,7 +94,7 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 	defer cancel()
 	host, err := hostOf(cfg.host, b.Rank())
 	if err == nil {
-		err = checkVariables()
+		err = CheckEnvironment()
 	}
 	if err != nil {
 		return nil, giveUp(b, err)
@@ -241,18 +241,21 @@ func hostOf(name string, rank int) (string, error) {
 		name, err := shm.HostName(name)
 		return fmt.Sprintf("%s of rank %d", name, rank), err
 	default:
-		return "", Invalidf("join: %s=%s: set it to 1 or 0", NoPeerVariable, text)
+		return "", Invalidf("%s=%s: set it to 1 or 0", NoPeerVariable, text)
 	}
 }
 
-// checkVariables refuses values that mean nothing, also of variables that this job has no use for: who set one
-// believes that it works.
-func checkVariables() error {
+// CheckEnvironment refuses what Join refuses of this process's environment: variables whose values mean nothing, also
+// those that the job has no use for, since who set one believes that it works.
+func CheckEnvironment() error {
 	if _, err := multicastAsked(); err != nil {
 		return err
 	}
 	if err := simd.CheckName(os.Getenv(simd.Variable)); err != nil {
-		return Invalidf("join: %v", err)
+		return Invalidf("%v", err)
+	}
+	if _, err := hostOf("any", 0); err != nil {
+		return err
 	}
 	_, err := heartbeatOf(os.Getenv(relay.Variable))
 	return err
