@@ -71,7 +71,7 @@ func NewID(opts ...IDOption) (ID, error) {
 	var host netip.Addr
 	switch {
 	case cfg.iface != "":
-		a, err := interfaceAddr(cfg.iface)
+		a, err := InterfaceAddr(cfg.iface)
 		if err != nil {
 			return ID{}, fmt.Errorf("new id: %w", err)
 		}

@@ -10,8 +10,9 @@ import (
 	"strings"
 )
 
-// interfaceAddr is the address to use of an interface given by its name or by one of its addresses.
-func interfaceAddr(s string) (netip.Addr, error) {
+// InterfaceAddr is the address that ranks use of an interface, given by its name or by one of its addresses, as in
+// [Environment].Interface.
+func InterfaceAddr(s string) (netip.Addr, error) {
 	if a, err := netip.ParseAddr(s); err == nil {
 		if !isLocal(a) {
 			return netip.Addr{}, fmt.Errorf("no interface of this host has the address %s", s)
@@ -49,7 +50,7 @@ func checkInterface(ctx context.Context, cfg TCPConfig) error {
 	if cfg.Interface == "" || !cfg.ID.IsZero() || !literal(cfg.Address) && !namesLoopback(cfg.Address) {
 		return nil
 	}
-	own, err := interfaceAddr(cfg.Interface)
+	own, err := InterfaceAddr(cfg.Interface)
 	if err != nil {
 		return err
 	}

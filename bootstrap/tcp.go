@@ -189,7 +189,7 @@ func (t *tcpRank) bindAddress(ctx context.Context, cfg TCPConfig) (netip.AddrPor
 		}
 	}
 	if cfg.Interface != "" {
-		own, err := interfaceAddr(cfg.Interface)
+		own, err := InterfaceAddr(cfg.Interface)
 		if err != nil {
 			return none, err
 		}
@@ -256,7 +256,7 @@ func (t *tcpRank) join(ctx context.Context, cfg TCPConfig) error {
 	host := netip.Addr{}
 	switch {
 	case cfg.Interface != "":
-		if host, err = interfaceAddr(cfg.Interface); err != nil {
+		if host, err = InterfaceAddr(cfg.Interface); err != nil {
 			return t.withdraw(conn, fmt.Errorf("join: %w", err))
 		}
 	case len(t.id.secret) == 0:

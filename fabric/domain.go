@@ -50,6 +50,7 @@ type Options struct {
 type Capabilities struct {
 	Provider  string // libfabric's name for it
 	Library   string // and its version
+	Path      string // of its file, or the name by which the system's loader found it
 	Ordered   bool   // writes to a peer land in the order in which they were posted
 	Words     bool   // an aligned word of 8 bytes lands whole
 	Delivered bool   // a write completes when its bytes are in the target's memory

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/fabric"
+	"github.com/weftgo/weft/fabric/fabrictest"
 	"github.com/weftgo/weft/port/service"
 )
 
@@ -77,5 +79,32 @@ func TestChannelsOfHostsWithBridges(t *testing.T) {
 		t.Skipf("needs libfabric, and interfaces: %s", &out)
 	case code != 0 || strings.Count(out.String(), "signalled\n") != 2:
 		t.Errorf("exit status %d\n%s", code, &out)
+	}
+}
+
+// TestDoctorOfHosts: the doctor says which variable is to blame.
+func TestDoctorOfHosts(t *testing.T) {
+	for variable, want := range map[string]string{
+		"FI_PROVIDER=bogus":        "FI_PROVIDER=bogus leaves libfabric",
+		"WEFT_INTERFACE=nosuch0":   "no interface \"nosuch0\" here",
+		"WEFT_HEARTBEAT=bogus":     "WEFT_HEARTBEAT=bogus: it is a time",
+		"WEFT_NO_PEER=bogus":       "WEFT_NO_PEER=bogus: set it to 1 or 0",
+		"WEFT_LIBFABRIC=/no/where": "WEFT_LIBFABRIC: /no/where",
+	} {
+		t.Run(variable, func(t *testing.T) {
+			name, value, _ := strings.Cut(variable, "=")
+			if name == "FI_PROVIDER" {
+				fabrictest.Libfabric(t.Context(), t, fabric.Options{Size: 1}).Close()
+			}
+			t.Setenv(name, value)
+			wrong := 1
+			if !strings.HasPrefix(name, "WEFT_") || name == "WEFT_LIBFABRIC" { // the host engine needs no fabric
+				wrong = 0
+			}
+			out, _ := command(t, wrong, "doctor")
+			if !strings.Contains(strings.Join(strings.Fields(out), " "), want) {
+				t.Errorf("%s", out)
+			}
+		})
 	}
 }

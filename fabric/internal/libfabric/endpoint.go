@@ -231,6 +231,7 @@ func (e *Endpoint) describe(ordered, delivered bool) {
 	e.attributes = provider.Attributes{
 		Provider:  name,
 		Library:   "libfabric " + e.lib.Version.String(),
+		Path:      e.lib.Path,
 		Ordered:   ordered,
 		Words:     words,
 		Delivered: delivered,

@@ -21,6 +21,7 @@ var ErrAgain = errors.New("try again")
 type Attributes struct {
 	Provider  string
 	Library   string
+	Path      string
 	Ordered   bool
 	Words     bool
 	Delivered bool

@@ -37,8 +37,10 @@ func gpuFindings(m Machine) []Finding {
 	}
 	library(libcuda, "the CUDA driver", "no CUDA; not needed by the host engine")
 	library(libnvml, "GPU topology can be read", "no GPU topology")
-	library(libfabric, "fabrics between machines can be opened", "no fabric between machines")
-	out = append(out, nicFinding(m), fabricFinding(m))
+	out = append(out, libfabricFinding(m), nicFinding(m), fabricFinding(m))
+	if m.Push != (Push{}) {
+		out = append(out, pushFinding(m.Push))
+	}
 	torch, meaning, g := m.Torch, "its libraries are looked at too", Good
 	if torch == "" {
 		torch, meaning, g = "not found", "not needed", Note

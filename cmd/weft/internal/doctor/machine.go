@@ -27,6 +27,7 @@ type Machine struct {
 	GPU       GPU               `json:"gpu"`
 	NICs      []NIC             `json:"nics"`
 	Fabric    Fabric            `json:"fabric"`
+	Push      Push              `json:"push"`
 	Libraries map[string]string `json:"libraries"` // soname to path; empty is not found
 	CUDA      CUDA              `json:"cuda"`
 	Compiler  Compiler          `json:"compiler"`
@@ -118,6 +119,8 @@ func Collect(s Sources) Machine {
 	for _, name := range Libraries {
 		m.Libraries[name] = findLibrary(s.Root, dirs, name)
 	}
+	m.Libraries[libfabric] = libfabricFile(s, m.Fabric, m.Libraries[libfabric])
+	m.Push = push(s.Getenv)
 	m.Torch = torchVersion(s)
 	launch, err := s.Launch()
 	m.Launch = launch

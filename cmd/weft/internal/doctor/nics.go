@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"path"
@@ -104,6 +105,41 @@ func nicFinding(m Machine) Finding {
 		f.Grade = Good
 		f.Meaning = fmt.Sprintf("libfabric may use them; with %s=1 kernels drive one, the nearest to their GPU of %s: no "+
 			"card has tested that", ibgda.UseVariable, strings.Join(driven, ", "))
+	}
+	return f
+}
+
+// Push is how kernels reach other hosts, where variables say it.
+type Push struct {
+	Way string `json:"way,omitempty"`
+	Err string `json:"error,omitempty"`
+}
+
+// push reads the variables.
+func push(getenv func(string) string) Push {
+	asked := false
+	way, err := ibgda.Choose(getenv, func() error {
+		asked = true
+		return errors.New("not yet")
+	}, nil)
+	switch {
+	case err != nil:
+		return Push{Err: err.Error()}
+	case asked || way != ibgda.Proxy:
+		return Push{Way: way.String()}
+	}
+	return Push{}
+}
+
+func pushFinding(p Push) Finding {
+	f := Finding{Name: "kernels to hosts", Value: "by the " + p.Way, Grade: Note}
+	switch {
+	case p.Err != "":
+		f.Value, f.Meaning, f.Grade = p.Err, "low latency between hosts will fail with this", Bad
+	case p.Way == ibgda.Software.String():
+		f.Value, f.Meaning = "by a card made of Go", ibgda.NICVariable+" asks for it: for tests, between ranks of one process"
+	default:
+		f.Meaning = ibgda.UseVariable + " asks for a card, whose queue pairs Weft does not set up yet"
 	}
 	return f
 }

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/cmd/weft/internal/topology"
 	"github.com/weftgo/weft/cuda"
@@ -27,12 +28,16 @@ func System(version string) Sources {
 		SIMD: simd.Path(), Pages: shm.HugeStatus,
 		Launch: func() (string, error) {
 			e, err := bootstrap.Detect(os.Getenv)
+			if err == nil {
+				err = weft.CheckEnvironment()
+			}
 			return e.String(), err
 		},
 		Allowed: topology.Allowed, Limits: limits, Kernel: release,
-		CUDA: func() CUDA { return describe(cuda.Open()) }, Compiler: compiler, Caches: caches, Fabric: openFabric,
-		Cards: ibgda.List,
-		Own:   pythons.Own(), Python: python(),
+		CUDA: func() CUDA { return describe(cuda.Open()) }, Compiler: compiler, Caches: caches,
+		Fabric: func() Fabric { return openFabric(os.Getenv("WEFT_INTERFACE")) },
+		Cards:  ibgda.List,
+		Own:    pythons.Own(), Python: python(),
 	}
 }
 
