@@ -118,7 +118,7 @@ type Push struct {
 // push reads the variables.
 func push(getenv func(string) string) Push {
 	asked := false
-	way, err := ibgda.Choose(getenv, func() error {
+	way, err := ibgda.Choose(getenv, func(string) error {
 		asked = true
 		return errors.New("not yet")
 	}, nil)
@@ -139,7 +139,7 @@ func pushFinding(p Push) Finding {
 	case p.Way == ibgda.Software.String():
 		f.Value, f.Meaning = "by a card made of Go", ibgda.NICVariable+" asks for it: for tests, between ranks of one process"
 	default:
-		f.Meaning = ibgda.UseVariable + " asks for a card, whose queue pairs Weft does not set up yet"
+		f.Meaning = ibgda.UseVariable + " asks for a card; the row of network cards says which kernels can drive"
 	}
 	return f
 }
