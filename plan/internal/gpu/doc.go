@@ -13,10 +13,19 @@
 //	spec.File -> program (bytes, the same for all sizes) -> GPU
 //	chunk, operands -> arguments ---------------------------^
 //
-// A block copies its program into shared memory, if it has at most 32 KiB, and decodes operations there. Threads do not
-// wait for each other between operations, except where the plan says so. What moves data (move.cuh) calls no function
-// as long as packets come soon, so that nothing leaves registers. What packets take of them, a kernel without packets
-// has for a second vector of a fold.
+// A block copies its program into shared memory, if it has at most 32 KiB, and decodes operations there. Warps do not
+// wait for each other between operations, except where the plan says so.
+//
+// A program is run by two loops, which do the same. Quick comes first. It has what takes few instructions: where there
+// are packets, operations of which a thread has one vector at most; else sums and copies of any size, signals, waits
+// and nops. It keeps all in registers, for memory of a thread's own is as slow as any behind an acquire. Block has
+// everything, and takes over where Quick ends: at another operation, at packets that do not come soon, and where
+// operands are not aligned, or chunks have another size than in the launch before. It calls functions with registers
+// of their own, and goes on to the end.
+//
+// All that does not depend on the launch is done before the launch before has ended: the program's way into shared
+// memory, addresses, and what a block begins with. If that is pairs of at most four sources that have one place in all
+// launches, they are read together with the number of the launch.
 //
 // # The program of a block
 //
@@ -103,6 +112,9 @@
 //     all have ended the launch before.
 //   - With two halves, those of even launches are the second: they lie where the capacity says, and not
 //     the message, so halves of launches of two sizes do not overlap.
+//   - Before the launch before has ended, a launch reads nothing but its program and arguments, and writes nothing but
+//     shared memory. A block counts a launch when all its threads know the number, for the next launch reads the
+//     count when this one has ended.
 //   - A launch has at most 512 threads a block, and fewer for small messages, whatever the plan says: vector u of an
 //     operation belongs to thread u modulo their number, as the verifier assumes of any number.
 //
@@ -118,8 +130,15 @@
 // A failure may find some ranks with memory or a kernel that others have yet to make. In the first launch of a
 // generation ranks compare what they have, and give up what not all have.
 //
+// The blocks of the next kernel in the stream come while a launch runs, and wait for its end: that saves the time that
+// a start takes. They must take nothing that blocks of any rank need to become resident, for the launch may wait for
+// those. So a launch lets them come at its beginning only where its own blocks have a second room, of a quarter of the
+// GPU at most: then the next kernel finds the shared one empty. Else it does so when no thread waits any more. The
+// third launch comes no earlier than the first has ended.
+//
 // # Floor
 //
-// A launch, the program's way into shared memory while the launch before ends, the addresses, and then what the
-// operations are: of a packet plan of 1 KiB a load, a store, the hop, a poll and a store for each step.
+// The end of the launch before, a load of the launch's number and of what is sent first, a barrier of the block, and
+// then what the operations are: of a packet plan of 1 KiB a store, the hop, a poll and a store for each step. Each
+// instruction counts, for a warp alone takes four cycles or more for one that needs the one before.
 package gpu

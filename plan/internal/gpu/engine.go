@@ -28,8 +28,8 @@ type Engine struct {
 	kernels    map[code]*cuda.Function
 	// programs are the modules of kernels. They and rooms are given up when nothing of any plan runs.
 	programs []*enginegpu.Program
-	rooms    []*enginegpu.Room
-	blocks   int // that there is room for
+	rooms    rooms // for blocks of plans
+	early    rooms // for those of a launch that still runs when the next kernel is there
 	plans    []*loaded
 	// words name the operations of plans that were loaded, also of those that are so no more: they live as long as the
 	// communicator.
@@ -90,7 +90,8 @@ func (e *Engine) agree(ctx context.Context, op string, contexts int) (least int,
 	ops := e.comm.Operations()
 	generation := ops.Generation()
 	note := binary.LittleEndian.AppendUint32(nil, uint32(contexts))
-	note = binary.LittleEndian.AppendUint32(note, uint32(e.blocks))
+	note = binary.LittleEndian.AppendUint32(note, uint32(e.rooms.blocks))
+	note = binary.LittleEndian.AppendUint32(note, uint32(e.early.blocks))
 	for c := range e.kernels {
 		note = append(note, c.byte())
 	}
@@ -99,12 +100,13 @@ func (e *Engine) agree(ctx context.Context, op string, contexts int) (least int,
 		return 0, err
 	}
 	for _, n := range notes {
-		const blocksAt, codesAt = 4, 8
+		const roomsAt, earlyAt, codesAt = 4, 8, 12
 		if len(n) < codesAt {
 			continue // it is masked
 		}
 		contexts = min(contexts, int(binary.LittleEndian.Uint32(n)))
-		e.blocks = min(e.blocks, int(binary.LittleEndian.Uint32(n[blocksAt:])))
+		e.rooms.blocks = min(e.rooms.blocks, int(binary.LittleEndian.Uint32(n[roomsAt:])))
+		e.early.blocks = min(e.early.blocks, int(binary.LittleEndian.Uint32(n[earlyAt:])))
 		maps.DeleteFunc(e.kernels, func(c code, _ *cuda.Function) bool { return !slices.Contains(n[codesAt:], c.byte()) })
 	}
 	e.generation = generation
@@ -113,28 +115,69 @@ func (e *Engine) agree(ctx context.Context, op string, contexts int) (least int,
 
 // reserve takes room for a plan's blocks, on all ranks or on none. A block counts as if it filled an SM, as blocks of
 // collectives do. Plans of an engine take turns, so they share room.
+//
+// A plan of few blocks has room of its own besides: while its launch runs, the blocks of the next kernel are there and
+// wait for its end. Those may be as many as the shared room has.
 func (e *Engine) reserve(ctx context.Context, l *loaded) error {
 	most := slices.Max(l.program.everywhere)
-	if most <= e.blocks {
-		return nil
-	}
-	want := enginegpu.Want{Op: l.plan.Name, Cost: occupancy.SMThreads, SMs: e.comm.Device().SMs(), Least: most}
-	if want.Beside = e.beside; want.Beside == nil && len(e.rooms) > 0 {
-		want.Beside = e.rooms[0]
-	}
-	room, err := enginegpu.Fit(ctx, e.comm, want)
+	err := e.rooms.grow(ctx, e.comm, most, enginegpu.Want{
+		Op: l.plan.Name, Cost: occupancy.SMThreads, SMs: e.comm.Device().SMs(), Least: most, Beside: e.beside,
+	}, func(has int) error {
+		return weft.Unsupportedf("%s: it has %d blocks that wait for each other, and the GPUs have room for %d a rank; "+
+			"write it with fewer blocks or instances, or close what else runs there", l.plan.Name, most, has)
+	})
 	if err != nil {
 		return err
 	}
-	e.rooms = append(e.rooms, room)
-	if room.Blocks < most {
-		err = weft.Unsupportedf("%s: it has %d blocks that wait for each other, and the GPUs have room for %d a rank; "+
-			"write it with fewer blocks or instances, or close what else runs there", l.plan.Name, most, room.Blocks)
+	err = e.early.grow(ctx, e.comm, most, enginegpu.Want{
+		Op: l.plan.Name, Cost: occupancy.SMThreads, SMs: max(1, e.comm.Device().SMs()/earlyShare),
+	}, nil)
+	l.early = e.dependent && most <= e.early.blocks
+	return err
+}
+
+// earlyShare is which part of a GPU's multiprocessors launches have at most that end beside the next one.
+const earlyShare = 4
+
+// rooms are what launches of which one runs at a time have taken, each for more blocks than the one before.
+type rooms struct {
+	all    []*enginegpu.Room
+	blocks int
+}
+
+// grow takes room for so many blocks. It is collective. Where there is too little, it takes none, and refuses by what
+// lacks says.
+func (r *rooms) grow(ctx context.Context, comm *weft.Comm, blocks int, want enginegpu.Want, lacks func(has int) error,
+) error {
+	if blocks <= r.blocks {
+		return nil
 	}
-	if err = room.Take(ctx, most, room.String(), err); err == nil {
-		e.blocks = most
+	if want.Beside == nil && len(r.all) > 0 {
+		want.Beside = r.all[0]
+	}
+	room, err := enginegpu.Fit(ctx, comm, want)
+	if err != nil {
+		return err
+	}
+	if room.Blocks < blocks {
+		if lacks == nil {
+			return nil
+		}
+		err = lacks(room.Blocks)
+	}
+	r.all = append(r.all, room)
+	if err = room.Take(ctx, blocks, room.String(), err); err == nil {
+		r.blocks = blocks
 	}
 	return err
+}
+
+// release gives them back.
+func (r *rooms) release() {
+	for _, x := range slices.Backward(r.all) {
+		x.Release()
+	}
+	*r = rooms{}
 }
 
 // kernel is that of a plan on elements of a type. It is loaded, on all ranks, when the first plan needs it: a driver
@@ -178,12 +221,11 @@ func (e *Engine) Close() (released bool, err error) {
 		}
 		errs = append(errs, err)
 	}
-	for _, r := range slices.Backward(e.rooms) {
-		r.Release()
-	}
+	e.early.release()
+	e.rooms.release()
 	for _, p := range e.programs {
 		errs = append(errs, p.Close())
 	}
-	e.rooms, e.programs, e.blocks = nil, nil, 0
+	e.programs = nil
 	return true, errors.Join(append(errs, e.far.close())...)
 }

@@ -66,21 +66,36 @@ __device__ __noinline__ bool take_one(const Group &g, State *state, u32 site, u6
 	return taken;
 }
 
+// signal_end signals to an end, whose peer has a word there; sent counts the signals.
+__device__ __forceinline__ void signal_end(char *word, u32 peer, u64 *sent, bool relaxed) {
+	if (word == nullptr) return; // the peer has no other end
+	if ((peer & SHARED_SIGNALS) != 0) {
+		if (!relaxed) fence_sys();
+		add_relaxed_sys_u64(word, 1);
+	} else if (relaxed) {
+		store_relaxed_sys_u64(word, ++*sent);
+	} else {
+		store_release_sys_u64(word, ++*sent);
+	}
+}
+
+constexpr u32 NO_LOOP = ~0u;
+
 // Block is a block as one of its threads knows it. BEYOND: of a plan that may reach other hosts, or ranks by a switch.
 template <bool PACKETS, bool BEYOND> struct Block {
-	const Plan &a;
 	const uint4 *code;
 	const u64 *operands; // addresses: for each end that the block uses its peer's word and its own, then operations'
 	u64 *counts;		 // for each such end: signals sent, signals awaited
 	u64 epoch;
 	u32 flag;  // of this launch's packets
+	u32 at;	   // the next operation
 	bool over; // a wait has ended in vain
 
-	// the windows of a pipeline
+	// the windows of a pipeline, which ends at loop_to
 	u32 loop_from, loop_to, iteration, iterations;
 	u64 window;
 
-	__device__ __forceinline__ char *at(u32 i) const { return (char *)operands[i]; }
+	__device__ __forceinline__ char *word(u32 i) const { return (char *)operands[i]; }
 
 	// meet lets the block's threads meet. False: one has waited in vain, and all end.
 	__device__ __forceinline__ bool meet() const { return __syncthreads_or(over) == 0; }
@@ -89,33 +104,20 @@ template <bool PACKETS, bool BEYOND> struct Block {
 
 	__device__ __forceinline__ const u32 *peers() const { return (const u32 *)code; }
 
-	template <class F> __device__ __forceinline__ void each(u32 at, F f) const {
+	template <class F> __device__ __forceinline__ void each(const Plan &a, F f) const {
 		const u32 *mask = (const u32 *)(code + at + 1);
 		for (u32 i = threadIdx.x; i < a.uses; i += blockDim.x) {
 			if ((mask[i / 32] >> i % 32 & 1) != 0) f(i);
 		}
 	}
 
-	__device__ __forceinline__ void signal(u32 at, bool relaxed) const {
-		each(at, [&](u32 i) {
-			char *word = this->at(2 * i);
-			if (word == nullptr) return; // the peer has no other end
-			if ((peers()[2 * i] & SHARED_SIGNALS) != 0) {
-				if (!relaxed) fence_sys();
-				return add_relaxed_sys_u64(word, 1);
-			}
-			u64 sent = ++counts[2 * i];
-			if (relaxed) {
-				store_relaxed_sys_u64(word, sent);
-			} else {
-				store_release_sys_u64(word, sent);
-			}
-		});
+	__device__ __forceinline__ void signal(const Plan &a, bool relaxed) const {
+		each(a, [&](u32 i) { signal_end(word(2 * i), peers()[2 * i], counts + 2 * i, relaxed); });
 	}
 
-	__device__ __forceinline__ void await(u32 at, u32 site) {
-		each(at, [&](u32 i) {
-			const char *word = this->at(2 * i + 1);
+	__device__ __forceinline__ void await(const Plan &a, u32 site) {
+		each(a, [&](u32 i) {
+			const char *word = this->word(2 * i + 1);
 			u32 peer = peers()[2 * i];
 			u32 want = (peer & SHARED_WAITS) != 0 ? atomic_add_gpu4(a.awaited + peers()[2 * i + 1], 1) + 1
 												  : (u32)++counts[2 * i + 1];
@@ -126,14 +128,14 @@ template <bool PACKETS, bool BEYOND> struct Block {
 
 	// ---- Blocks of this rank.
 
-	__device__ __forceinline__ bool barrier(u32 number, u32 blocks, u32 site) {
+	__device__ __forceinline__ bool barrier(const Plan &a, u32 number, u32 blocks, u32 site) {
 		if (!meet()) return false;
 		if (threadIdx.x == 0) over = !meet_blocks(a.group, a.state, site, epoch, a.barriers + 2 * number, blocks);
 		return meet();
 	}
 
 	// Semaphores: each entry is the semaphore's number and its first value.
-	__device__ __forceinline__ void release(u32 at, u32 count) const {
+	__device__ __forceinline__ void release(const Plan &a, u32 count) const {
 		const uint2 *entry = (const uint2 *)(code + at + 1);
 		for (u32 i = threadIdx.x; i < count; i += blockDim.x) {
 			fence_gpu();
@@ -141,7 +143,7 @@ template <bool PACKETS, bool BEYOND> struct Block {
 		}
 	}
 
-	__device__ __forceinline__ void acquire(u32 at, u32 count, u32 site) {
+	__device__ __forceinline__ void acquire(const Plan &a, u32 count, u32 site) {
 		const uint2 *entry = (const uint2 *)(code + at + 1);
 		for (u32 i = threadIdx.x; i < count && !over; i += blockDim.x) {
 			over = !take_one(a.group, a.state, site, epoch, a.semaphores + entry[i].x, entry[i].y);
@@ -151,7 +153,7 @@ template <bool PACKETS, bool BEYOND> struct Block {
 	// ---- Data.
 
 	// part is the bytes [from, to) of each of an operation's operands that this block moves now.
-	__device__ __forceinline__ void part(const Data &d, bool uncut, u64 &from, u64 &to) const {
+	__device__ __forceinline__ void part(const Plan &a, const Data &d, bool uncut, u64 &from, u64 &to) const {
 		from = 0, to = d.chunks * a.chunk;
 		if (d.group != 0) {
 			u32 id = d.group & 0xFFFF, size = d.group >> 16;
@@ -164,92 +166,214 @@ template <bool PACKETS, bool BEYOND> struct Block {
 			from = (id * q + min((u64)id, r)) * a.align;
 			to = ((id + 1) * q + min((u64)id + 1, r)) * a.align;
 		}
-		if (loop_to != 0 && !uncut) {
+		if (loop_to != NO_LOOP && !uncut) {
 			from = min(from + iteration * window, to);
 			to = min(from + window, to);
 		}
 	}
 
-	__device__ __forceinline__ void move(u32 at, const Head &h) {
-		Data d = *(const Data *)(code + at + 1);
+	// move runs an operation on data.
+	__device__ __forceinline__ void move(const Plan &a, const Head &h, const Data &d) {
 		u64 from, to;
-		part(d, (h.what >> 8 & UNCUT) != 0, from, to);
-		if (BEYOND && (h.what >> 8 & (FROM_ALL | TO_ALL)) != 0 && a.switches != 0 && a.whole != 0 &&
+		part(a, d, h.has(UNCUT), from, to);
+		if (BEYOND && h.has(FROM_ALL | TO_ALL) && a.switches != 0 && a.whole != 0 &&
 			by_switch(a, code + at, operands, from, to))
 			return;
-		if (a.whole == 0) {
-			over = !move_slowly<PACKETS>(a, code + at, operands, epoch, flag, from, to);
-			return;
+		if (a.whole != 0) {
+			over = !move_many<PACKETS, true>(a, code + at, operands + 2 * a.uses, epoch, flag, from, to);
+		} else {
+			over = !move_many<PACKETS, false>(a, code + at, operands + 2 * a.uses, epoch, flag, from, to);
 		}
-		d.first += 2 * a.uses;
-		Mover<PACKETS> m = {a, operands, epoch, flag, false};
-		m.template run<true>(code + at, h, d, from, to);
-		over = m.over;
 	}
 
 	// reach runs an operation of ports to other hosts.
-	__device__ __forceinline__ void reach(u32 at, const Head &h) {
+	__device__ __forceinline__ void reach(const Plan &a, const Head &h, const Data &d) {
 		if (over) return;
-		u32 kind = h.what & 0xFF;
 		u64 from = 0, to = 0;
-		if (kind == PUSH || kind == LAND) part(*(const Data *)(code + at + 1), (h.what >> 8 & UNCUT) != 0, from, to);
+		if (h.kind() == PUSH || h.kind() == LAND) part(a, d, h.has(UNCUT), from, to);
 		over = !far(a, code + at, operands, epoch, flag, from, to);
 	}
 
 	// ---- The program.
 
-	__device__ __forceinline__ void run(u32 first) {
-		loop_to = 0;
-		for (u32 at = first;;) {
-			if (at == loop_to && loop_to != 0) {
-				if (++iteration < iterations) {
-					at = loop_from;
-				} else {
-					loop_to = 0;
-				}
+	// may_be_short says whether the next operation may be one that move_short runs.
+	__device__ __forceinline__ bool may_be_short(const Plan &a) const {
+		u32 kind = ((const Head *)(code + at))->kind();
+		return kind >= PAIRS && kind <= FOLD && a.whole != 0 && a.shared != 0 && !over && loop_to == NO_LOOP;
+	}
+
+	// step runs an operation, whatever it is. False: the program has ended, or a wait has ended in vain.
+	__device__ __forceinline__ bool step(const Plan &a) {
+		if (at == loop_to) {
+			if (++iteration < iterations) {
+				at = loop_from;
+			} else {
+				loop_to = NO_LOOP;
+				return true;
 			}
-			Head h = *(const Head *)(code + at);
-			u32 kind = h.what & 0xFF, flags = h.what >> 8 & 0xFF;
-			switch (kind) {
-			case END: return;
-			case NOP:
-				if (!meet()) return;
-				break;
-			case MEET: {
-				if (!barrier(((const u32 *)(code + at + 1))[0], h.count, h.site)) return;
-				break;
-			}
-			case ACQUIRE: acquire(at, h.count, h.site); break;
-			case RELEASE:
-				if (!over) release(at, h.count);
-				break;
-			case SIGNAL:
-				if ((flags & BEHIND) != 0 && !meet()) return;
-				if (!over) signal(at, (flags & RELAXED) != 0);
-				break;
-			case WAIT: await(at, h.site); break;
-			case LOOP: {
-				const uint4 w = code[at + 1];
-				window = (u64)w.y << 32 | w.x;
-				u64 length = w.z * a.chunk;
-				iterations = (u32)((length + window - 1) / window);
-				iteration = 0;
-				loop_from = at + 2;
-				loop_to = loop_from + h.count;
-				break;
-			}
-			default:
-				if (BEYOND && kind >= ADMIT) {
-					// Behind what all threads have stored, or what any has pushed.
-					if ((kind == PUSH || kind == FLUSH) && !meet()) return;
-					reach(at, h);
-					if (kind == ARRIVE && !meet()) return;
-				} else if (!over) {
-					move(at, h);
-				}
-			}
-			at += kind == LOOP ? 2 : h.length;
 		}
+		Head h = *(const Head *)(code + at);
+		Data d = *(const Data *)(code + at + 1); // if the operation is on data
+		u32 length = h.length;
+		switch (h.kind()) {
+		case END: return false;
+		case NOP:
+			if (!meet()) return false;
+			break;
+		case MEET:
+			if (!barrier(a, d.chunks, h.count, h.site)) return false;
+			break;
+		case ACQUIRE: acquire(a, h.count, h.site); break;
+		case RELEASE:
+			if (!over) release(a, h.count);
+			break;
+		case SIGNAL:
+			if (h.has(BEHIND) && !meet()) return false;
+			if (!over) signal(a, h.has(RELAXED));
+			break;
+		case WAIT: await(a, h.site); break;
+		case LOOP: {
+			const uint4 w = code[at + 1];
+			window = (u64)w.y << 32 | w.x;
+			iterations = (u32)((w.z * a.chunk + window - 1) / window);
+			iteration = 0;
+			loop_from = at + 2;
+			loop_to = loop_from + h.count;
+			length = 2;
+			break;
+		}
+		case PAIRS:
+		case RECEIVE:
+		case FOLD:
+			if (!over) move(a, h, d);
+			break;
+		default:
+			if (BEYOND) {
+				// Behind what all threads have stored, or what any has pushed.
+				if ((h.kind() == PUSH || h.kind() == FLUSH) && !meet()) return false;
+				reach(a, h, d);
+				if (h.kind() == ARRIVE && !meet()) return false;
+			}
+		}
+		at += length;
+		return true;
+	}
+};
+
+constexpr u32 ENDED = ~0u; // where a program is that has ended
+
+// Quick runs what takes few instructions. Where a plan has packets it calls no function, so nothing leaves registers: a
+// warp leaves the program to Block when its packets do not come soon, and at what is no data. Else it calls what waits
+// for signals that do not come soon, and all warps leave at the same operation.
+template <bool PACKETS> struct Quick {
+	const Plan &a;
+	const uint4 *code;
+	const u64 *words; // addresses: for each end its peer's word and its own
+	u64 *counts;
+	Mover<PACKETS> m;
+	bool over; // a wait has ended in vain
+
+	__device__ __forceinline__ const u32 *peers() const { return (const u32 *)code; }
+
+	// run runs a program from an operation on. It gives that which it leaves, or ENDED.
+	__device__ __forceinline__ u32 run(u32 at) {
+		for (;;) {
+			Head h = *(const Head *)(code + at);
+			Data d = *(const Data *)(code + at + 1); // if the operation is on data
+			if (h.kind() >= PAIRS && h.kind() <= FOLD) {
+				if (!move(h, d)) return at;
+			} else if (h.kind() == END) {
+				return ENDED;
+			} else if (PACKETS) {
+				return at;
+			} else if (h.kind() == NOP) {
+				if (__syncthreads_or(over) != 0) return ENDED;
+			} else if (h.kind() == SIGNAL && !h.has(BEHIND)) {
+				if (u32 i = m.me; i < a.uses && (d.chunks >> i & 1) != 0 && !over) {
+					signal_end((char *)words[2 * i], peers()[2 * i], counts + 2 * i, h.has(RELAXED));
+				}
+			} else if (h.kind() == WAIT) {
+				if (u32 i = m.me; i < a.uses && (d.chunks >> i & 1) != 0) await(i, h.site);
+			} else {
+				return at;
+			}
+			at += h.length;
+		}
+	}
+
+	// move runs an operation on data. False: it is Block's.
+	__device__ __forceinline__ bool move(const Head &h, const Data &d) const {
+		Part p(Sizes(a), h, d, m.me);
+		if (PACKETS) { // lanes stay together
+			if (!p.is_short) return false;
+			u32 lanes = __ballot_sync(WARP, p.has());
+			bool done = !p.has() || m.one(h, d, p.at(), lanes);
+			return __all_sync(WARP, done) != 0;
+		}
+		if (!p.is_short && (!p.sums || h.kind() == PAIRS && d.sources != 1)) return false;
+		if (over) return true;
+		if (!p.is_short) {
+			m.add(d, p.from, p.to);
+		} else if (p.has()) {
+			m.one(h, d, p.at(), 0);
+		}
+		return true;
+	}
+
+	// await waits for the next signal of an end.
+	__device__ __forceinline__ void await(u32 i, u32 site) {
+		u32 peer = peers()[2 * i], shared = peer & SHARED_WAITS;
+		u32 want = shared != 0 ? atomic_add_gpu4(a.awaited + peers()[2 * i + 1], 1) + 1 : (u32)++counts[2 * i + 1];
+		const char *word = (const char *)words[2 * i + 1];
+#pragma unroll 1
+		for (u32 tries = 0; tries < TRIES; tries++) {
+			if ((int)((u32)load_acquire_sys_u64(word) - want) >= 0) return;
+		}
+		peer &= ~(SHARED_SIGNALS | SHARED_WAITS);
+		if (!over) over = !poll_signals(a.group, a.state, site, m.epoch, peer, word, want);
+	}
+};
+
+// move_short runs operations in a row that are short, behind one that was not, and gives where it ends. Each lane is
+// for itself. It is given sizes: to read them from the arguments takes long in a function.
+template <bool PACKETS>
+__device__ __noinline__ u32 move_short(const Plan &a, Sizes z, const uint4 *code, const u64 *operands, u32 flag,
+									   u32 at) {
+	const Mover<PACKETS> m = {a, operands, 0, flag, threadIdx.x};
+	for (;;) {
+		Head h = *(const Head *)(code + at);
+		Data d = *(const Data *)(code + at + 1);
+		Part p(z, h, d, threadIdx.x);
+		if (!p.is_short || p.has() && !m.one(h, d, p.at(), 0)) return at;
+		at += h.length;
+	}
+}
+
+// Opening is the operation with which a block begins, if its sources are read with what the launch before left: a
+// thread's vector of each is on the way while the block finds out which launch this is.
+template <bool PACKETS> struct Opening {
+	Head h;
+	Data d;
+	Part part;
+	char *p[FLIGHT];
+	uint4 v[FLIGHT];
+
+	// The operation's head is at code.
+	__device__ __forceinline__ Opening(const Plan &a, const uint4 *code, const u64 *operands, u32 me)
+		: h(*(const Head *)code), d(*(const Data *)(code + 1)), part(Sizes(a), h, d, me) {
+		part.is_short = part.is_short && h.has(FIRST) && a.shared != 0 && a.whole != 0;
+		if (part.is_short) Mover<PACKETS>{a, operands, 0, 0, me}.some(p, d.first);
+	}
+
+	__device__ __forceinline__ void read() {
+		if (part.is_short && part.has()) Mover<PACKETS>::read(v, p, d.sources, part.at());
+	}
+
+	// send ends the operation. It gives how long that is in the program.
+	__device__ __forceinline__ u32 send(const Mover<PACKETS> &m) {
+		if (!part.is_short) return 0;
+		if (part.has()) m.pair_one(h, d, v, part.at());
+		return h.length;
 	}
 };
 
@@ -286,6 +410,15 @@ __device__ __forceinline__ u32 flag_of(u64 epoch) {
 	return n >= 0xFFFFFFFFu ? 1 : (u32)n + 1;
 }
 
+// place makes the addresses of a program that is not in shared memory.
+__device__ __noinline__ void place(const Plan &a, const u64 *entries, u64 *operands, bool second) {
+	for (u32 i = threadIdx.x; i < a.operands; i += blockDim.x) {
+		operands[i] = address(a, entries[i]) + (second ? half(a, entries[i]) : 0);
+	}
+}
+
+__device__ __noinline__ void refuse_launch(const Group &g, u64 epoch) { refuse(g, 0, epoch); }
+
 // meet_ranks lets all ranks of this host have ended what was before. Where chunks have another size than in the launch
 // before, they lie elsewhere, and what orders accesses of two launches to the same chunk says nothing. Ranks of other
 // hosts, in whose place this rank's own window stands, touch none of its memory.
@@ -314,44 +447,81 @@ __global__ void __launch_bounds__(THREADS, 1) execute(const __grid_constant__ Pl
 	const u64 *entries = (const u64 *)program;
 	const uint4 *code = (const uint4 *)(program + (u64)a.operands * 8);
 	Own *own = (Own *)(a.blocks + (u64)blockIdx.x * a.own_stride);
-	u64 *kept = (u64 *)(own + 1), *counts = kept, *operands = kept + 2 * a.uses;
+	u64 *kept = (u64 *)(own + 1);
+	u64 *near = (u64 *)room + 2 * a.uses; // operands in shared memory, and behind them the program
+	uint4 *copy = (uint4 *)(near + a.operands);
+	// The thread, as what calls no function knows it: the compiler would keep threadIdx.x in memory, for functions.
+	u32 me = __shfl_sync(WARP, threadIdx.x, threadIdx.x & 31), first = (a.uses + 1) / 2;
+
+	// The launch before may still run, so of this GPU's memory only the program is read.
+	u64 entry = me < a.operands ? entries[me] : (u64)NOWHERE << 32;
+	uint4 vector = code[min(me, a.vectors - 1)];
+	touch(&a, sizeof(Plan) - sizeof(Group) - sizeof a.in - sizeof a.out);
 	if (a.shared != 0) {
-		counts = (u64 *)room, operands = counts + 2 * a.uses;
-		uint4 *copy = (uint4 *)(operands + a.operands);
-		for (u32 i = threadIdx.x; i < a.vectors; i += blockDim.x) copy[i] = code[i];
-		code = copy;
+		if (me < a.vectors) copy[me] = vector;
+		for (u32 i = me + blockDim.x; i < a.vectors; i += blockDim.x) copy[i] = code[i];
 	}
+	if (a.shared != 0) {
+		for (u32 i = me; i < a.operands; i += blockDim.x) near[i] = address(a, i == me ? entry : entries[i]);
+	}
+	u64 further = half(a, entry);
+	__syncthreads();
+	Opening<PACKETS> opening(a, copy + first, near + 2 * a.uses, me);
+
 	// What follows waits for memory only once: all that is read is asked for before any of it is looked at.
-	u32 me = threadIdx.x;
-	u64 entry = me < a.operands ? entries[me] : (u64)NOWHERE << 32, place = address(a, entry);
 	wait_for_previous();
-	u64 before = own->chunk;
+	if (a.early != 0) let_next_start();
+	u64 before = own->chunk, epoch = count_of(a.state, blockIdx.x)->epoch + 1;
+	u32 stopped = a.state->stopped;
 	ulonglong2 count = make_ulonglong2(0, 0);
 	if (a.shared != 0 && me < a.uses) count = ((const ulonglong2 *)kept)[me];
-	Operation o;
-	if (!o.begin(a.group, a.state, 0, 0)) return;
-	bool second = (o.epoch & 1) == 0;
-	for (u32 i = me; i < a.operands; i += blockDim.x) {
-		if (i != me) entry = entries[i], place = address(a, entry);
-		operands[i] = place + (second ? half(a, entry) : 0);
+	opening.read();
+	if (__builtin_expect(stopped != 0, 0)) return refuse_launch(a.group, epoch);
+	u32 flag = flag_of(epoch);
+	bool second = (epoch & 1) == 0, same = before == a.chunk || before == 0; // chunks of one size
+	if (a.shared != 0) {
+		if (second && further != 0) near[me] += further;
+		for (u32 i = me + blockDim.x; second && i < a.operands; i += blockDim.x) near[i] += half(a, entries[i]);
+		if (me < a.uses) ((ulonglong2 *)room)[me] = count;
+		for (u32 i = me + blockDim.x; i < a.uses; i += blockDim.x) {
+			((ulonglong2 *)room)[i] = ((const ulonglong2 *)kept)[i];
+		}
 	}
-	for (u32 i = me; a.shared != 0 && i < a.uses; i += blockDim.x) {
-		if (i != me) count = ((const ulonglong2 *)kept)[i];
-		((ulonglong2 *)counts)[i] = count;
-	}
-	bool met = before == a.chunk || before == 0 || meet_ranks(a, o.epoch);
 	__syncthreads();
-	if (met) {
-		Block<PACKETS, BEYOND> b = {a, code, operands, counts, o.epoch, flag_of(o.epoch), false, 0, 0, 0, 0, 0};
-		b.run((a.uses + 1) / 2);
+	Mover<PACKETS> m = {a, near + 2 * a.uses, epoch, flag, me};
+	u32 at = first;
+	if (same) at += opening.send(m);
+	if (me == 0) { // all have read the block's count
+		own->chunk = a.chunk;
+		*count_of(a.state, blockIdx.x) = {epoch, 0, 0}; // plans have no turns
 	}
-	if (BEYOND && a.streams != nullptr && blockIdx.x < a.own && me == 0) atomic_add_gpu4(a.ended, 1);
-	let_next_start();
-	for (u32 i = me; a.shared != 0 && i < a.uses; i += blockDim.x) { // those that are this thread's
-		((ulonglong2 *)kept)[i] = ((const ulonglong2 *)counts)[i];
+	bool over = false;
+	if (same && a.whole != 0 && a.shared != 0 && a.uses <= 32) {
+		Quick<PACKETS> quick = {a, copy, near, (u64 *)room, m, false};
+		at = quick.run(at);
+		over = quick.over;
 	}
-	if (me == 0) own->chunk = a.chunk;
-	o.end(a.state);
+	if (at != ENDED && (same || meet_ranks(a, epoch))) {
+		Block<PACKETS, BEYOND> b = {code, kept + 2 * a.uses, kept, epoch, flag, at, over, 0, NO_LOOP, 0, 0, 0};
+		if (a.shared != 0) {
+			b.code = copy, b.operands = near, b.counts = (u64 *)room;
+		} else {
+			place(a, entries, kept + 2 * a.uses, second);
+			__syncthreads();
+		}
+		while (b.step(a)) {
+			if (!b.may_be_short(a)) continue;
+			b.at = move_short<PACKETS>(a, Sizes(a), b.code, b.operands + 2 * a.uses, b.flag, b.at);
+		}
+	}
+	if (BEYOND && a.streams != nullptr && blockIdx.x < a.own && threadIdx.x == 0) atomic_add_gpu4(a.ended, 1);
+	if (a.early == 0) {
+		__syncthreads(); // no thread waits any more
+		let_next_start();
+	}
+	for (u32 i = threadIdx.x; a.shared != 0 && i < a.uses; i += blockDim.x) { // those that are this thread's
+		((ulonglong2 *)kept)[i] = ((const ulonglong2 *)room)[i];
+	}
 }
 
 } // namespace plan

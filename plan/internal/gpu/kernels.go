@@ -95,7 +95,8 @@ type planArgs struct {
 	operands, vectors             uint32
 	uses                          uint32
 	shared                        uint32
-	whole, unit, switches, own, _ uint32
+	whole, unit, switches, own    uint32
+	early                         uint32
 	streams, ended                uint64
 	outbox, inbox, outboxAt       uint64
 	allIn, allOut, allWindow      uint64

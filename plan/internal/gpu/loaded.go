@@ -22,7 +22,8 @@ type loaded struct {
 	program *program
 	memory  *cuda.Memory // the program, which no launch changes
 	words   *device.Words
-	unit    int // the greatest power of two, of 16 at most, that divides all lengths but a chunk's
+	unit    int  // the greatest power of two, of 16 at most, that divides all lengths but a chunk's
+	early   bool // there is room for the next kernel while a launch runs
 
 	inputs, outputs bool    // some rank reaches the input, or the output, of another one of its host
 	partial         [2]bool // some ranks have no input, or no output
@@ -208,7 +209,7 @@ func (p *program) kept() (kept, shared int) {
 	if shared = 2*8*p.uses + p.operands*entryBytes + p.vectors*vectorBytes; shared <= mostShared {
 		return kept, shared
 	}
-	return (kept + p.operands*entryBytes + vectorBytes - 1) &^ (vectorBytes - 1), 0
+	return (kept + (p.operands+mostFirst)*entryBytes + vectorBytes - 1) &^ (vectorBytes - 1), 0
 }
 
 // context is the one that launches of a chunk size use: the last, or one for larger chunks. All ranks make it for the
@@ -340,6 +341,9 @@ func newContext(ctx context.Context, l *loaded, chunk int, staged bool) (*launch
 	a.program = uint64(l.memory.Pointer())
 	if shared > 0 {
 		a.shared, c.shared = 1, shared
+	}
+	if l.early {
+		a.early = 1
 	}
 	a.own = uint32(p.own)
 	spec := enginegpu.LaneSpec{

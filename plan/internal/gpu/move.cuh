@@ -34,7 +34,7 @@ struct Plan {
 	u32 unit;				// of which power of two
 	u32 switches;			// 1: they store to all ranks at once; 2: they add up, too
 	u32 own;				// blocks of the plan; those behind them land what comes from other hosts
-	u32 zero;
+	u32 early;				// there is room for the next kernel while this one runs
 	Stream *streams;		// to and from ranks of other hosts, in this GPU's memory
 	u32 *ended;				// of this GPU: how often blocks of the plan have ended
 	char *outbox, *inbox;	// in pinned memory: what goes to other hosts, and what comes from there
@@ -56,7 +56,7 @@ struct Own {
 // The kinds of operations, and their flags. Go: the constants of program.go.
 enum { END, NOP, MEET, ACQUIRE, RELEASE, SIGNAL, WAIT, PAIRS, RECEIVE, FOLD, LOOP };
 enum { ADMIT = LOOP + 1, PUSH, FLUSH, BEGIN, ARRIVE, LAND }; // far.cuh
-enum { RELAXED = 1, BEHIND = 2, SEND = 4, UNCUT = 8, EARLY = 16, FROM_ALL = 32, TO_ALL = 64 };
+enum { RELAXED = 1, BEHIND = 2, SEND = 4, UNCUT = 8, EARLY = 16, FROM_ALL = 32, TO_ALL = 64, FIRST = 128 };
 
 // Where an address is, in an entry of a program.
 enum { INPUT, OUTPUT, DATA, PACKETS, INBOUND, OUTBOX, INBOX, ALL_INPUTS, ALL_OUTPUTS, ALL_DATA, NOWHERE };
@@ -69,6 +69,10 @@ struct alignas(16) Head {
 	u32 site; // the operation's number, for records
 	u32 length;	 // in vectors
 	u32 count;	 // of what follows
+
+	__device__ __forceinline__ u32 kind() const { return what & 0xFF; }
+	__device__ __forceinline__ bool has(u32 flags) const { return (what >> 8 & flags) != 0; }
+	__device__ __forceinline__ u32 reduction() const { return what >> 16; }
 };
 
 // Data follows the head of an operation on data. Go: data.
@@ -100,9 +104,10 @@ struct Packet {
 		u64 up = (u64)flag << 32;
 		return {{up, up}, {up, up}};
 	}
+	// there has no branches: a thread looks at several packets, and most of the time all are there or none.
 	__device__ __forceinline__ bool there(u32 flag) const {
-		return (u32)(low.x >> 32) == flag && (u32)(low.y >> 32) == flag && (u32)(high.x >> 32) == flag &&
-			   (u32)(high.y >> 32) == flag;
+		return (((u32)(low.x >> 32) ^ flag) | ((u32)(low.y >> 32) ^ flag) | ((u32)(high.x >> 32) ^ flag) |
+				((u32)(high.y >> 32) ^ flag)) == 0;
 	}
 	__device__ __forceinline__ uint4 value() const {
 		return make_uint4((u32)low.x, (u32)low.y, (u32)high.x, (u32)high.y);
@@ -158,17 +163,61 @@ constexpr u32 FLIGHT = 4; // vectors of a thread that are on their way together
 // TRIES is how often a thread looks at its packets before it waits by the clock.
 constexpr u32 TRIES = 64;
 
-// Mover is what threads know of an operation on data. Vector u of it is that of thread u mod blockDim.x, in plain
+// Sizes are those of a launch's chunks.
+struct Sizes {
+	u64 chunk, units;
+	u32 align;
+
+	__device__ __forceinline__ Sizes(const Plan &a) : chunk(a.chunk), units(a.units), align(a.align) {}
+};
+
+// Part is the bytes [from, to) of each of an operation's operands that a block moves, where no pipeline cuts them.
+struct Part {
+	u64 from, to;
+	u32 me;		// the thread
+	bool sums;	// it adds up, or compares nothing: what a switch may do is not, nor parts of 4 GiB and more
+	bool is_short; // and a thread has one vector of it at most
+
+	__device__ __forceinline__ Part(const Sizes &a, const Head &h, const Data &d, u32 me)
+		: from(0), to(d.chunks * a.chunk), me(me) {
+		sums = h.kind() >= PAIRS && h.kind() <= FOLD && !h.has(FROM_ALL | TO_ALL) &&
+			   (h.kind() != FOLD || h.reduction() == SUM || d.sources == 1);
+		if (sums && d.group != 0) {
+			u64 units = d.chunks * a.units;
+			u32 id = d.group & 0xFFFF, size = d.group >> 16, q = (u32)units / size, r = (u32)units % size;
+			from = (u64)(id * q + min(id, r)) * a.align;
+			to = (u64)((id + 1) * q + min(id + 1, r)) * a.align;
+			sums = units >> 32 == 0;
+		}
+		is_short = sums && to - from <= (u64)blockDim.x * 16;
+	}
+
+	// at is the thread's first vector, and has says whether there is one.
+	__device__ __forceinline__ u64 at() const { return from + me * 16; }
+	__device__ __forceinline__ bool has() const { return at() < to; }
+};
+
+constexpr u32 WARP = 0xFFFFFFFFu; // all lanes
+
+// Mover is what threads know of operations on data. Vector u of one is that of thread u mod blockDim.x, in plain
 // operations and in packets alike, so a thread sees what it wrote itself. Where a plan has no packets folds have the
 // registers that packets take.
 template <bool PACKETS> struct Mover {
 	const Plan &a;
-	const u64 *operands; // addresses
+	const u64 *operands; // addresses, of which operations count theirs from the first
 	u64 epoch;
-	u32 flag;  // of this launch's packets
-	bool over; // a wait has ended in vain
+	u32 flag; // of this launch's packets
+	u32 me;	  // the thread
 
 	__device__ __forceinline__ char *at(u32 i) const { return (char *)operands[i]; }
+
+	// some gives the addresses of operands from the k-th on. They are read before anything that takes one: each alone
+	// would be waited for. Those that are none stand in memory all the same (Go: endVectors).
+	__device__ __forceinline__ void some(char *(&p)[FLIGHT], u32 k) const {
+		const u64 *from = operands + k;
+#pragma unroll
+		for (u32 j = 0; j < FLIGHT; j++) p[j] = (char *)from[j];
+	}
 
 	__device__ __forceinline__ u32 words(u64 rest) const { return rest >= 16 ? 4 : (u32)(rest + 3) / 4; }
 
@@ -207,7 +256,7 @@ template <bool PACKETS> struct Mover {
 		if (d.sources == 1) {
 			const char *source = at(d.first);
 #pragma unroll 1
-			for (u64 i = from + threadIdx.x * 16; i < to; i += FLIGHT * step) {
+			for (u64 i = from + me * 16; i < to; i += FLIGHT * step) {
 #pragma unroll
 				for (u32 j = 0; j < FLIGHT; j++) {
 					if (i + j * step < to) v[j] = take<WHOLE>(source + i + j * step, to - i - j * step);
@@ -224,7 +273,7 @@ template <bool PACKETS> struct Mover {
 			return;
 		}
 #pragma unroll 1
-		for (u64 i = from + threadIdx.x * 16; i < to; i += step) {
+		for (u64 i = from + me * 16; i < to; i += step) {
 #pragma unroll 1
 			for (u32 k = 0; k < d.sources; k += FLIGHT) {
 #pragma unroll
@@ -240,9 +289,11 @@ template <bool PACKETS> struct Mover {
 	}
 
 	// arrive looks at vectors of packets, `place` behind the sources from operand k on, of which there are `left`, until
-	// all are there. False: they do not come soon.
+	// all are there. False: they do not come soon. Lanes stay together, unless there are none: then each is for itself.
 	template <bool WHOLE> __device__ __forceinline__ bool arrive(Packet (&v)[FLIGHT], u32 k, u32 left, u64 place,
-																 u64 rest) const {
+																 u64 rest, u32 lanes = 0) const {
+		char *p[FLIGHT];
+		some(p, k);
 		bool all = false;
 #pragma unroll 1
 		for (u32 tries = 0; !all && tries < TRIES; tries++) {
@@ -250,12 +301,12 @@ template <bool PACKETS> struct Mover {
 #pragma unroll
 			for (u32 j = 0; j < FLIGHT; j++) {
 				v[j] = Packet::none(flag); // so that nothing has to be kept from try to try
-				if (j < left) v[j] = see<WHOLE>(at(k + j) + place, rest);
+				if (j < left) v[j] = see<WHOLE>(p[j] + place, rest);
 			}
 #pragma unroll
-			for (u32 j = 0; j < FLIGHT; j++) all = all && v[j].there(flag);
+			for (u32 j = 0; j < FLIGHT; j++) all &= v[j].there(flag);
 		}
-		return all;
+		return lanes == 0 ? all : __all_sync(lanes, all) != 0;
 	}
 
 	// receive_some copies the packets of each source to its own sink, from the thread's vector at i on. It gives the first
@@ -333,14 +384,14 @@ template <bool PACKETS> struct Mover {
 		return i;
 	}
 
-	// fold_plain folds all sources, in their order, and stores the result in every sink: none are packets. Two vectors of
-	// a thread are on their way together, for one alone does not keep memory busy.
-	template <bool WHOLE> __device__ __forceinline__ void fold_plain(const Data &d, u64 from, u64 to, u32 op) const {
-		constexpr u32 VECTORS = WHOLE ? 2 : 1;
+	// fold_plain folds all sources, in their order, and stores the result in every sink: none are packets. Several vectors
+	// of a thread are on their way together, of so many sources, for one alone does not keep memory busy.
+	template <bool WHOLE, u32 VECTORS, u32 SOURCES>
+	__device__ __forceinline__ void fold_plain(const Data &d, u64 from, u64 to, u32 op) const {
 		u64 step = (u64)blockDim.x * 16;
 		u32 sinks = d.first + d.sources;
 #pragma unroll 1
-		for (u64 i = from + threadIdx.x * 16; i < to; i += VECTORS * step) {
+		for (u64 i = from + me * 16; i < to; i += VECTORS * step) {
 			Fold f[VECTORS];
 #pragma unroll
 			for (u32 j = 0; j < VECTORS; j++) {
@@ -348,10 +399,10 @@ template <bool PACKETS> struct Mover {
 				f[j].clear();
 			}
 #pragma unroll 1
-			for (u32 k = 0; k < d.sources; k += FLIGHT) {
-				uint4 v[FLIGHT][VECTORS];
+			for (u32 k = 0; k < d.sources; k += SOURCES) {
+				uint4 v[SOURCES][VECTORS];
 #pragma unroll
-				for (u32 s = 0; s < FLIGHT; s++) {
+				for (u32 s = 0; s < SOURCES; s++) {
 #pragma unroll
 					for (u32 j = 0; j < VECTORS; j++) {
 						v[s][j] = make_uint4(0, 0, 0, 0);
@@ -361,7 +412,7 @@ template <bool PACKETS> struct Mover {
 					}
 				}
 #pragma unroll
-				for (u32 s = 0; s < FLIGHT; s++) {
+				for (u32 s = 0; s < SOURCES; s++) {
 #pragma unroll
 					for (u32 j = 0; j < VECTORS; j++) {
 						if (k + s == 0) {
@@ -386,17 +437,28 @@ template <bool PACKETS> struct Mover {
 		}
 	}
 
-	// run moves the bytes [from, to) of each operand of an operation, whose head is at code.
-	template <bool WHOLE> __device__ __forceinline__ void run(const uint4 *code, const Head &h, const Data &d, u64 from,
-															  u64 to) {
-		u32 kind = h.what & 0xFF, flags = h.what >> 8 & 0xFF, op = h.what >> 16;
-		if (kind == PAIRS || !PACKETS && d.sources == 1) {
-			if (PACKETS && (flags & SEND) != 0) {
+	template <bool WHOLE> __device__ __forceinline__ void fold_plain(const Data &d, u64 from, u64 to, u32 op) const {
+		if (!WHOLE) {
+			fold_plain<WHOLE, 1, FLIGHT>(d, from, to, op);
+		} else if (d.sources == 2) {
+			fold_plain<WHOLE, 4, 2>(d, from, to, op);
+		} else {
+			fold_plain<WHOLE, 2, FLIGHT>(d, from, to, op);
+		}
+	}
+
+	// run moves the bytes [from, to) of each operand of an operation, whose head is at code. False: a wait has ended in
+	// vain.
+	template <bool WHOLE> __device__ __forceinline__ bool run(const uint4 *code, const Head &h, const Data &d, u64 from,
+															  u64 to) const {
+		u32 op = h.reduction();
+		if (h.kind() == PAIRS || !PACKETS && d.sources == 1) {
+			if (PACKETS && h.has(SEND)) {
 				pairs<WHOLE, true>(d, from, to);
 			} else {
 				pairs<WHOLE, false>(d, from, to);
 			}
-			return;
+			return true;
 		}
 		if (!PACKETS) {
 			if (op == SUM) {
@@ -406,11 +468,11 @@ template <bool PACKETS> struct Mover {
 			} else {
 				fold_plain<WHOLE>(d, from, to, MAX);
 			}
-			return;
+			return true;
 		}
-		bool early = (flags & EARLY) != 0, receives = kind == RECEIVE;
+		bool early = h.has(EARLY), receives = h.kind() == RECEIVE;
 #pragma unroll 1
-		for (u64 i = from + threadIdx.x * 16; i < to;) {
+		for (u64 i = from + me * 16; i < to;) {
 			if (receives) {
 				i = receive_some<WHOLE>(d, i, to);
 			} else if (op == SUM) {
@@ -420,23 +482,142 @@ template <bool PACKETS> struct Mover {
 			} else {
 				i = fold_some<WHOLE>(d, i, to, MAX, early);
 			}
-			if (i >= to) break;
-			over = !poll(a.group, a.state, h.site, receives ? 1 : 0, epoch, (const u32 *)(code + 3), flag,
-						 operands + d.first, receives ? d.sources : d.packets & 0xFFFF, 2 * i, words(to - i));
-			if (over) break;
+			if (i < to && !await(code, h, d, i, words(to - i))) return false;
 		}
+		return true;
+	}
+
+	// add moves the bytes [from, to) of an operation that has no packets and compares nothing.
+	__device__ __forceinline__ void add(const Data &d, u64 from, u64 to) const {
+		if (d.sources == 1) {
+			pairs<true, false>(d, from, to);
+		} else {
+			fold_plain<true>(d, from, to, SUM);
+		}
+	}
+
+	// await waits by the clock until an operation's packets are there, of the vector at i.
+	__device__ __forceinline__ bool await(const uint4 *code, const Head &h, const Data &d, u64 i, u32 words) const {
+		bool receives = h.kind() == RECEIVE;
+		return poll(a.group, a.state, h.site, receives ? 1 : 0, epoch, (const u32 *)(code + 3), flag, operands + d.first,
+					receives ? d.sources : d.packets & 0xFFFF, 2 * i, words);
+	}
+
+	// ---- An operation of which a thread has one vector takes as long as its instructions, of which these are few.
+
+	// read reads the vector at i of plain sources, of which there are `left`.
+	__device__ __forceinline__ static void read(uint4 (&v)[FLIGHT], char *const (&p)[FLIGHT], u32 left, u64 i) {
+#pragma unroll
+		for (u32 j = 0; j < FLIGHT; j++) {
+			v[j] = make_uint4(0, 0, 0, 0); // so that nothing has to be kept
+			if (j < left) v[j] = load_once(p[j] + i);
+		}
+	}
+
+	// fetch is read of those from operand k on.
+	__device__ __forceinline__ void fetch(uint4 (&v)[FLIGHT], u32 k, u32 left, u64 i) const {
+		char *p[FLIGHT];
+		some(p, k);
+		read(v, p, left, i);
+	}
+
+	// give stores vectors at i, each in its own sink, from operand k on, of which there are `left`.
+	__device__ __forceinline__ void give(const uint4 (&v)[FLIGHT], u32 k, u32 left, bool sends, u64 i) const {
+		char *p[FLIGHT];
+		some(p, k);
+#pragma unroll
+		for (u32 j = 0; j < FLIGHT; j++) {
+			if (j >= left) continue;
+			if (PACKETS && sends) {
+				send(p[j] + 2 * i, flag, v[j]);
+			} else {
+				store16(p[j] + i, v[j]);
+			}
+		}
+	}
+
+	// give_all stores a vector in all sinks, of which the first so many are plain.
+	__device__ __forceinline__ void give_all(uint4 v, const Data &d, u32 plain, u64 i) const {
+		u32 sinks = d.first + d.sources;
+#pragma unroll 1
+		for (u32 k = 0; k < plain; k++) store16(at(sinks + k) + i, v);
+#pragma unroll 1
+		for (u32 k = plain; PACKETS && k < d.sinks; k++) send(at(sinks + k) + 2 * i, flag, v);
+	}
+
+	// pair_one is pairs of one vector, of which the first sources' have been read.
+	__device__ __forceinline__ void pair_one(const Head &h, const Data &d, uint4 (&v)[FLIGHT], u64 i) const {
+		bool sends = h.has(SEND);
+		if (d.sources == 1) return give_all(v[0], d, sends ? 0 : d.sinks, i);
+		for (u32 k = 0;;) {
+			give(v, d.first + d.sources + k, d.sources - k, sends, i);
+			if ((k += FLIGHT) >= d.sources) return;
+			fetch(v, d.first + k, d.sources - k, i);
+		}
+	}
+
+	// one moves an operation's vector at i. False: its packets do not come soon, for one of the lanes: see arrive.
+	__device__ __forceinline__ bool one(const Head &h, const Data &d, u64 i, u32 lanes) const {
+		uint4 v[FLIGHT];
+		if (h.kind() == PAIRS) {
+			fetch(v, d.first, d.sources, i);
+			pair_one(h, d, v, i);
+			return true;
+		}
+		bool folds = !PACKETS || h.kind() == FOLD, early = PACKETS && h.has(EARLY);
+		u32 packets = !PACKETS ? 0 : folds ? d.packets & 0xFFFF : d.sources;
+		uint4 result = make_uint4(0, 0, 0, 0); // of a single source
+		uint4 mine = result;				   // the first plain source, which is on its way while packets are
+		if (early) mine = load_once(at(d.first + packets) + i);
+		Fold f(How{SUM, 0, 0, nullptr}, 0);
+		f.clear();
+		auto add = [&](u32 k, uint4 v) {
+			if (k == 0) {
+				result = v;
+				f.start(v);
+			} else {
+				f.take(v);
+			}
+		};
+#pragma unroll 1
+		for (u32 k = 0; PACKETS && k < packets; k += FLIGHT) {
+			Packet seen[FLIGHT];
+			if (!arrive<true>(seen, d.first + k, packets - k, 2 * i, 16, lanes)) return false;
+#pragma unroll
+			for (u32 j = 0; j < FLIGHT; j++) v[j] = seen[j].value();
+			if (!folds) {
+				give(v, d.first + d.sources + k, packets - k, false, i);
+				continue;
+			}
+#pragma unroll
+			for (u32 j = 0; j < FLIGHT; j++) {
+				if (k + j < packets) add(k + j, v[j]);
+			}
+		}
+		if (!folds) return true;
+		u32 k = packets;
+		if (early) add(k++, mine);
+#pragma unroll 1
+		for (; k < d.sources; k += FLIGHT) {
+			fetch(v, d.first + k, d.sources - k, i);
+#pragma unroll
+			for (u32 j = 0; j < FLIGHT; j++) {
+				if (k + j < d.sources) add(k + j, v[j]);
+			}
+		}
+		if (d.sources > 1) result = f.result();
+		give_all(result, d, d.packets >> 16, i);
+		return true;
 	}
 };
 
-// move_slowly runs an operation whose operands, or lengths, are no whole vectors. False: a wait has ended in vain.
-template <bool PACKETS>
-__device__ __noinline__ bool move_slowly(const Plan &a, const uint4 *code, const u64 *operands, u64 epoch, u32 flag,
-										 u64 from, u64 to) {
-	Mover<PACKETS> m = {a, operands, epoch, flag, false};
-	Data d = *(const Data *)(code + 1);
-	d.first += 2 * a.uses;
-	m.template run<false>(code, *(const Head *)code, d, from, to);
-	return !m.over;
+// move_many runs an operation of which threads have many vectors, or vectors that are not WHOLE. False: a wait has
+// ended in vain. It is a function of its own, so that it has registers of its own.
+template <bool PACKETS, bool WHOLE>
+__device__ __noinline__ bool move_many(const Plan &a, const uint4 *code, const u64 *operands, u64 epoch, u32 flag,
+									   u64 from, u64 to) {
+	Mover<PACKETS> m = {a, operands, epoch, flag, threadIdx.x};
+	return m.template run<WHOLE>(code, *(const Head *)code, *(const Data *)(code + 1), from, to);
 }
 
 } // namespace plan

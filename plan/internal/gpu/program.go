@@ -40,6 +40,7 @@ const (
 	flagEarly               // plain sources may be read before the packets are there
 	flagFromAll             // sources are those of all ranks, whose multicast address stands behind the operands
 	flagToAll               // and so are sinks: their address stands behind that
+	flagFirst               // a block begins with these pairs, whose sources do not depend on which launch it is
 )
 
 // Where an address is: the constants of execute.cu.
@@ -233,6 +234,17 @@ func (e *encoder) end(b *spec.Block, op *spec.Op, id int) int {
 	return e.own[op.Via][b.Channel(op.Via, id)]
 }
 
+// signals says whether an operation counts what it sends to an end, and waits whether it counts what comes there.
+func signals(k spec.Kind) bool {
+	switch k {
+	case spec.Signal, spec.RelaxedSignal, spec.PutWithSignal, spec.PutWithSignalAndFlush:
+		return true
+	}
+	return false
+}
+
+func waits(k spec.Kind) bool { return k == spec.Wait || k == spec.RelaxedWait }
+
 // sides notes which blocks of the rank use each side of an end.
 func (e *encoder) sides() {
 	e.signals, e.waits = make(map[int]int), make(map[int]int)
@@ -240,9 +252,9 @@ func (e *encoder) sides() {
 		b := &e.file.Ranks[e.rank].Blocks[id]
 		each(b, func(op *spec.Op) {
 			side := e.signals
-			switch op.Kind {
-			case spec.Signal, spec.RelaxedSignal, spec.PutWithSignal, spec.PutWithSignalAndFlush:
-			case spec.Wait, spec.RelaxedWait:
+			switch {
+			case signals(op.Kind):
+			case waits(op.Kind):
 				side = e.waits
 			default:
 				return
@@ -354,7 +366,7 @@ func (e *encoder) block(id int) {
 	e.blocks = append(e.blocks, b)
 	file := &e.file.Ranks[e.rank].Blocks[id]
 	each(file, func(op *spec.Op) {
-		if op.Via == spec.Switched {
+		if op.Via == spec.Switched || !signals(op.Kind) && !waits(op.Kind) {
 			return
 		}
 		for _, c := range op.Channels {
@@ -708,7 +720,21 @@ func (b *block) pairs(file *spec.Block, op *spec.Op, site spec.Site, flags int) 
 	if len(slices.Compact(slices.Clone(from))) == 1 {
 		from, to = from[:1], unique(to) // which is read once, and kept once for all other hosts
 	}
-	b.data(kindPairs, flags|b.switched(op), op, site, from, append(to, packets...), 0, 0, nil)
+	flags |= b.switched(op)
+	if flags&(flagFromAll|flagToAll) == 0 && b.opens(from) {
+		flags |= flagFirst
+	}
+	b.data(kindPairs, flags, op, site, from, append(to, packets...), 0, 0, nil)
+}
+
+// mostFirst is how many sources a thread may read before it knows which launch this is: FLIGHT of move.cuh.
+const mostFirst = 4
+
+// opens says whether a block that begins with an operation may read its sources at once: those that have one place in
+// all launches.
+func (b *block) opens(sources []uint64) bool {
+	moves := func(x uint64) bool { return x>>32&0xFF != atInput && x>>32&0xFF != atOutput }
+	return !b.lands && len(b.words) == 0 && len(sources) <= mostFirst && !slices.ContainsFunc(sources, moves)
 }
 
 // fold encodes an operation that folds all its sources, or has one, and stores the result everywhere.
@@ -789,15 +815,18 @@ func (e *encoder) aliases(p spec.Place) []spec.Place {
 	return []spec.Place{p, other}
 }
 
+// endVectors are those of a kindEnd: of each operation the kernel reads as many vectors as one on data has.
+const endVectors = 3
+
 // lay puts the blocks' programs behind each other.
 func (e *encoder) lay() {
 	p := e.out
 	peers := (p.uses + 1) / 2 // vectors
 	for _, b := range e.blocks {
 		p.operands = max(p.operands, 2*p.uses+len(b.entries))
-		p.vectors = max(p.vectors, peers+len(b.words)/vectorWords+1)
+		p.vectors = max(p.vectors, peers+len(b.words)/vectorWords+endVectors)
 	}
-	p.operands, p.vectors = (p.operands+1)&^1, max(p.vectors, peers+1)
+	p.operands, p.vectors = (p.operands+1)&^1, max(p.vectors, peers+endVectors)
 	p.stride = p.operands*entryBytes + p.vectors*vectorBytes
 	p.code = make([]byte, p.blocks*p.stride)
 	for i, b := range e.blocks {

@@ -56,7 +56,7 @@ func encoded(t *testing.T, p *plan.Plan, rank int) *program {
 
 // TestNeighbours: what unpacks packets is one operation, and so is what goes to several ranks from one place.
 func TestNeighbours(t *testing.T) {
-	const send, uncut = flagSend << 8, flagUncut << 8
+	const send, uncut = flagSend<<8 | flagFirst<<8, flagUncut << 8
 	kinds, sources := operations(encoded(t, plantest.TwoPhasePackets(4), 1), 0)
 	want := []uint32{kindPairs | send | uncut, kindFold | uncut | flagEarly<<8, kindReceive | uncut}
 	if !slices.Equal(kinds, want) || !slices.Equal(sources, []uint32{3, 4, 3}) {
@@ -85,6 +85,52 @@ func TestEarly(t *testing.T) {
 		if early := kinds[0]>>8&flagEarly != 0; early == other {
 			t.Errorf("another block writes the source: %t, and it is read early: %t", other, early)
 		}
+	}
+}
+
+// TestFirst: a block may read before it knows the number of the launch what has one place in all launches, and nothing
+// that follows another operation.
+func TestFirst(t *testing.T) {
+	for _, x := range []struct {
+		name  string
+		build func(b *plan.Block, r *plan.Rank, scratch plan.Buffer)
+		want  []bool // of each pairs
+	}{
+		{"input", func(b *plan.Block, r *plan.Rank, s plan.Buffer) {
+			b.Copy(s.Chunk(0, 1), r.Input().Chunk(0, 1))
+			b.Copy(r.Output().Chunk(0, 1), s.Chunk(0, 1))
+		}, []bool{true, false}},
+		{"scratch", func(b *plan.Block, r *plan.Rank, s plan.Buffer) {
+			b.Copy(r.Output().Chunk(0, 1), s.Chunk(0, 1))
+		}, []bool{false}},
+		{"behind a nop", func(b *plan.Block, r *plan.Rank, s plan.Buffer) {
+			b.Nop()
+			b.Copy(s.Chunk(0, 1), r.Input().Chunk(0, 1))
+		}, []bool{false}},
+	} {
+		p := plan.New(x.name, plan.AllReduce(1, 1), plan.Options{DoubleScratch: true})
+		r := p.Rank(0)
+		x.build(r.Block(0), r, r.Scratch(1))
+		var got []bool
+		kinds, _ := operations(encoded(t, p, 0), 0)
+		for _, k := range kinds {
+			if k&0xFF == kindPairs {
+				got = append(got, k>>8&flagFirst != 0)
+			}
+		}
+		if !slices.Equal(got, x.want) {
+			t.Errorf("%s: %v begin their block, want %v", x.name, got, x.want)
+		}
+	}
+}
+
+// TestEnds: a block has words for the channels by which it signals or waits, and none for those that packets take.
+func TestEnds(t *testing.T) {
+	if n := encoded(t, plantest.TwoPhasePackets(4), 1).uses; n != 0 {
+		t.Errorf("%d ends of a plan that neither signals nor waits", n)
+	}
+	if n := encoded(t, plantest.TwoShot(4), 1).uses; n != 3 {
+		t.Errorf("%d ends of a plan that signals three peers", n)
 	}
 }
 
