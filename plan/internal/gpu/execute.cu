@@ -466,7 +466,7 @@ __global__ void __launch_bounds__(THREADS, 1) execute(const __grid_constant__ Pl
 	}
 	u64 further = half(a, entry);
 	__syncthreads();
-	Opening<PACKETS> opening(a, copy + first, near + 2 * a.uses, me);
+	Opening<PACKETS> opening(a, (a.shared != 0 ? copy : code) + first, near + 2 * a.uses, me);
 
 	// What follows waits for memory only once: all that is read is asked for before any of it is looked at.
 	wait_for_previous();
