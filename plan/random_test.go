@@ -44,8 +44,8 @@ func credits(ahead int, late bool) *plan.Plan {
 	return p
 }
 
-// uneven is a gather of n chunks whose loops have as many windows as each other up to some size: one block fills scratch
-// in windows of all chunks, and another awaits it in shorter ones of one.
+// uneven is a gather of n chunks whose loops have as many windows as each other up to some size: one block fills
+// scratch in windows of all chunks, and another awaits it in shorter ones of one.
 func uneven(n int) *plan.Plan {
 	p := plan.New("uneven", plan.AllGather(1, n), plan.Options{})
 	rank := p.Rank(0)
@@ -60,7 +60,7 @@ func uneven(n int) *plan.Plan {
 	return p
 }
 
-// twice is a gather whose loop takes a semaphore twice in one operation, and is behind what releases it once too rarely.
+// twice is a gather whose block takes a semaphore twice in one operation, which has been released once.
 func twice() *plan.Plan {
 	p := plan.New("twice", plan.AllGather(1, 1), plan.Options{})
 	rank := p.Rank(0)

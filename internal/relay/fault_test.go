@@ -151,8 +151,8 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-// TestBusy: a process that comes to nothing for most of the heartbeat is not lost, nor what was on its way to it. In the
-// end it is lost, to those, too, that have no link to it.
+// TestBusy: a process that comes to nothing for most of the heartbeat is not lost, nor what was on its way to it. In
+// the end it is lost, to those, too, that have no link to it.
 func TestBusy(t *testing.T) {
 	for _, fanout := range []int{1, 32} {
 		for _, busy := range []int{0, 2} {

@@ -110,8 +110,8 @@ type share struct{ chunks, unit, net int }
 
 func (h share) windows(chunk int) int { return (h.chunks*chunk + h.unit - 1) / h.unit }
 
-// uneven is a small size of a chunk at which pipelines signal a counter another number of times than they await it, or 0
-// if there is none that matters. Sums of windows change only where one of them begins.
+// uneven is a small size of a chunk at which pipelines signal a counter another number of times than they await it, or
+// 0 if there is none that matters. Sums of windows change only where one of them begins.
 func uneven(signals, waits *side) (least int) {
 	var shares []share
 	step := 0

@@ -13,8 +13,8 @@ const MostAhead = 510
 // Shapes are the sizes at which plans are looked at. Groups of blocks split chunks evenly, with remainders, and not at
 // all: of all sizes of chunks those are there that bring parts together which meet at no other. Pipelines have one,
 // two and three windows, and as many that the farthest lead is used up, and one more. Windows of one length are alike
-// from there on. Where pipelines that share a counter have different shares of a chunk, the least size is there at which
-// their numbers of windows differ.
+// from there on. Where pipelines that share a counter have different shares of a chunk, the least size is there at
+// which their numbers of windows differ.
 func Shapes(files ...*spec.File) []Shape {
 	shapes, _ := Sizes(files...)
 	return shapes

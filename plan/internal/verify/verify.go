@@ -91,8 +91,8 @@ func planned(f *spec.File, alias bool) *Verdict {
 	}
 	if !complete {
 		all.Findings = append(all.Findings, Finding{Class: Undecided, Warning: true, Text: fmt.Sprintf(
-			"its groups and pipelines split chunks in more ways than are looked at, which are %d; use groups of fewer sizes, or of "+
-				"powers of two, and pipelines of the same number of windows", len(shapes))})
+			"its groups and pipelines split chunks in more ways than are looked at, which are %d; use groups of fewer sizes, "+
+				"or of powers of two, and pipelines of the same number of windows", len(shapes))})
 	}
 	compete(all.Findings)
 	all.Findings = merge(append(all.Findings, limits(f)...))
