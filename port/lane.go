@@ -1,7 +1,9 @@
 package port
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"sync/atomic"
@@ -186,6 +188,10 @@ func (l *lane) put(t *task) (over bool, err error) {
 		k, err := l.rails[i].TryWrite(to.rails[rail], int(t.dst.offset)+begin+*done, from.regions[rail],
 			int(t.src.offset)+begin+*done, end-begin-*done)
 		*done += k
+		if errors.Is(err, fabric.ErrClosed) { // the memory may have been closed since it was looked up
+			_, gone := l.local(t.src)
+			return false, cmp.Or(gone, err)
+		}
 		if err != nil {
 			return false, err
 		}
