@@ -123,14 +123,11 @@ func (n *Node) listen() {
 		if limit > n.times.heartbeat {
 			sets = fmt.Sprint(unread, " times what")
 		}
-		text := fmt.Sprintf("nothing was heard of its host for %s, %s %s sets", bootstrap.Seconds(limit), sets, Variable)
+		why := fmt.Errorf("%w: nothing was heard of its host for %s, %s %s sets", bootstrap.ErrDied,
+			bootstrap.Seconds(limit), sets, Variable)
 		for i, p := range n.processes {
-			switch {
-			case p.Host != h || p.gone:
-			case n.besideHost(h) && n.hears(h):
-				n.report(news{process: i, text: text})
-			default:
-				n.lose(i, fmt.Errorf("%w: %s", bootstrap.ErrDied, text))
+			if p.Host == h && !p.gone {
+				n.lose(i, why)
 			}
 		}
 	}
@@ -149,27 +146,6 @@ func (n *Node) patience(host int) time.Duration {
 		}
 	}
 	return n.times.heartbeat
-}
-
-// besideHost reports whether there is a link to a process of a host. The caller holds mu.
-func (n *Node) besideHost(host int) bool {
-	for l := range n.links {
-		if n.processes[l.peer].Host == host {
-			return true
-		}
-	}
-	return false
-}
-
-// hears reports whether there is a link that is not silent, to a process of another host than this one. The caller
-// holds mu.
-func (n *Node) hears(besides int) bool {
-	for l := range n.links {
-		if n.processes[l.peer].Host != besides && !l.silent(n) {
-			return true
-		}
-	}
-	return false
 }
 
 // Behind gives the rank that keeps what a peer shows from being seen here, or the peer if there is
