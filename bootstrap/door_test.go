@@ -31,19 +31,26 @@ func doors(t *testing.T, ranks []Bootstrap, keys [2]string, admit func(*Link)) [
 	return open
 }
 
+// linked are the ends of a link from rank 1 to rank 0. They are cut and the ranks closed when the test ends.
+func linked(t *testing.T, ranks []Bootstrap) (near, far *Link) {
+	t.Cleanup(func() { closeAll(ranks) })
+	admitted := make(chan *Link, 1)
+	open := doors(t, ranks, [2]string{"key", "key"}, func(l *Link) { admitted <- l })
+	near, err := open[1].Dial(testContext(t), 0, open[0].Addresses())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(near.Cut)
+	far = <-admitted
+	t.Cleanup(far.Cut)
+	return near, far
+}
+
 // TestDoor makes links between ranks of each kind of bootstrap, and carries messages both ways.
 func TestDoor(t *testing.T) {
 	for _, impl := range implementations[:2] {
 		t.Run(impl.name, func(t *testing.T) {
-			ranks := impl.make(t, 2)
-			defer closeAll(ranks)
-			admitted := make(chan *Link, 1)
-			open := doors(t, ranks, [2]string{"key", "key"}, func(l *Link) { admitted <- l })
-			near, err := open[1].Dial(testContext(t), 0, open[0].Addresses())
-			if err != nil {
-				t.Fatal(err)
-			}
-			far := <-admitted
+			near, far := linked(t, impl.make(t, 2))
 			if near.Peer() != 0 || far.Peer() != 1 {
 				t.Errorf("peers %d and %d", near.Peer(), far.Peer())
 			}
@@ -71,8 +78,6 @@ func TestDoor(t *testing.T) {
 			if err := errors.Join(<-ended, <-ended); !errors.Is(err, enough) { // what fails ends the link for both
 				t.Error(err)
 			}
-			near.Cut()
-			far.Cut()
 		})
 	}
 }
@@ -82,17 +87,7 @@ func TestUnread(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("only Linux tells")
 	}
-	ranks := implementations[0].make(t, 2)
-	defer closeAll(ranks)
-	admitted := make(chan *Link, 1)
-	open := doors(t, ranks, [2]string{"key", "key"}, func(l *Link) { admitted <- l })
-	near, err := open[1].Dial(testContext(t), 0, open[0].Addresses())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer near.Cut()
-	far := <-admitted
-	defer far.Cut()
+	near, far := linked(t, implementations[0].make(t, 2))
 	if far.Unread() {
 		t.Error("something waits that nobody has sent")
 	}

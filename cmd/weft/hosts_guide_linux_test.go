@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
@@ -49,18 +48,21 @@ func TestHostsGuide(t *testing.T) {
 			for host, line := range lines {
 				script += fmt.Sprintf("[ $host != %d ] || exec env %s\n", host, program.Replace(line))
 			}
-			c := exec.CommandContext(t.Context(), "/proc/self/exe", "run", "--hosts-by-namespace", fmt.Sprint(len(lines)),
-				"-n", fmt.Sprint(len(lines)), "--timeout", "120s", "sh", "-c", script)
-			c.Env = append(os.Environ(), mainEnv+"=1", "GORACE=atexit_sleep_ms=0")
-			var out bytes.Buffer
-			c.Stdout, c.Stderr = &out, &out
-			_ = c.Run()
-			switch code := c.ProcessState.ExitCode(); {
-			case code == 2 && os.Getenv("WEFT_REQUIRE_NETNS") != "1":
-				t.Skipf("needs network namespaces: %s", &out)
-			case code != 0 || !strings.Contains(out.String(), "[1] joining\n"):
-				t.Errorf("exit status %d\n%s", code, &out)
+			if code, out := inHosts(t, len(lines), script); code != 0 || !strings.Contains(out, "[1] joining\n") {
+				t.Errorf("exit status %d\n%s", code, out)
 			}
 		})
 	}
+}
+
+// inHosts runs a script of the shell in so many namespaces, as a host each. The test is skipped where there are none.
+func inHosts(t *testing.T, hosts int, script string) (code int, out string) {
+	c := exec.CommandContext(t.Context(), "/proc/self/exe", "run", "--hosts-by-namespace", fmt.Sprint(hosts),
+		"-n", fmt.Sprint(hosts), "--timeout", "120s", "sh", "-c", script)
+	c.Env = append(os.Environ(), mainEnv+"=1", "GORACE=atexit_sleep_ms=0")
+	said, _ := c.CombinedOutput()
+	if code = c.ProcessState.ExitCode(); code == 2 && os.Getenv("WEFT_REQUIRE_NETNS") != "1" {
+		t.Skipf("needs network namespaces: %s", said)
+	}
+	return code, string(said)
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -66,19 +65,11 @@ func TestChannelsOfHostsWithBridges(t *testing.T) {
 	}
 	script := "{ ip link add docker0 type veth peer name dock1 && ip addr add 172.17.0.1/16 dev docker0 && " +
 		"ip link set docker0 up && ip link set dock1 up; } || exit 77; exec '" + self + "' '" + channelRank + "'"
-	c := exec.CommandContext(t.Context(), "/proc/self/exe", "run", "--hosts-by-namespace", "2", "-n", "2",
-		"--timeout", "120s", "sh", "-c", script)
-	c.Env = append(os.Environ(), mainEnv+"=1", "GORACE=atexit_sleep_ms=0")
-	var out bytes.Buffer
-	c.Stdout, c.Stderr = &out, &out
-	_ = c.Run()
-	switch code := c.ProcessState.ExitCode(); {
-	case code == 2 && os.Getenv("WEFT_REQUIRE_NETNS") != "1":
-		t.Skipf("needs network namespaces: %s", &out)
+	switch code, out := inHosts(t, 2, script); {
 	case code == 77 && os.Getenv("WEFT_REQUIRE_FABRIC") != "1":
-		t.Skipf("needs libfabric, and interfaces: %s", &out)
-	case code != 0 || strings.Count(out.String(), "signalled\n") != 2:
-		t.Errorf("exit status %d\n%s", code, &out)
+		t.Skipf("needs libfabric, and interfaces: %s", out)
+	case code != 0 || strings.Count(out, "signalled\n") != 2:
+		t.Errorf("exit status %d\n%s", code, out)
 	}
 }
 
