@@ -247,7 +247,7 @@ func TestGPURunEndsWithItsPart(t *testing.T) {
 					t.Errorf("exit status %d, want 130: %s", got, out.String())
 				}
 				if _, err := os.Stat(filepath.Join(state, "ended")); err != nil {
-					t.Errorf("the part was killed before it could end: %v", err)
+					t.Errorf("the part was killed before it could end: %v\n%s", err, out.String())
 				}
 				until(t, "the part is gone", func() bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) })
 				if left, err := filepath.Glob(filepath.Join(state, "tmp.*")); err != nil || len(left) > 0 {
