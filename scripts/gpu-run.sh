@@ -109,7 +109,14 @@ bounded() {
 		while kill -0 "$running" 2>/dev/null; do # the signal ended the wait
 			wait "$running"
 		done
-		kill -s KILL -- "-$running" 2>/dev/null # what timeout has left in its group
+		# What timeout has left in its group. It ends alone, without the command, where the signal
+		# meets it between its fork and the next instruction.
+		kill -- "-$running" 2>/dev/null
+		for _ in $(seq 100); do
+			kill -s 0 -- "-$running" 2>/dev/null || break
+			sleep 0.1
+		done
+		kill -s KILL -- "-$running" 2>/dev/null
 		exit 130
 	fi
 	bounding=
