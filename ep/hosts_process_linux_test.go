@@ -5,8 +5,10 @@ import (
 	"os"
 	"testing"
 
+	"github.com/weftgo/weft/cuda/cudatest/emulate"
 	"github.com/weftgo/weft/fabric"
 	"github.com/weftgo/weft/fabric/fabrictest"
+	"github.com/weftgo/weft/internal/ranktest"
 	"github.com/weftgo/weft/internal/ranktest/processes"
 )
 
@@ -25,18 +27,29 @@ func TestHostProcesses(t *testing.T) {
 	}
 	for _, hosts := range []string{"ab", "aabb"} {
 		t.Run(hosts, func(t *testing.T) {
-			n := len(hosts)
-			crew := processes.StartWith(t, "conformance", n, onHost(hosts))
-			for r, a := range crew.All(without(n), "run", exchangeArgs{ID: crew.ID(), Every: every}) {
-				if a.Err != "" {
-					t.Errorf("rank %d: %s", r, a.Err)
-				}
-				if string(a.Value) == "0" {
-					t.Errorf("rank %d ran no case", r)
-				}
-			}
+			conform(t, processes.StartWith(t, "conformance", len(hosts), onHost(hosts)), exchangeArgs{Every: every})
 		})
 	}
+}
+
+// TestHostProcessesOnGPUs is TestHostProcesses of ranks on GPUs: emulated ones, and those of this machine.
+func TestHostProcessesOnGPUs(t *testing.T) {
+	needLibfabric(t)
+	run := func(t *testing.T, args exchangeArgs) {
+		for _, hosts := range []string{"ab", "aabb"} {
+			t.Run(hosts, func(t *testing.T) {
+				conform(t, processes.StartWith(t, "gpu", len(hosts), onHost(hosts)), args)
+			})
+		}
+	}
+	t.Run("emulated", func(t *testing.T) {
+		emulate.Need(t)
+		run(t, exchangeArgs{GPUs: processes.GPUs{Emulated: true, Dir: t.TempDir()}, Every: 200})
+	})
+	t.Run("real", func(t *testing.T) {
+		ranktest.Real(t)
+		run(t, exchangeArgs{Every: 5})
+	})
 }
 
 // TestHostKill kills ranks of several hosts in operations, one of them with its whole host. The others say which

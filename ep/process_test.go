@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/eptest"
 	"github.com/weftgo/weft/internal/ranktest"
@@ -50,6 +49,7 @@ type exchangeArgs struct {
 	Pause    bool
 	Rounds   int
 	Every    int
+	GPUs     processes.GPUs
 }
 
 func exchangeSpec(ranks int) ep.Spec {
@@ -525,15 +525,7 @@ func TestProcesses(t *testing.T) {
 	}
 	for _, n := range []int{2, 4} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			crew := processes.Start(t, "conformance", n)
-			for r, a := range crew.All(without(n), "run", exchangeArgs{ID: crew.ID(), Every: every}) {
-				if a.Err != "" {
-					t.Errorf("rank %d: %s", r, a.Err)
-				}
-				if string(a.Value) == "0" {
-					t.Errorf("rank %d ran no case", r)
-				}
-			}
+			conform(t, processes.Start(t, "conformance", n), exchangeArgs{Every: every})
 		})
 	}
 }
@@ -546,11 +538,7 @@ func (*gpuConformance) Do(r *processes.Rank, c processes.Command) (any, error) {
 	if err := json.Unmarshal(c.Args, &a); err != nil {
 		return nil, err
 	}
-	driver, err := cuda.Open()
-	if err != nil {
-		return nil, err
-	}
-	comm, err := r.Join(a.ID, weft.WithGPU(r.Rank%len(driver.Devices())), weft.WithDeadline(gpuDeadline))
+	comm, err := r.JoinOnGPU(a.ID, a.GPUs, weft.WithDeadline(gpuDeadline))
 	if err != nil {
 		return nil, err
 	}
@@ -565,15 +553,21 @@ func TestProcessesOnGPUs(t *testing.T) {
 	gpus := len(ranktest.Real(t).Contexts)
 	for _, n := range []int{2, 4} {
 		t.Run(fmt.Sprintf("%d ranks on %d GPUs", n, min(n, gpus)), func(t *testing.T) {
-			crew := processes.Start(t, "gpu", n)
-			for r, a := range crew.All(without(n), "run", exchangeArgs{ID: crew.ID(), Every: 5}) {
-				if a.Err != "" {
-					t.Errorf("rank %d: %s", r, a.Err)
-				}
-				if string(a.Value) == "0" {
-					t.Errorf("rank %d ran no case", r)
-				}
-			}
+			conform(t, processes.Start(t, "gpu", n), exchangeArgs{Every: 5})
 		})
+	}
+}
+
+// conform has a crew's ranks run a sample of the suite.
+func conform(t *testing.T, crew *processes.Crew, args exchangeArgs) {
+	t.Helper()
+	args.ID = crew.ID()
+	for r, a := range crew.All(without(crew.Size()), "run", args) {
+		if a.Err != "" {
+			t.Errorf("rank %d: %s", r, a.Err)
+		}
+		if string(a.Value) == "0" {
+			t.Errorf("rank %d ran no case", r)
+		}
 	}
 }
