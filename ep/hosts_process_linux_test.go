@@ -44,6 +44,9 @@ func TestHostProcessesOnGPUs(t *testing.T) {
 	}
 	t.Run("emulated", func(t *testing.T) {
 		emulate.Need(t)
+		if !emulate.Everything() {
+			t.Skip("run by make test-all: WEFT_TEST_ALL=1")
+		}
 		run(t, exchangeArgs{GPUs: processes.GPUs{Emulated: true, Dir: t.TempDir()}, Every: 200})
 	})
 	t.Run("real", func(t *testing.T) {
