@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"sync"
 	"testing"
 
 	"github.com/weftgo/weft"
@@ -73,8 +75,41 @@ func Real(t testing.TB) *GPUs {
 		}
 		t.Skipf("needs a GPU: %v", err)
 	}
-	g, err := of(driver)
+	g, err := machine.of(driver)
 	return g.until(t, err)
+}
+
+// machine keeps the contexts of this machine's GPUs from one test to the next. Making those of four GPUs takes seconds.
+var machine keeper
+
+type keeper struct {
+	mu   sync.Mutex
+	kept []*cuda.Context
+}
+
+// of is the function of that name, and keeps the contexts. One that a failed kernel has left useless is made anew, and
+// all others with it.
+func (k *keeper) of(driver *cuda.Driver) (*GPUs, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if slices.ContainsFunc(k.kept, func(c *cuda.Context) bool { return c.Synchronize() != nil }) {
+		k.close()
+	}
+	if k.kept == nil {
+		g, err := of(driver)
+		if err != nil {
+			return g, err
+		}
+		k.kept = g.Contexts
+	}
+	return of(driver)
+}
+
+func (k *keeper) close() {
+	for _, c := range k.kept {
+		_ = c.Close() // of a useless one it gives the error that made it so
+	}
+	k.kept = nil
 }
 
 // of gives the primary contexts of all of a driver's GPUs.

@@ -9,6 +9,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
 )
 
@@ -60,6 +61,39 @@ func TestFakeGPUs(t *testing.T) {
 		return nil
 	})
 	if err != nil {
+		t.Error(err)
+	}
+}
+
+// Contexts stay from test to test until a kernel fails.
+func TestKeptContexts(t *testing.T) {
+	m := cudatest.New(cudatest.Config{Devices: 2})
+	driver, err := m.Open()
+	if err != nil {
+		t.Skip(err)
+	}
+	var k keeper
+	made := func() int { return m.Calls("cuDevicePrimaryCtxRetain") - m.Calls("cuDevicePrimaryCtxRelease") }
+	use := func(kept int) {
+		t.Helper()
+		g, err := k.of(driver)
+		if err == nil {
+			err = g.Close()
+		}
+		if err != nil || made() != kept {
+			t.Errorf("%v; %d references are kept, want %d", err, made(), kept)
+		}
+	}
+	use(2)
+	use(2)
+	before := k.kept[0]
+	m.Fail("cuCtxSynchronize", 0, cuda.ErrLaunchFailed)
+	use(2)
+	if k.kept[0] == before {
+		t.Error("a useless context is kept")
+	}
+	k.close()
+	if err := m.Check(); err != nil {
 		t.Error(err)
 	}
 }
