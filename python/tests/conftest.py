@@ -97,6 +97,19 @@ def comm():
 
 
 @pytest.fixture
+def fabric(comm):
+    """Skips a test where there is no libfabric, unless WEFT_REQUIRE_FABRIC=1."""
+    try:
+        with weft.port.Service(comm) as s:
+            if not s.rails:
+                raise weft.UnsupportedError("there are memory channels alone")
+    except weft.UnsupportedError as e:
+        if os.environ.get("WEFT_REQUIRE_FABRIC") == "1":
+            raise
+        pytest.skip(f"needs libfabric: {e}")
+
+
+@pytest.fixture
 def threads():
     """Runs a function of a communicator on so many ranks, which are threads, and returns what it
     returned on each. ``gpu`` says which GPU is a rank's."""

@@ -41,6 +41,28 @@ def test_on_emulated_gpus(compiled):
     assert p.returncode == 0, p.stdout
 
 
+@pytest.mark.parametrize("hosts", ["ab", "aabb"] if EVERYTHING else ["ab"])
+def test_between_hosts(fabric, tmp_path, hosts):
+    """What a buffer's exchanges between hosts return on GPUs is what they return on the host, bit by bit."""
+    pytest.importorskip("torch")
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(HERE / "hosts_emulated.py"), hosts, host, str(tmp_path / "id")],
+            env=alone() | environment() | {"WEFT_HOSTID": host},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for host in sorted(set(hosts))
+    ]
+    try:
+        said = [p.communicate(timeout=400)[0] for p in started]
+    finally:
+        for p in started:
+            p.kill()
+    assert all(p.returncode == 0 for p in started), "\n".join(said)
+
+
 def test_a_library_in_use_stays(tmp_path):
     """Files of tests that run at once share a folder: who builds the library there leaves it to those who have it
     loaded."""

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 pytest.importorskip("torch")
 
 from conftest import EVERYTHING
 
-import weft
-
 
 @pytest.mark.parametrize("hosts", ["a,b", "a,a,b,b"] if EVERYTHING else ["a,b"])
-def test_original_tests(comm, torch_processes, hosts):
-    try:
-        with weft.port.Service(comm) as s:
-            if not s.rails:
-                raise weft.UnsupportedError("there are memory channels alone")
-    except weft.UnsupportedError as e:
-        if os.environ.get("WEFT_REQUIRE_FABRIC") == "1":
-            raise
-        pytest.skip(f"needs libfabric: {e}")
+def test_original_tests(fabric, torch_processes, hosts):
     for p in torch_processes(1 + hosts.count(","), "several_hosts", hosts, timeout=240):
         assert p.code == 0, p.out
