@@ -72,7 +72,13 @@ if [ "$(go env GOARCH)" = "$(go env GOHOSTARCH)" ] && command -v "${compiler%% *
 		-lnccl_ep -lweft -lpthread -ldl
 	$compiler -std=c11 -O1 -Iclib/testdata -I"$bundle/nccl-ep" -o "$bundle/nccl-ep/c" clib/testdata/gpus.c -L"$bundle/nccl-ep" -Wl,-rpath,'$ORIGIN' -lweft -lpthread -ldl
 	(cd "$bundle/nccl-ep" && rm -f ./*.h ./*.pc ./*.a && gzip -9 -n ./*)
-	# The Python packages and their tests use the same library.
+	# The Python packages and their tests use the same library, and reach other hosts by libfabric, which few machines have.
+	if libfabric=$(sh scripts/libfabric.sh); then
+		[ ! -d "$libfabric" ] || libfabric=$libfabric/libfabric.so.1
+		gzip -9 -n <"$libfabric" >"$bundle/libfabric.so.1.gz"
+	else
+		printf 'without libfabric: %s\n' "$(cat "$build/logs/libfabric.reason")"
+	fi
 	tar --exclude '__pycache__' --exclude '*.so' -cf - python | gzip -9 -n >"$bundle/python.tar.gz"
 else
 	printf 'without the NCCL EP face and Python: there is no C compiler for %s\n' "$(go env GOARCH)"

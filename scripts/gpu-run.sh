@@ -21,7 +21,8 @@
 #   c           the C library, by its test in C on one GPU and on up to four, where the bundle has it
 #   nccl-ep     the NCCL EP face, by its test in C on one GPU and on up to four, where the bundle has it
 #   nccl        the same with groups of communicators of NCCL's, of the NCCL that the machine has, or its python3
-#   python      the Python package with CUDA tensors, by the python3 of the machine, where that has PyTorch and pytest. WEFT_PYTHON_TESTS picks others of its tests
+#   python      the Python package with CUDA tensors, by the python3 of the machine, where that has PyTorch and pytest, on one host and on two that share the GPUs.
+#               WEFT_PYTHON_TESTS picks others of its tests, WEFT_LIBFABRIC another libfabric than the bundle's
 #   calls       what calls of Python and deep_ep cost the host of a GPU, by the compiled part of the package and without it
 #   sanitizer   below compute-sanitizer, where that is installed: memcheck and racecheck of every kernel of expert parallelism on small shapes, and memcheck of the
 #               other packages' tests that have GPU in their name
@@ -257,6 +258,11 @@ unpack_python() {
 	}
 	unpack_library || return
 	[ -d "$work/python" ] || tar -xzf "$bundle/python.tar.gz" -C "$work" || return
+	if [ -z "${WEFT_LIBFABRIC:-}" ] && [ -e "$bundle/libfabric.so.1.gz" ]; then
+		mkdir "$work/libfabric" && gzip -dc "$bundle/libfabric.so.1.gz" >"$work/libfabric/libfabric.so.1" || return
+		WEFT_LIBFABRIC=$work/libfabric WEFT_REQUIRE_FABRIC=1
+		export WEFT_LIBFABRIC WEFT_REQUIRE_FABRIC
+	fi
 	WEFT_LIBRARY=$work/nccl-ep/libweft.so
 	PYTHONDONTWRITEBYTECODE=1
 	export WEFT_LIBRARY PYTHONDONTWRITEBYTECODE

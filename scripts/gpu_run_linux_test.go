@@ -48,8 +48,8 @@ fi
 	fakePython = `#!/bin/sh
 case $1 in
 -c) [ ! -e "$STATE/bare" ] ;;
-*) printf '%s, the package in %s, the library in %s, with %s\n' "${*#-m}" "$PYTHONPATH" "$WEFT_LIBRARY" \
-	"$([ "$WEFT_REQUIRE_GPU" = 1 ] && echo 'a GPU')" ;;
+*) printf '%s, the package in %s, the library in %s, with %s and %s\n' "${*#-m}" "$PYTHONPATH" "$WEFT_LIBRARY" \
+	"$([ "$WEFT_REQUIRE_GPU" = 1 ] && echo 'a GPU')" "$([ "$WEFT_REQUIRE_FABRIC" = 1 ] && cat "$WEFT_LIBFABRIC"/*)" ;;
 esac
 `
 	fakeNCCL = `#!/bin/sh
@@ -80,6 +80,7 @@ func bundle(t *testing.T, state ...string) (dir, states string) {
 	must(os.WriteFile(filepath.Join(states, "python3"), []byte(fakePython), 0o755))
 	for name, text := range map[string]string{
 		"nccl-ep/run.gz": fakeNCCL, "nccl-ep/c.gz": fakeNCCL, "python.tar.gz": packages.String(), "weft.gz": fakeWeft,
+		"libfabric.so.1.gz": "libfabric",
 	} {
 		must(os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
 		f, err := os.Create(filepath.Join(dir, name))
@@ -105,7 +106,7 @@ func script(t *testing.T, dir, state string, out *strings.Builder, args ...strin
 	t.Helper()
 	c := exec.CommandContext(t.Context(), "sh", append([]string{filepath.Join(dir, "run.sh")}, args...)...)
 	c.Env = append(os.Environ(), "PATH="+state+":"+os.Getenv("PATH"), "STATE="+state, "TMPDIR="+state,
-		"OUT="+filepath.Join(dir, "logs"))
+		"OUT="+filepath.Join(dir, "logs"), "WEFT_LIBFABRIC=", "WEFT_REQUIRE_FABRIC=")
 	c.Dir, c.Stdout, c.Stderr = dir, out, out
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.WaitDelay = time.Second
@@ -140,12 +141,12 @@ func TestGPURunSaysWhatPassed(t *testing.T) {
 			"Python", "gpu", "python", 0,
 			[]string{
 				"pytest -q -s -p no:cacheprovider tests/test_cuda.py, the package in ",
-				"/python, the library in ", "/nccl-ep/libweft.so, with a GPU\n",
+				"/python, the library in ", "/nccl-ep/libweft.so, with a GPU and libfabric\n",
 			},
 		},
 		{
 			"calls of Python", "gpu", "calls", 0,
-			[]string{"weft.bench_calls --device gpu, the package in ", "/nccl-ep/libweft.so, with a GPU\n"},
+			[]string{"weft.bench_calls --device gpu, the package in ", "/nccl-ep/libweft.so, with a GPU and libfabric\n"},
 		},
 		{
 			"a Python without PyTorch", "gpu bare", "python", 0,
