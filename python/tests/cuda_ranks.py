@@ -4,6 +4,8 @@ what each check has found.
 A rank is a process; ranks are spread over the GPUs that there are, and share them if they are more.
 They know each other by a store, through which every check joins anew, under its name, and after every
 check they meet, so that one that fails costs the next ones nothing but what it has done to the GPU.
+
+Where HOSTS names a host for each rank, as WEFT_HOSTID does, the checks are those between hosts.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ import os
 import re
 import shutil
 import signal
+import socket
+import stat
+import struct
 import sys
 import tempfile
 import threading
@@ -26,7 +31,9 @@ import time
 import traceback
 
 import deep_ep_utils
+import internode
 import intranode
+import original
 import pytest
 import torch
 import torch.distributed as dist
@@ -39,6 +46,9 @@ RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 GPUS = torch.cuda.device_count()
 GPU = RANK % GPUS
 DEVICE = torch.device("cuda", GPU)
+# The number of each rank's host.
+NAMES = os.environ.get("HOSTS", RANKS * "a")
+HOSTS = tuple(sorted(set(NAMES), key=NAMES.index).index(name) for name in NAMES)
 LAYOUTS = ("expert_major", "expert_packed", "rank_major", "token_major")
 
 
@@ -74,6 +84,12 @@ class Meetings:
                 "another rank has failed"
             )
             assert time.monotonic() < end, f"another rank did not come to {name}"
+            time.sleep(0.001)
+
+    def leave(self, ranks):
+        """Rank 0, which has the store, is the last of so many ranks to go."""
+        self.store.add("left", 1)
+        while RANK == 0 and self.store.add("left", 0) < ranks:
             time.sleep(0.001)
 
 
@@ -885,14 +901,19 @@ def death():
         meet()
         if RANK == RANKS - 1:
             os.kill(os.getpid(), signal.SIGKILL)
+        since = time.monotonic()
         with contextlib.suppress(weft.DiedError):
             h.dispatch(x, ids, weights)
-        refused(weft.DiedError, c.wait, "")
+        with pytest.raises(weft.DiedError) as e:
+            c.wait()
+        seconds = time.monotonic() - since
+        assert e.value.rank == RANKS - 1
         c.set_mask([RANKS - 1])
         with h.dispatch(x, ids, weights) as got:
             out = h.combine(got.rows, got)
         c.wait()
         assert torch.equal(out, x * (weights * ((ids >= 0) & (ids < 4 * (RANKS - 1)))).sum(1, keepdim=True))
+        return {"seconds until the death was told": round(seconds, 3)}
 
 
 # DeepEP's first interface.
@@ -1348,6 +1369,163 @@ def deep_ep_elastic_captured():
         c.wait()
 
 
+# Between hosts.
+
+
+def left():
+    """Bytes that this process has sent by TCP, and the other end has acknowledged. Ranks of other hosts are reached by
+    libfabric's tcp alone. None where the kernel does not count them."""
+    total = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if not stat.S_ISSOCK(os.stat(int(name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as s:
+                if s.family in (socket.AF_INET, socket.AF_INET6) and s.type == socket.SOCK_STREAM:
+                    info = s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
+                    total += struct.unpack_from("Q", info, 120)[0] if len(info) >= 128 else 0
+    return total or None
+
+
+def bytes_cross():
+    """What goes to other hosts goes by the network: at least one copy of a token for each host, and one home."""
+    b, others, tokens, hidden = buffer(low_latency_mode=True), max(HOSTS), 64, 2048
+    x = torch.full((tokens, hidden), float(RANK + 1), dtype=torch.bfloat16, device=DEVICE)
+    ids = torch.arange(RANKS, device=DEVICE).repeat(tokens, 1)  # an expert of each rank
+    weights, figures, floor = torch.ones((tokens, RANKS), device=DEVICE), {}, tokens * hidden * 2 * others
+
+    def normal():
+        per_rank, per_host, per_expert, in_rank, _ = b.get_dispatch_layout(ids, RANKS)
+        assert per_host.tolist() == [tokens] * (1 + others)
+        rows, *_, made, _ = b.internode_dispatch(x, None, per_rank, per_host, in_rank, per_expert, ids, weights)
+        yield
+        yield b.internode_combine(rows, made)[0]
+
+    def few():
+        rows, _, made, *_ = b.low_latency_dispatch(x, ids, tokens, RANKS, use_fp8=False)
+        yield
+        yield b.low_latency_combine(rows, ids, weights, made)[0]
+
+    for exchange in (normal, few):
+        *_, home = exchange()  # makes connections
+        torch.cuda.synchronize(DEVICE)
+        meet()
+        running, moved = exchange(), []
+        for name in ("dispatch", "combine"):
+            before = left()
+            home = next(running)
+            torch.cuda.synchronize(DEVICE)
+            meet()
+            after = left()
+            if before is not None:
+                figures[f"{exchange.__name__} {name}, bytes sent of {floor}"] = after - before
+                moved.append(after - before)
+            meet()
+        assert torch.equal(home, x * RANKS)
+        everyone = [None] * RANKS
+        dist.all_gather_object(everyone, moved)
+        for name, of_ranks in zip(("dispatch", "combine"), zip(*everyone, strict=True), strict=bool(moved)):
+            assert sum(of_ranks) >= RANKS * floor, f"{exchange.__name__} {name}: {of_ranks} bytes, want {floor} each"
+    b.destroy()
+    return figures
+
+
+def deep_ep_internode():
+    """Results are the host engine's, and DeepEP's own test of exchanges between nodes."""
+    with join() as c:
+        got = internode.returned(c, DEVICE)
+    with join_on_host() as c:
+        same(got, internode.returned(c, torch.device("cpu")))
+    b = buffer()
+    intranode.replay(b, DEVICE, HOSTS)
+    b.destroy()
+
+
+def mscclpp_internode():
+    """MSCCL++'s own tests, step by step."""
+    from mscclpp.ext import ep
+
+    b = ep.Buffer(dist.group.WORLD, num_rdma_bytes=256, low_latency_mode=True)
+    count = 1 + max(HOSTS)
+    assert (b.is_available(), b.is_internode_available(), b.get_num_rdma_ranks()) == (True, True, count)
+    assert b.get_rdma_rank() == HOSTS[RANK]
+    for hidden in (512, 7168):
+        original.low_latency(b, 64, hidden, 4, 4, DEVICE)
+    original.internode(b, HOSTS, DEVICE)
+
+
+def windows_of_hosts():
+    """A window shows the parts of the host's ranks, and says that those of others are elsewhere."""
+    with join() as c:
+        assert c.hosts == HOSTS
+        w = weft.Window(c, 1 << 16)
+
+        def part(r):
+            return w.array((64, 64), "float32", offset=4096, rank=r, kind="torch")
+
+        part(RANK).fill_(RANK + 1)
+        torch.cuda.synchronize(DEVICE)
+        meet()
+        for r in range(RANKS):
+            if HOSTS[r] == HOSTS[RANK]:
+                assert bool((part(r) == r + 1).all())
+            else:
+                refused(weft.WeftError, lambda r=r: part(r), f"rank {r}")
+        meet()
+        w.close()
+
+
+def port_kernels():
+    """The example of a kernel that puts through a port channel, between two hosts."""
+    if RANKS != 2:
+        raise NotHereError("for two ranks")
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "examples"))
+    import port_kernel as p
+
+    with join() as c, weft.port.Service(c) as service:
+        rows = torch.zeros(4 * p.MOST, dtype=torch.uint8, pin_memory=True)
+        channel = service.connect(1 - RANK, service.register(rows), kind="fabric")
+        own = p.own(channel, rows.data_ptr(), lambda raw: torch.frombuffer(bytearray(raw), dtype=torch.uint8).cuda())
+        with weft.Group(c, algorithms=[own]) as g:
+            for n in (1, 777, p.MOST // 4):
+                mine = torch.arange(n, device=DEVICE, dtype=torch.float32) + RANK
+                for _ in range(5):
+                    got = g.all_gather(mine, algorithm=p.NAME)
+                c.wait()
+                assert torch.equal(got - torch.arange(2, device=DEVICE)[:, None], (mine - RANK).expand(2, n))
+
+
+def deep_ep_death():
+    """The last rank of a buffer is killed; the others hear of it well before the deadline, leave it out and go on. It
+    is in a start of processes of its own."""
+    b = buffer(low_latency_mode=True, enable_shrink=True)
+    experts, last = 4 * RANKS, RANKS - 1
+    x, ids, weights = (t.to(DEVICE) for t in batch(10, topk=3, experts=experts, dtype=torch.bfloat16))
+    low_latency(b, x, ids, weights, 16, experts, False)
+    torch.cuda.synchronize(DEVICE)
+    meet()
+    if last == RANK:
+        os.kill(os.getpid(), signal.SIGKILL)
+    since = time.monotonic()
+
+    def go_on():
+        while time.monotonic() < since + 60:
+            low_latency(b, x, ids, weights, 16, experts, False)
+            torch.cuda.synchronize(DEVICE)
+
+    with pytest.raises(weft.DiedError) as e:
+        go_on()
+    seconds = time.monotonic() - since
+    assert e.value.rank == last
+    b.low_latency_update_mask_buffer(last, True)
+    there = (ids >= 0) & (ids < 4 * last)
+    for _ in range(3):
+        out, _ = low_latency(b, x, ids, weights, 16, experts, False)
+        want = x.float() * (weights * there).sum(1, keepdim=True)
+        torch.testing.assert_close(out.float(), want, rtol=0.01, atol=0.1)
+    return {"seconds until the death was told": round(seconds, 3)}
+
+
 # What it costs.
 
 
@@ -1573,6 +1751,24 @@ CHECKS = (
     deep_ep_elastic, deep_ep_elastic_captured, cost, cost_of_collectives, graph_cost, compiled_by_inductor,
 )  # fmt: skip
 
+CHECKS_BETWEEN_HOSTS = (
+    bytes_cross, deep_ep_internode, mscclpp_internode, exchanges, exchanges_of_halves, exchanges_of_fp8, device_counts,
+    gradients, autograd, compiled, streams, collectives, works, functional, windows_of_hosts, port_kernels, lifetimes,
+    threads, captures, late_errors, deep_ep_low_latency, deep_ep_streams, deep_ep_masks, deep_ep_captured,
+    deep_ep_intranode_captured, deep_ep_hybrid, deep_ep_elastic, deep_ep_elastic_captured,
+)  # fmt: skip
+
+
+def lacking():
+    """Why this machine has no checks between hosts."""
+    if max(HOSTS) == 0:
+        return None
+    try:
+        with join_on_host() as c, weft.port.Service(c) as s:
+            return None if s.rails else "there is no libfabric"
+    except weft.UnsupportedError as e:
+        return f"needs libfabric: {e}"
+
 
 def main(names):
     global meetings
@@ -1588,11 +1784,17 @@ def main(names):
         world_size=RANKS,
         timeout=datetime.timedelta(seconds=120),
     )
-    for check in CHECKS if not names else [globals()[name] for name in names]:
+    meetings.begin("lacking")
+    lacks = lacking()
+    assert not lacks or os.environ.get("WEFT_REQUIRE_FABRIC") != "1", lacks
+    checks = CHECKS_BETWEEN_HOSTS if max(HOSTS) else CHECKS
+    for check in [globals()[name] for name in names] if names else checks:
         meetings.begin(check.__name__)
         result = {"check": check.__name__, "rank": RANK, "error": None, "skipped": None}
         since = time.monotonic()
         try:
+            if lacks:
+                raise NotHereError(lacks)
             result["figures"] = check()
         except NotHereError as e:
             result["skipped"] = str(e)
@@ -1602,9 +1804,11 @@ def main(names):
         result["seconds"] = round(time.monotonic() - since, 2)
         gc.collect()
         print(json.dumps(result), flush=True)
-        if check is not death:
+        alive = RANKS if lacks or check not in (death, deep_ep_death) else RANKS - 1
+        if alive == RANKS:
             meetings.meet(f"after {check.__name__}", 200)
     sys.stdout.flush()
+    meetings.leave(alive)
     os._exit(0)  # what a failed check has left is nobody's any more
 
 

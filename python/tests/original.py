@@ -1,4 +1,4 @@
-"""MSCCL++'s own tests of its buffer, step by step, on one rank with tensors of the host."""
+"""MSCCL++'s own tests of its buffer, step by step, on one rank, with tensors of any device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 import mscclpp.ext.ep as ep
 
 
-def low_latency(b, tokens, hidden, topk, per_rank):
+def low_latency(b, tokens, hidden, topk, per_rank, device="cpu"):
     """Rows that say whose they are, identity experts, sums against x * sum of weights, with the original's absolute
     bound."""
     ranks = b.group_size
@@ -21,7 +21,7 @@ def low_latency(b, tokens, hidden, topk, per_rank):
         weights = torch.randn((tokens, topk), generator=g).abs()
         for _ in range(min(10, tokens)):
             ids[torch.randint(tokens, (1,), generator=g), torch.randint(topk, (1,), generator=g)] = -1
-        return x, ids, weights
+        return x.to(device), ids.to(device), weights.to(device)
 
     x, ids, weights = batch(b.rank)
     rows, scales, counts, sources, ranges, event, hook = b.low_latency_dispatch(
@@ -59,11 +59,12 @@ def low_latency(b, tokens, hidden, topk, per_rank):
         assert torch.equal(out, home)
 
 
-def internode(b, hosts):
+def internode(b, hosts, device="cpu"):
     """Rows full of their source's number, between hosts and back."""
     rank, tokens, experts, topk = b.rank, 31, 4 * b.group_size, 3
-    ids = torch.randn((tokens, experts), generator=torch.Generator().manual_seed(rank)).topk(topk).indices
-    x, weights = torch.full((tokens, 512), float(rank), dtype=torch.bfloat16), torch.ones((tokens, topk))
+    ids = torch.randn((tokens, experts), generator=torch.Generator().manual_seed(rank)).topk(topk).indices.to(device)
+    x = torch.full((tokens, 512), float(rank), dtype=torch.bfloat16, device=device)
+    weights = torch.ones((tokens, topk), device=device)
     per_rank, per_host, per_expert, in_rank, _ = b.get_dispatch_layout(ids, experts, None, False, False)
     end = ep.Config(20, 8, 256, 16, 128), None, False, False
     on = torch.stack([in_rank[:, [h == host for h in hosts]].any(1) for host in sorted(set(hosts))], 1)

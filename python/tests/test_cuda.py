@@ -37,13 +37,23 @@ if GPUS == 0:
     pytest.skip("PyTorch sees no GPU", allow_module_level=True)
 
 RANKS = sorted({1, 2, min(4, GPUS)})
-CHECKS = (HERE / "cuda_ranks.py").read_text().partition("\nCHECKS = (")[2].partition(")")[0].replace(",", " ").split()
+
+
+def listed(name):
+    """The checks of a list of cuda_ranks.py."""
+    text = (HERE / "cuda_ranks.py").read_text().partition(f"\n{name} = (")[2]
+    return text.partition(")")[0].replace(",", " ").split()
+
+
+# Ranks of two hosts, which share the GPUs.
+HOSTS = {2: "ab", 4: "aabb"}
 # of a start, so that what hangs is told before all of this is ended
 SECONDS = 0.4 * float(os.environ.get("WEFT_PART_SECONDS", "600"))
 
 
-def start(ranks, *names):
-    """Runs checks on so many ranks, and returns what each rank has said: a list of its lines, and how it ended."""
+def start(ranks, *names, hosts=None):
+    """Runs checks on so many ranks, of these hosts if they are of several, and returns what each rank has said: a list
+    of its lines, and how it ended."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
@@ -54,13 +64,18 @@ def start(ranks, *names):
         "LOCAL_WORLD_SIZE": str(ranks),
     }
     common["WEFT_TRACE_SECONDS"] = str(SECONDS - 10)
+    of_rank = [{"RANK": str(r), "LOCAL_RANK": str(r)} for r in range(ranks)]
+    if hosts:
+        common["HOSTS"] = hosts
+        for r, named in enumerate(of_rank):
+            named["WEFT_HOSTID"] = hosts[r]
     # What they say goes to files: PyTorch's compiler starts processes that outlive them, and a pipe
     # ends with the last of those.
     said = [tempfile.TemporaryFile("w+") for _ in range(ranks)]  # noqa: SIM115 # they are closed below
     started = [
         subprocess.Popen(
             [sys.executable, str(HERE / "cuda_ranks.py"), *names],
-            env=common | {"RANK": str(r), "LOCAL_RANK": str(r)},
+            env=common | of_rank[r],
             stdout=said[r],
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -86,9 +101,9 @@ def start(ranks, *names):
 
 
 @functools.cache
-def found(ranks):
+def found(ranks, hosts=None):
     """What all checks have found on so many ranks: by rank, each check's line, and all that was said."""
-    ended = start(ranks)
+    ended = start(ranks, hosts=hosts)
     lines = [
         {line["check"]: line for line in map(json.loads, filter(lambda x: x.startswith('{"check"'), text.splitlines()))}
         for _, text in ended
@@ -96,10 +111,8 @@ def found(ranks):
     return lines, ended
 
 
-@pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("ranks", RANKS)
-def test_on_gpus(ranks, check):
-    lines, ended = found(ranks)
+def tell(check, lines, ended):
+    """Fails by what a check has found, or tells its figures."""
     wrong, skipped = [], None
     for rank, of_rank in enumerate(lines):
         line = of_rank.get(check)
@@ -115,15 +128,40 @@ def test_on_gpus(ranks, check):
     if skipped:
         pytest.skip(skipped)
     if figures := lines[0][check].get("figures"):
-        print(f"\n{ranks} ranks on {GPUS} GPUs, microseconds, of rank 0:")
+        print(f"\n{len(ended)} ranks on {GPUS} GPUs, of rank 0:")
         for name, times in figures.items():
             print(f"  {name}: {json.dumps(times)}")
 
 
-@pytest.mark.parametrize("ranks", [n for n in RANKS if n > 1])
-def test_dead_rank(ranks):
-    *alive, dead = start(ranks, "death")
+@pytest.mark.parametrize("check", listed("CHECKS"))
+@pytest.mark.parametrize("ranks", RANKS)
+def test_on_gpus(ranks, check):
+    tell(check, *found(ranks))
+
+
+@pytest.mark.parametrize("check", listed("CHECKS_BETWEEN_HOSTS"))
+@pytest.mark.parametrize("ranks", HOSTS)
+def test_between_hosts(ranks, check):
+    tell(check, *found(ranks, HOSTS[ranks]))
+
+
+def survived(ended):
+    *alive, dead = ended
+    lines = [json.loads(line) for _, text in ended for line in text.splitlines() if line.startswith('{"check"')]
+    if lines and all(line["skipped"] for line in lines):
+        pytest.skip(lines[0]["skipped"])
     assert dead[0] == -9, dead[1]
     for code, text in alive:
         assert code == 0, text
         assert '"error": null' in text, text
+
+
+@pytest.mark.parametrize("ranks", [n for n in RANKS if n > 1])
+def test_dead_rank(ranks):
+    survived(start(ranks, "death"))
+
+
+@pytest.mark.parametrize("check", ["death", "deep_ep_death"])
+@pytest.mark.parametrize("ranks", HOSTS)
+def test_dead_rank_between_hosts(ranks, check):
+    survived(start(ranks, check, hosts=HOSTS[ranks]))
