@@ -207,3 +207,24 @@ def test_hosts(comm):
         c.close()
         with pytest.raises(weft.ClosedError):
             _ = c.hosts
+
+
+def test_a_layout_copies_nothing_of_python(several):
+    """Which a capture on a GPU would refuse."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Operators(TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, arguments=(), options=None):
+            self.names.append(str(operator))
+            return operator(*arguments, **(options or {}))
+
+    def rank(b):
+        ids = token_batch(b.rank)[1]
+        b.get_dispatch_layout(ids, EXPERTS)
+        with Operators() as seen:
+            seen.names = []
+            b.get_dispatch_layout(ids, EXPERTS)
+        assert seen.names
+        assert "aten.lift_fresh.default" not in seen.names, seen.names
+
+    several((0, 0, 1), rank)

@@ -64,12 +64,12 @@ class Exchanges:
         self._words = words(max_tokens)
         self._describes_again = describes_again
         self.comm, self.ranks, self.rank = comm, comm.ranks, comm.rank
-        self.hosts = Hosts(comm.hosts, comm.rank)
         self.on_gpu = comm.engine == "gpu"
         self.in_streams = self.on_gpu and torch.cuda.is_available()
         """Whether exchanges are enqueued in PyTorch's streams."""
         self.device = comm._device if self.in_streams else -1
         """The GPU of those streams."""
+        self.hosts = Hosts(comm.hosts, comm.rank, self.device)
         self.stream = CommStream(self.device)
         self._wait = functools.partial(_wait, comm, self.stream) if self.in_streams else comm.wait
         self.mask = Mask(comm, self._forget)

@@ -41,7 +41,7 @@ class InternodeHandle(DispatchHandle):
         of_hosts = hosts.sums(everyone[:, 1 + hosts.rank]).cumsum(0, dtype=torch.int32)
         to_hosts, numbers = departures(hosts.within(in_rank), channels)
         exists = sources >= 0
-        numbered = torch.tensor(hosts.of_ranks, dtype=torch.int32, device=sources.device)
+        numbered = hosts.numbers.int()
         meta = torch.stack((numbered[torch.where(exists, sources, 0).long()], exists.int() * hosts.bit), 1)
         made = (
             in_rank,
