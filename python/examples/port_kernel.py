@@ -1,7 +1,9 @@
-"""An all-gather of floats between two GPUs by a kernel of one's own that puts through a port channel, as it would to a
-GPU of another host. The bytes go through pinned memory of the host::
+"""An all-gather of floats between two GPUs of a host by a kernel of one's own that puts through a port channel. The
+bytes go through pinned memory of the host and by libfabric::
 
 torchrun --nproc-per-node 2 port_kernel.py
+
+A kernel's channel may lead to another host. Groups take kernels of one's own within a host alone.
 """
 
 import weft

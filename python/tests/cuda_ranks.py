@@ -622,6 +622,34 @@ def own_kernels():
         return {f"{row['algorithm']} of {row['bytes']}": round(1e6 * row["seconds"], 1) for row in table}
 
 
+def port_kernels():
+    """The example of a kernel that puts through a port channel, by libfabric also within a host. Groups take kernels
+    there alone."""
+    if RANKS != 2:
+        raise NotHereError("for two ranks")
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "examples"))
+    import port_kernel as p
+
+    with join() as c, contextlib.ExitStack() as closing:
+        try:
+            service = closing.enter_context(weft.port.Service(c))
+        except weft.UnsupportedError as e:
+            raise NotHereError(f"needs libfabric: {e}") from None
+        rows = torch.zeros(4 * p.MOST, dtype=torch.uint8, pin_memory=True)
+        channel = service.connect(1 - RANK, service.register(rows), kind="fabric")
+        own = p.own(channel, rows.data_ptr(), lambda raw: torch.frombuffer(bytearray(raw), dtype=torch.uint8).cuda())
+        if max(HOSTS):
+            refused(weft.UnsupportedError, lambda: weft.Group(c, algorithms=[own]), "ranks of one host")
+            return
+        with weft.Group(c, algorithms=[own]) as g:
+            for n in (1, 777, p.MOST // 4):
+                mine = torch.arange(n, device=DEVICE, dtype=torch.float32) + RANK
+                for _ in range(5):
+                    got = g.all_gather(mine, algorithm=p.NAME)
+                c.wait()
+                assert torch.equal(got - torch.arange(2, device=DEVICE)[:, None], (mine - RANK).expand(2, n))
+
+
 class OnlyDLPack:
     def __init__(self, t):
         self.t = t
@@ -1475,26 +1503,6 @@ def windows_of_hosts():
         w.close()
 
 
-def port_kernels():
-    """The example of a kernel that puts through a port channel, between two hosts."""
-    if RANKS != 2:
-        raise NotHereError("for two ranks")
-    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "examples"))
-    import port_kernel as p
-
-    with join() as c, weft.port.Service(c) as service:
-        rows = torch.zeros(4 * p.MOST, dtype=torch.uint8, pin_memory=True)
-        channel = service.connect(1 - RANK, service.register(rows), kind="fabric")
-        own = p.own(channel, rows.data_ptr(), lambda raw: torch.frombuffer(bytearray(raw), dtype=torch.uint8).cuda())
-        with weft.Group(c, algorithms=[own]) as g:
-            for n in (1, 777, p.MOST // 4):
-                mine = torch.arange(n, device=DEVICE, dtype=torch.float32) + RANK
-                for _ in range(5):
-                    got = g.all_gather(mine, algorithm=p.NAME)
-                c.wait()
-                assert torch.equal(got - torch.arange(2, device=DEVICE)[:, None], (mine - RANK).expand(2, n))
-
-
 def deep_ep_death():
     """The last rank of a buffer is killed; the others hear of it well before the deadline, leave it out and go on. It
     is in a start of processes of its own."""
@@ -1742,8 +1750,8 @@ def graph_cost_of_elastic(x, ids, y):
 
 CHECKS = (
     exchanges, exchanges_of_halves, exchanges_of_fp8, device_counts, gradients, operators, autograd, compiled,
-    streams, operands, collectives, works, functional, own_kernels, libraries, windows, lifetimes, threads,
-    captures, captures_refuse, late_errors,
+    streams, operands, collectives, works, functional, own_kernels, port_kernels, libraries, windows, lifetimes,
+    threads, captures, captures_refuse, late_errors,
     deep_ep_normal, deep_ep_helpers, deep_ep_intranode,
     deep_ep_intranode_captured,
     deep_ep_low_latency, deep_ep_streams, deep_ep_kernel_names, deep_ep_masks, deep_ep_captured,
