@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import gc
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -150,29 +154,96 @@ class Ended:
     out: str
 
 
+class Template:
+    """The process of template.py, which forks ranks that have modules imported."""
+
+    def __init__(self, *modules):
+        self._requests, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, str(HERE / "template.py"), str(theirs.fileno()), *modules]
+            self._process = subprocess.Popen(command, env=alone(), pass_fds=[theirs.fileno()])
+        self._answers = self._requests.makefile("rb")
+        self._ended = {}  # of ranks, how
+
+    def run(self, programs, timeout):
+        """Runs a rank for each program and environment, and returns how each ended."""
+        with contextlib.ExitStack() as files:
+            outs = [files.enter_context(tempfile.TemporaryFile()) for _ in programs]
+            ranks = []
+            try:
+                for (program, environment), out in zip(programs, outs, strict=True):
+                    wanted = json.dumps({"program": [*map(str, program)], "environment": environment}).encode()
+                    self._requests.settimeout(timeout)
+                    socket.send_fds(self._requests, [len(wanted).to_bytes(8, "little")], [out.fileno()])
+                    self._requests.sendall(wanted)
+                    while len(answer := self._answer()) == 2:
+                        pass
+                    ranks.append(answer[0])
+                until = time.monotonic() + timeout
+                for rank in ranks:
+                    while rank not in self._ended:
+                        self._requests.settimeout(max(0.001, until - time.monotonic()))
+                        self._answer()
+            finally:
+                for rank in ranks:
+                    if rank not in self._ended:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(rank, signal.SIGKILL)
+            ended = [os.waitstatus_to_exitcode(self._ended.pop(rank)) for rank in ranks]
+            for out in outs:
+                out.seek(0)
+            return [Ended(code, out.read().decode()) for code, out in zip(ended, outs, strict=True)]
+
+    def _answer(self):
+        line = self._answers.readline()
+        assert line, "the template of ranks has ended"
+        answer = tuple(map(int, line.split()))
+        if len(answer) == 2:
+            self._ended[answer[0]] = answer[1]
+        return answer
+
+    def close(self):
+        self._answers.close()
+        self._requests.close()
+        self._process.wait()
+
+
+@pytest.fixture(scope="session")
+def templates():
+    """Runs programs on ranks of a template with modules, which is begun when it is first wanted."""
+    begun = {}
+
+    def run(modules, programs, timeout):
+        try:
+            if modules not in begun:
+                begun[modules] = Template(*modules)
+            return begun[modules].run(programs, timeout)
+        except BaseException:  # what ranks left behind is not the next ones'
+            if modules in begun:
+                begun.pop(modules).close()
+            raise
+
+    yield run
+    for template in begun.values():
+        template.close()
+
+
+def free_port():
+    """A port that was free just now."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
 @pytest.fixture
-def processes():
+def processes(templates):
     """Runs a function of ranks.py on so many ranks, which are processes, and returns how each ended."""
 
     def run(n, function, *arguments, timeout=60):
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{s.getsockname()[1]}"
-        started = [
-            subprocess.Popen(
-                [sys.executable, str(HERE / "ranks.py"), function, *map(str, arguments)],
-                env=alone() | {"WEFT_RANK": str(r), "WEFT_SIZE": str(n), "WEFT_ADDRESS": address},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for r in range(n)
-        ]
-        try:
-            return [Ended(p.wait(), out) for p in started for out in [p.communicate(timeout=timeout)[0]]]
-        finally:
-            for p in started:
-                p.kill()
+        common = alone() | {"WEFT_SIZE": str(n), "WEFT_ADDRESS": f"127.0.0.1:{free_port()}"}
+        program = HERE / "ranks.py", function, *arguments
+        ranks = [(program, common | {"WEFT_RANK": str(r)}) for r in range(n)]
+        return templates(("numpy", "pytest"), ranks, timeout)
 
     return run
 
@@ -197,33 +268,18 @@ def script():
 
 
 @pytest.fixture
-def torch_processes():
+def torch_processes(templates):
     """Runs a function of torch_ranks.py on so many ranks, which know each other by an address."""
 
     def run(n, function, *arguments, timeout=60):
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
         common = alone() | {
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
+            "MASTER_PORT": str(free_port()),
             "WORLD_SIZE": str(n),
             "LOCAL_WORLD_SIZE": str(n),
         }
-        started = [
-            subprocess.Popen(
-                [sys.executable, str(HERE / "torch_ranks.py"), function, *map(str, arguments)],
-                env=common | {"RANK": str(r), "LOCAL_RANK": str(r)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for r in range(n)
-        ]
-        try:
-            return [Ended(p.wait(), out) for p in started for out in [p.communicate(timeout=timeout)[0]]]
-        finally:
-            for p in started:
-                p.kill()
+        program = HERE / "torch_ranks.py", function, *arguments
+        ranks = [(program, common | {"RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(n)]
+        return templates(("numpy", "pytest", "torch", "torch.distributed"), ranks, timeout)
 
     return run
