@@ -29,6 +29,10 @@ EVERYTHING = os.environ.get("WEFT_TEST_ALL") == "1"  # make test-all: long serie
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# What templates of ranks have imported.
+NUMPY = "numpy", "pytest"
+TORCH = *NUMPY, "torch", "torch.distributed"
+
 _LAUNCHERS = (
     "WEFT_RANK",
     "WEFT_SIZE",
@@ -237,13 +241,14 @@ def free_port():
 
 @pytest.fixture
 def processes(templates):
-    """Runs a function of ranks.py on so many ranks, which are processes, and returns how each ended."""
+    """Runs a function of ranks.py on so many ranks, which are processes, and returns how each ended. With ``torch``
+    they have PyTorch imported."""
 
-    def run(n, function, *arguments, timeout=60):
+    def run(n, function, *arguments, torch=False, timeout=180):
         common = alone() | {"WEFT_SIZE": str(n), "WEFT_ADDRESS": f"127.0.0.1:{free_port()}"}
         program = HERE / "ranks.py", function, *arguments
         ranks = [(program, common | {"WEFT_RANK": str(r)}) for r in range(n)]
-        return templates(("numpy", "pytest"), ranks, timeout)
+        return templates(TORCH if torch else NUMPY, ranks, timeout)
 
     return run
 
@@ -271,7 +276,7 @@ def script():
 def torch_processes(templates):
     """Runs a function of torch_ranks.py on so many ranks, which know each other by an address."""
 
-    def run(n, function, *arguments, timeout=60):
+    def run(n, function, *arguments, timeout=180):
         common = alone() | {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
@@ -280,6 +285,30 @@ def torch_processes(templates):
         }
         program = HERE / "torch_ranks.py", function, *arguments
         ranks = [(program, common | {"RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(n)]
-        return templates(("numpy", "pytest", "torch", "torch.distributed"), ranks, timeout)
+        return templates(TORCH, ranks, timeout)
+
+    return run
+
+
+@pytest.fixture
+def torch_program(templates):
+    """Runs a program, or ``-m`` and a module, in a process of its own that has PyTorch imported, and returns how it
+    ended."""
+
+    def run(*program, timeout=180, **environment):
+        (ended,) = templates(TORCH, [(program, alone() | environment)], timeout)
+        return ended
+
+    return run
+
+
+@pytest.fixture
+def torch_script(torch_program, tmp_path):
+    """Runs a program text in the same way."""
+
+    def run(text, timeout=180):
+        file = tmp_path / "script.py"
+        file.write_text(text)
+        return torch_program(file, timeout=timeout)
 
     return run

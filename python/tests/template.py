@@ -1,8 +1,8 @@
 """A process that has imported what ranks need, and forks a rank for each request: no rank imports PyTorch anew.
 
-Its arguments are the file number of a socket, and modules to import. A request is the rank's program with its
-arguments, and its environment, as JSON behind its length, beside which comes the file for the rank's output. The
-answer is a line with the process. When a rank has ended comes a line with the process and waitpid's status.
+Its arguments are the file number of a socket, and modules to import. A request is the rank's program, or -m and a
+module, with its arguments, and its environment: JSON behind its length, beside which comes the file for the rank's
+output. The answer is a line with the process. When a rank has ended comes a line with the process and waitpid's status.
 
 A rank runs its program as the interpreter's main program, and ends as an interpreter does.
 """
@@ -13,6 +13,7 @@ import gc
 import importlib
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -71,6 +72,10 @@ def main(file, *modules):
     os.environ.clear()
     os.environ.update(wanted["environment"])
     sys.argv = wanted["program"]
+    if sys.argv[0] == "-m":
+        sys.path[0] = os.getcwd()
+        runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+        return
     sys.path[0] = os.path.dirname(sys.argv[0])
     names = vars(sys.modules["__main__"])
     names["__file__"] = sys.argv[0]

@@ -588,7 +588,7 @@ def test_files_of_another_package(tmp_path, monkeypatch, name, content):
         _files.refuse_mixture()
 
 
-def test_another_package_installed_over_this(script, tmp_path):
+def test_another_package_installed_over_this(torch_script, tmp_path):
     """Its __init__.py is the package's then, and each module of ours that is left refuses."""
     (tmp_path / "weft").symlink_to(pathlib.Path(weft.__file__).parent)
     shutil.copytree(pathlib.Path(deep_ep.__file__).parent, tmp_path / "deep_ep")
@@ -596,7 +596,7 @@ def test_another_package_installed_over_this(script, tmp_path):
     (tmp_path / "sgl_deep_ep-1.0.dist-info").mkdir()
     (tmp_path / "sgl_deep_ep-1.0.dist-info" / "RECORD").write_text("deep_ep/__init__.py,,\n")
     for module in ("hybrid_ep_buffer", "elastic", "_C"):
-        ended = script(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import deep_ep.{module}")
+        ended = torch_script(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import deep_ep.{module}")
         assert ended.code == 1
         assert "ImportError: deep_ep: " in ended.out, ended.out
 

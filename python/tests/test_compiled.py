@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import EVERYTHING, HERE, SOURCE, alone, at_once
+from conftest import EVERYTHING, HERE, SOURCE, at_once
 
 import weft
 from weft import compiled, ep
@@ -112,21 +112,15 @@ def test_it_makes_the_calls_of_elastic(comm, monkeypatch, expand):
     assert handle.num_unaligned_recv_tokens_per_expert.tolist() == [2] * 4
 
 
-def answers(used):
-    """What answers.py prints, and whether it has the compiled part."""
-    p = subprocess.run(
-        [sys.executable, "-W", "ignore", HERE / "answers.py"],
-        env=alone() | {"WEFT_COMPILED": used},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert p.returncode == 0, p.stdout + p.stderr
-    return p.stdout.splitlines(), p.stderr.strip()
+def test_both_ways_say_the_same(torch_program):
+    """answers.py prints as much with the compiled part as without it, and which of them it was."""
 
+    def answers(used):
+        ended = torch_program(HERE / "answers.py", timeout=240, WEFT_COMPILED=used)
+        assert ended.code == 0, ended.out
+        *said, compiled_part = ended.out.splitlines()
+        return said, compiled_part
 
-def test_both_ways_say_the_same():
     (ours, yes), (theirs, no) = answers("1"), answers("0")
     assert (yes, no) == ("True", "False")
     assert len(ours) == len(theirs) > 300
@@ -134,26 +128,11 @@ def test_both_ways_say_the_same():
         assert got == want
 
 
-def test_the_tests_of_exchanges_without_it():
+def test_the_tests_of_exchanges_without_it(torch_program):
     files = ["test_ep.py", *(("test_deep_ep.py", "test_elastic.py", "test_hybrid_ep.py") if EVERYTHING else ())]
-    p = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-x",
-            *(HERE / file for file in files),
-        ],
-        env=alone() | {"WEFT_COMPILED": "0"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert p.returncode == 0, p.stdout
+    program = "-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", *(HERE / file for file in files)
+    ended = torch_program(*program, timeout=600, WEFT_COMPILED="0")
+    assert ended.code == 0, ended.out
 
 
 def test_nothing_is_left(handle, buffer):

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import subprocess
-import sys
 import weakref
 
 import pytest
-from conftest import alone, at_once
+from conftest import at_once
 
 from weft import dlpack
 from weft.dtypes import DType
@@ -112,6 +110,8 @@ def test_threads(of_host):
 
 
 INTERRUPTED = """
+import faulthandler
+faulthandler.enable()
 import ctypes, gc, signal, torch
 from weft import dlpack
 from weft.dtypes import DType
@@ -136,14 +136,7 @@ kept = torch.from_dlpack(dlpack.show(ctypes.addressof(memory), DType.float32, (4
 """
 
 
-def test_interrupts():
+def test_interrupts(torch_script):
     """Interrupts lose nothing, and an array may outlive the interpreter."""
-    p = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", INTERRUPTED],
-        env=alone(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert (p.returncode, p.stdout) == (0, "left 0\n"), p.stdout + p.stderr
+    ended = torch_script(INTERRUPTED, timeout=120)
+    assert (ended.code, ended.out) == (0, "left 0\n"), ended.out

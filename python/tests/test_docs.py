@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
-import sys
 
 import pytest
-from conftest import SOURCE, alone
+from conftest import SOURCE
 
 GUIDES = SOURCE.parent / "docs" / "guides"
 NAMES = "quickstart.md", "moe-layer.md", "python.md", "deep_ep.md", "mscclpp.md", "mscclpp-language.md"
@@ -40,20 +38,18 @@ def test_excerpts():
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
-def test_program(program, processes, tmp_path, monkeypatch):
+def test_program(program, processes, torch_program, tmp_path, monkeypatch):
     monkeypatch.setenv("MSCCLPP_CACHE_DIR", str(tmp_path / "plans"))
     if "import torch" in program and importlib.util.find_spec("torch") is None:
         pytest.skip("no PyTorch")
     file = tmp_path / "program.py"
     file.write_text(program)
     if "init_process_group" in program:
-        run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(file)]
-        p = subprocess.run(
-            run, env=alone() | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=100, check=False
-        )
-        assert p.returncode == 0, p.stdout + p.stderr
+        run = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", file
+        ended = torch_program(*run, timeout=300, OMP_NUM_THREADS="1")
+        assert ended.code == 0, ended.out
         return
-    for ended in processes(2, "program", file, timeout=100):
+    for ended in processes(2, "program", file, torch="import torch" in program, timeout=300):
         *printed, end = ended.out.splitlines()
         assert (ended.code, end) == (0, "ok"), ended.out
         assert bool(printed) == ("print(" in program), ended.out

@@ -5,40 +5,20 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
-import sys
 
 import pytest
-from conftest import EVERYTHING, HERE, alone
+from conftest import EVERYTHING, HERE
 from emulated import environment, put
 
 
 @pytest.mark.parametrize("compiled", ["1", "0"] if EVERYTHING else ["1"])
-def test_on_emulated_gpus(compiled):
+def test_on_emulated_gpus(torch_program, compiled):
     more = shlex.split(os.environ.get("WEFT_GPU_CASES", ""))
-    run = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--durations=5",
-        str(HERE / "gpu_cases.py"),
-        str(HERE / "own_cases.py"),
-        *more,
-    ]
-    p = subprocess.run(
-        run,
-        env=alone() | environment() | {"WEFT_COMPILED": compiled},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    print(p.stdout)
-    assert p.returncode == 0, p.stdout
+    program = "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=5"
+    cases = HERE / "gpu_cases.py", HERE / "own_cases.py"
+    ended = torch_program(*program, *cases, *more, timeout=600, **environment(), WEFT_COMPILED=compiled)
+    print(ended.out)
+    assert ended.code == 0, ended.out
 
 
 @pytest.mark.parametrize("hosts", ["ab", "aabb"] if EVERYTHING else ["ab"])

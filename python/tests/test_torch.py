@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import warnings
 
 import pytest
-from conftest import HERE, alone
+from conftest import HERE
 
 torch = pytest.importorskip("torch")
 
@@ -347,28 +345,17 @@ def without_gloo(out):
     return re.sub(r"\[Gloo\] Rank \d+ is connected.*\n", "", out)
 
 
-def test_torchrun():
+def test_torchrun(torch_program):
     """Ranks under torchrun meet in its store, whoever of PyTorch's is there."""
-    run = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        str(HERE / "torch_ranks.py"),
-        "torchrun",
-    ]
-    p = subprocess.run(
-        run, env=alone() | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert p.returncode == 0, p.stdout + p.stderr
-    assert without_gloo(p.stdout).split() in (["ok", "ok"], ["okok"])  # lines of two processes
+    run = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", HERE / "torch_ranks.py", "torchrun"
+    ended = torch_program(*run, timeout=100, OMP_NUM_THREADS="1")
+    assert ended.code == 0, ended.out
+    assert without_gloo(ended.out).split() in (["ok", "ok"], ["okok"])  # lines of two processes
 
 
-def test_data_loader(script):
+def test_data_loader(torch_script):
     """Workers that DataLoader forks leave their parent's communicator alone."""
-    ended = script("""
+    ended = torch_script("""
 import torch, weft
 from torch.utils.data import DataLoader, Dataset
 class Squares(Dataset):

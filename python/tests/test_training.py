@@ -5,11 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import subprocess
-import sys
 
 import pytest
-from conftest import EVERYTHING, SOURCE, alone
+from conftest import EVERYTHING, SOURCE
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("no PyTorch", allow_module_level=True)
@@ -36,7 +34,7 @@ def test_losses(torch_processes, ranks):
 def test_examples(processes):
     """In one process a rank: each would import PyTorch anew."""
     programs = "data_parallel.py 5", "moe_layer.py", "train_moe.py 20"
-    for r, ended in enumerate(processes(2, "examples", EXAMPLES, *programs, timeout=200)):
+    for r, ended in enumerate(processes(2, "examples", EXAMPLES, *programs, torch=True, timeout=200)):
         assert ended.code == 0, ended.out
         averages, layer, *training = ended.out.splitlines()[:-1]
         assert averages.startswith(f"rank {r}: the loss went from "), ended.out
@@ -49,23 +47,17 @@ def test_the_number_of_ranks_changes_no_loss(processes):
     if not EVERYTHING:
         pytest.skip("WEFT_TEST_ALL=1")
     losses = {
-        processes(n, "examples", EXAMPLES, "train_moe.py 50", timeout=200)[0].out.split(" on ")[0] for n in (1, 2, 4)
+        processes(n, "examples", EXAMPLES, "train_moe.py 50", torch=True, timeout=200)[0].out.split(" on ")[0]
+        for n in (1, 2, 4)
     }
     assert len(losses) == 1, losses
 
 
 @pytest.mark.skipif(not EVERYTHING, reason="WEFT_TEST_ALL=1")
-def test_fsdp_beside_experts():
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    p = subprocess.run(
-        [*run, str(EXAMPLES / "fsdp_moe.py"), "10"],
-        env=alone() | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert p.returncode == 0, p.stdout + p.stderr
-    losses = re.findall(r"the loss went from ([\d.]+) to ([\d.]+) in 10 steps", p.stdout)
-    assert len(losses) == 2, p.stdout
+def test_fsdp_beside_experts(torch_program):
+    run = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", EXAMPLES / "fsdp_moe.py", "10"
+    ended = torch_program(*run, timeout=200, OMP_NUM_THREADS="1")
+    assert ended.code == 0, ended.out
+    losses = re.findall(r"the loss went from ([\d.]+) to ([\d.]+) in 10 steps", ended.out)
+    assert len(losses) == 2, ended.out
     assert all(float(last) < float(first) for first, last in losses)

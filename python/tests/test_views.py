@@ -6,12 +6,10 @@ import copy
 import ctypes
 import gc
 import itertools
-import subprocess
-import sys
 import weakref
 
 import pytest
-from conftest import EVERYTHING, alone, at_once
+from conftest import EVERYTHING, at_once
 
 from weft import dlpack, memory, views
 from weft.dtypes import DType
@@ -231,9 +229,9 @@ def test_threads(of_host):
     assert all(spare(f) <= 2 for f in floats)
 
 
-def test_fork(of_host, script):
+def test_fork(of_host, torch_script):
     """A child of a fork sweeps, whatever other threads were at."""
-    ended = script(
+    ended = torch_script(
         """
 import os, signal, threading
 from weft import views
@@ -273,6 +271,8 @@ def test_what_goes_may_sweep(of_host):
 
 
 INTERRUPTED = """
+import faulthandler
+faulthandler.enable()
 import ctypes, gc, signal, torch
 from weft import dlpack, views
 from weft.dtypes import DType
@@ -303,17 +303,10 @@ kept = show(3)
 """
 
 
-def test_interrupts():
+def test_interrupts(torch_script):
     """Interrupts lose nothing, and a tensor may outlive the interpreter."""
-    p = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", INTERRUPTED],
-        env=alone(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert (p.returncode, p.stdout) == (0, "left 0 0\n"), p.stdout + p.stderr
+    ended = torch_script(INTERRUPTED, timeout=120)
+    assert (ended.code, ended.out) == (0, "left 0 0\n"), ended.out
 
 
 def test_cost(of_host):
