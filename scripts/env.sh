@@ -57,4 +57,8 @@ esac
 # it.
 git rev-parse --verify --quiet HEAD >/dev/null 2>&1 || GOFLAGS="${GOFLAGS:-} -buildvcs=false"
 
-export GOFLAGS="${GOFLAGS:-}" CGO_ENABLED="${CGO_ENABLED:-0}" PATH
+# Without paths of the clone in it a compiled package is the same for all clones, for copies of the tree, and for
+# what is built to be installed.
+GOFLAGS="${GOFLAGS:-} -trimpath"
+
+export GOFLAGS CGO_ENABLED="${CGO_ENABLED:-0}" PATH

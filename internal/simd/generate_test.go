@@ -27,7 +27,7 @@ func TestGeneratedCodeIsCurrent(t *testing.T) {
 	run := func(args ...string) ([]byte, error) {
 		cmd := exec.CommandContext(ctx, command, args...)
 		cmd.Dir = tools
-		cmd.Env = append(os.Environ(), "GOOS=", "GOARCH=", "GOFLAGS=-mod=readonly")
+		cmd.Env = append(os.Environ(), "GOOS=", "GOARCH=", "GOFLAGS="+os.Getenv("GOFLAGS")+" -mod=readonly")
 		cmd.WaitDelay = time.Second
 		return cmd.CombinedOutput()
 	}
