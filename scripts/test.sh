@@ -20,7 +20,7 @@ report() {
 	rm -f "$build/logs/status"
 	{
 		status=0
-		go test -json "$@" || status=$?
+		go test -json -ldflags='-s -w' "$@" || status=$? # symbols are for debuggers, and take time to link
 		echo "$status" >"$build/logs/status"
 	} | "$build/bin/testreport" "$into" && [ "$(cat "$build/logs/status")" = 0 ]
 }
