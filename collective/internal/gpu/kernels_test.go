@@ -11,8 +11,9 @@ import (
 	"github.com/weftgo/weft/cuda/kernel"
 )
 
-// kinds are one type for each kind of accumulator.
-var kinds = []weft.DType{weft.BFloat16, weft.Float32, weft.Float64, weft.Int32, weft.Int64, weft.Bool}
+// kinds are types whose kernels differ: of two bytes with a wider accumulator, and of eight bytes, which takes most
+// registers.
+var kinds = []weft.DType{weft.BFloat16, weft.Float64}
 
 // typical is a kernel that moves data, or reduces one of the kinds. The other types differ from these in
 // what all reductions have, so one of the reductions is compiled for them.
