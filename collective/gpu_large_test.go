@@ -166,7 +166,7 @@ func TestLargeOnEmulatedGPUs(t *testing.T) {
 			continue
 		}
 		t.Run(fmt.Sprint(ranks), func(t *testing.T) {
-			onLargeRanks(t, emulatedKernels(t, ranks), ranks, 20*time.Second, func(ctx context.Context, r *largeRank) error {
+			onLargeRanks(t, emulatedKernels(t, ranks), ranks, gpuDeadline, func(ctx context.Context, r *largeRank) error {
 				types := fewTypes
 				switch {
 				case !emulate.Everything():
@@ -185,7 +185,7 @@ func TestLargeOnGPUs(t *testing.T) {
 	g := ranktest.Real(t)
 	for _, ranks := range []int{2, 3, 4, 5, 7, 8} {
 		t.Run(fmt.Sprint(ranks), func(t *testing.T) {
-			onLargeRanks(t, g, ranks, 20*time.Second, func(ctx context.Context, r *largeRank) error {
+			onLargeRanks(t, g, ranks, gpuDeadline, func(ctx context.Context, r *largeRank) error {
 				return everyLarge(ctx, r, allTypes, allOps...)
 			})
 		})
@@ -194,7 +194,7 @@ func TestLargeOnGPUs(t *testing.T) {
 
 // testLines moves by lines, whose stores are never torn.
 func testLines(t *testing.T, g *ranktest.GPUs, ranks int) {
-	onLargeRanks(t, g, ranks, 20*time.Second, func(ctx context.Context, r *largeRank) error {
+	onLargeRanks(t, g, ranks, gpuDeadline, func(ctx context.Context, r *largeRank) error {
 		number := 0
 		for _, d := range []weft.DType{weft.Int8, weft.BFloat16} {
 			for _, count := range []int{1, 257, 7, 0, 60, 120, 24003 / r.comm.Size()} {
@@ -226,7 +226,7 @@ func TestLinesOnEmulatedGPUs(t *testing.T) {
 	g := ranktest.Emulated(t, cudatest.Config{}, emulate.Options{Seed: 1})
 	testLines(t, g, 3)
 	t.Run("refused", func(t *testing.T) { // between different GPUs
-		onLargeRanks(t, emulatedGPUs(t, 2), 2, 20*time.Second, func(ctx context.Context, r *largeRank) error {
+		onLargeRanks(t, emulatedGPUs(t, 2), 2, gpuDeadline, func(ctx context.Context, r *largeRank) error {
 			c := gpuCase{kind: AllGather, dtype: weft.Int8, count: 9, name: "all-gather/lines"}
 			if err := r.check(ctx, c); !errors.Is(err, weft.ErrUnsupported) {
 				return fmt.Errorf("lines between GPUs: %w", err)
@@ -252,7 +252,7 @@ func testLargeMask(t *testing.T, g *ranktest.GPUs) {
 	const ranks, out = 4, 1
 	ops := []weft.Op{weft.Avg, weft.PreMulSum, weft.Max}
 	survived := make(chan struct{}, ranks)
-	onLargeRanks(t, g, ranks, 20*time.Second, func(ctx context.Context, r *largeRank) error {
+	onLargeRanks(t, g, ranks, gpuDeadline, func(ctx context.Context, r *largeRank) error {
 		mask := func(ranks ...int) error {
 			return errors.Join(r.comm.SetMask(ctx, ranks...), r.beside.SetMask(ctx, ranks...))
 		}
@@ -293,7 +293,7 @@ func TestMaskedLastRankOnEmulatedGPUs(t *testing.T) {
 	const ranks, out, count = 4, 3, 600
 	survived := make(chan struct{}, ranks)
 	ready := make(chan struct{}) // the last rank has all that is made together
-	onLargeRanks(t, emulatedGPUs(t, ranks), ranks, 20*time.Second, func(ctx context.Context, r *largeRank) (err error) {
+	onLargeRanks(t, emulatedGPUs(t, ranks), ranks, gpuDeadline, func(ctx context.Context, r *largeRank) (err error) {
 		device := r.comm.Device().Context()
 		memory, err := device.Alloc(2 * count)
 		if err != nil {
@@ -349,7 +349,7 @@ func TestMaskedLastRankOnEmulatedGPUs(t *testing.T) {
 // testLargeAbsent lets a rank not call: the others' errors name it, and all go on after SetMask.
 func testLargeAbsent(t *testing.T, g *ranktest.GPUs) {
 	const ranks, absent = 3, 2
-	onLargeRanks(t, g, ranks, 20*time.Second, func(ctx context.Context, r *largeRank) error { return r.load(ctx) })
+	onLargeRanks(t, g, ranks, gpuDeadline, func(ctx context.Context, r *largeRank) error { return r.load(ctx) })
 	onLargeRanks(t, g, ranks, absence(), func(ctx context.Context, r *largeRank) error {
 		if err := r.load(ctx); err != nil { // it is compiled
 			return err
@@ -395,7 +395,7 @@ func testLargeGraph(t *testing.T, g *ranktest.GPUs, times int) {
 			op: weft.Max,
 		})
 	}
-	onLargeRanks(t, g, ranks, 20*time.Second, func(ctx context.Context, r *largeRank) error {
+	onLargeRanks(t, g, ranks, gpuDeadline, func(ctx context.Context, r *largeRank) error {
 		return r.replay(ctx, cases, times)
 	})
 }

@@ -9,7 +9,6 @@ import (
 	"math/bits"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
@@ -101,7 +100,7 @@ func TestMulticastOnEmulatedGPUs(t *testing.T) {
 			continue
 		}
 		t.Run(fmt.Sprint(ranks), func(t *testing.T) {
-			onLargeRanks(t, multicastGPUs(t, ranks), ranks, 20*time.Second, func(ctx context.Context, r *largeRank) error {
+			onLargeRanks(t, multicastGPUs(t, ranks), ranks, gpuDeadline, func(ctx context.Context, r *largeRank) error {
 				return everyMulticast(ctx, r, multicastAlgorithms())
 			})
 		})
@@ -111,7 +110,7 @@ func TestMulticastOnEmulatedGPUs(t *testing.T) {
 // TestMulticastIsChosen: what is exact runs where windows have multicast addresses and it costs least; what is relaxed
 // never does unless it is named.
 func TestMulticastIsChosen(t *testing.T) {
-	onLargeRanks(t, multicastGPUs(t, 2), 2, 20*time.Second, func(ctx context.Context, r *largeRank) error {
+	onLargeRanks(t, multicastGPUs(t, 2), 2, gpuDeadline, func(ctx context.Context, r *largeRank) error {
 		for _, kind := range []Collective{AllGather, Broadcast, AllReduce, ReduceScatter, Reduce} {
 			const count = 20 << 10
 			c := gpuCase{kind: kind, dtype: weft.Float32, count: count, windows: true, marks: "whole"}
@@ -143,7 +142,7 @@ func TestMulticastRefused(t *testing.T) {
 	}
 	t.Run("not asked", func(t *testing.T) {
 		g := emulatedGPUs(t, 2)
-		onLargeRanks(t, g, 2, 20*time.Second, func(ctx context.Context, r *largeRank) error {
+		onLargeRanks(t, g, 2, gpuDeadline, func(ctx context.Context, r *largeRank) error {
 			for _, a := range multicastAlgorithms() {
 				c := gpuCase{kind: a.Collective, dtype: weft.Float32, count: 9, name: a.Name, windows: true}
 				if err := refused(ctx, r, c, "WEFT_MULTICAST"); err != nil {
@@ -157,7 +156,7 @@ func TestMulticastRefused(t *testing.T) {
 		}
 	})
 	t.Run("asked", func(t *testing.T) {
-		onLargeRanks(t, multicastGPUs(t, 2), 2, 20*time.Second, func(ctx context.Context, r *largeRank) error {
+		onLargeRanks(t, multicastGPUs(t, 2), 2, gpuDeadline, func(ctx context.Context, r *largeRank) error {
 			const twoShot, oneShot = "all-reduce/relaxed-multicast", "all-reduce/relaxed-multicast-one-shot"
 			in := gpuCase{kind: AllReduce, dtype: weft.Float32, count: 9, name: twoShot, windows: true, marks: "whole"}
 			plain, max, wide, inPlace := in, in, in, in
@@ -176,7 +175,7 @@ func TestMulticastRefused(t *testing.T) {
 func TestMulticastMask(t *testing.T) {
 	const ranks, out = 3, 1
 	survived := make(chan struct{}, ranks)
-	onLargeRanks(t, multicastGPUs(t, ranks), ranks, 20*time.Second, func(ctx context.Context, r *largeRank) error {
+	onLargeRanks(t, multicastGPUs(t, ranks), ranks, gpuDeadline, func(ctx context.Context, r *largeRank) error {
 		mask := func(ranks ...int) error {
 			return errors.Join(r.comm.SetMask(ctx, ranks...), r.beside.SetMask(ctx, ranks...))
 		}
@@ -233,7 +232,7 @@ func TestMulticastAbsentRank(t *testing.T) {
 		}
 		return nil
 	}
-	onLargeRanks(t, g, ranks, 20*time.Second, load) // compiles the kernels
+	onLargeRanks(t, g, ranks, gpuDeadline, load) // compiles the kernels
 	onLargeRanks(t, g, ranks, absence(), func(ctx context.Context, r *largeRank) error {
 		if err := load(ctx, r); err != nil {
 			return err
@@ -269,7 +268,7 @@ func TestMulticastGraph(t *testing.T) {
 			windows: true, marks: "whole",
 		})
 	}
-	onLargeRanks(t, multicastGPUs(t, ranks), ranks, 20*time.Second, func(ctx context.Context, r *largeRank) error {
+	onLargeRanks(t, multicastGPUs(t, ranks), ranks, gpuDeadline, func(ctx context.Context, r *largeRank) error {
 		return r.replay(ctx, cases, 3)
 	})
 }

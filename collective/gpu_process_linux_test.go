@@ -61,7 +61,7 @@ func (m *gpuMember) Do(r *processes.Rank, c processes.Command) (any, error) {
 }
 
 func (m *gpuMember) join(ctx context.Context, r *processes.Rank, a gpuMemberArgs) (err error) {
-	if m.comm, err = r.JoinOnGPU(a.ID, a.GPUs, weft.WithDeadline(20*time.Second)); err != nil {
+	if m.comm, err = r.JoinOnGPU(a.ID, a.GPUs, weft.WithDeadline(gpuDeadline)); err != nil {
 		return err
 	}
 	if m.memory, err = m.comm.Device().Context().Alloc(64 << 10); err != nil {

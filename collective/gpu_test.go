@@ -25,6 +25,10 @@ import (
 // gpuStaging makes calls of some thousand elements take several turns of slots.
 const gpuStaging = 72 << 10
 
+// gpuDeadline bounds the waits of ranks on GPUs, which take milliseconds. On emulated GPUs a rank may wait for one
+// that compiles a kernel, on processors that others use.
+const gpuDeadline = time.Minute
+
 // gpuRank is a rank of a test: a group on a GPU, one on the host beside it, and memory for operands.
 type gpuRank struct {
 	*Group
@@ -69,7 +73,7 @@ const gpuMemory = 4 << 20
 // onGPUs runs a body on ranks that have GPUs, with a host communicator beside them.
 func onGPUs(t *testing.T, g *ranktest.GPUs, ranks int, o Options, body func(ctx context.Context, r *gpuRank) error) {
 	t.Helper()
-	withDeadline(t, g, ranks, 20*time.Second, o, body)
+	withDeadline(t, g, ranks, gpuDeadline, o, body)
 }
 
 func withDeadline(t *testing.T, g *ranktest.GPUs, ranks int, deadline time.Duration, o Options,

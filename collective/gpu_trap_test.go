@@ -176,7 +176,7 @@ func TestOverlappingGroupsOnEmulatedGPUs(t *testing.T) {
 	g := emulatedGPUs(t, 3)
 	of := func(gpus ...int) []*weft.Comm {
 		comms, err := ranktest.JoinEach(len(gpus), func(rank int) []weft.Option {
-			return append(g.Options(gpus[rank]), weft.WithDeadline(20*time.Second))
+			return append(g.Options(gpus[rank]), weft.WithDeadline(gpuDeadline))
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 }
 
 // testTimeout bounds every test's waits; none comes near it unless something hangs.
-const testTimeout = 60 * time.Second
+const testTimeout = 3 * time.Minute
 
 func testContext(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)

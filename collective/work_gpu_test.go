@@ -82,7 +82,7 @@ func (r *workRank) sum(to, from int) Call {
 // TestStartOnGPUs: Works end with the work in their streams, other streams wait for them, and what was
 // captured runs with its graph.
 func TestStartOnGPUs(t *testing.T) {
-	worksOnGPUs(t, 20*time.Second, func(ctx context.Context, r *workRank, _ bool) error {
+	worksOnGPUs(t, gpuDeadline, func(ctx context.Context, r *workRank, _ bool) error {
 		var streams [2]*weft.Stream
 		for i := range streams {
 			s, err := r.comm.Device().Context().NewStream(cuda.StreamOptions{})
@@ -320,7 +320,7 @@ func TestStartFailsOnGPUs(t *testing.T) {
 
 // TestDuplicateOnGPUs: groups of a communicator and of its duplicate run side by side on the same GPUs.
 func TestDuplicateOnGPUs(t *testing.T) {
-	worksOnGPUs(t, 20*time.Second, func(ctx context.Context, r *workRank, _ bool) error {
+	worksOnGPUs(t, gpuDeadline, func(ctx context.Context, r *workRank, _ bool) error {
 		twin, err := r.comm.Duplicate(ctx)
 		if err != nil {
 			return err

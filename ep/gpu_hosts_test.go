@@ -59,7 +59,7 @@ func TestBetweenGPUs(t *testing.T) {
 func realMachine(t *testing.T) *gpuMachine { return &gpuMachine{GPUs: ranktest.Real(t)} }
 
 func fewMachine(t *testing.T) *gpuMachine {
-	return emulatedMachine(t, 2, emulate.Options{Limit: time.Minute, Seed: 1, Tear: true})
+	return emulatedMachine(t, 2, emulate.Options{Limit: 2 * time.Minute, Seed: 1, Tear: true})
 }
 
 // eachHost runs a test between GPUs of a rank each, on emulated ones and on the machine's.

@@ -57,7 +57,7 @@ func (m *gpuMachine) parallel(t *testing.T) *gpuMachine {
 // tornMachine has two GPUs whose memory is as weakly ordered as it can be.
 func tornMachine(t *testing.T) *gpuMachine {
 	t.Helper()
-	return emulatedMachine(t, 2, emulate.Options{Limit: time.Minute, Seed: 1, Tear: true})
+	return emulatedMachine(t, 2, emulate.Options{Limit: 2 * time.Minute, Seed: 1, Tear: true})
 }
 
 // emulatedMachine makes GPUs of the host's processors. They must be clean in the end.

@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 
 // testContext bounds every wait of a test; none comes near it unless something hangs.
 func testContext(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
