@@ -14,31 +14,31 @@ typedef unsigned long long u64;
 
 namespace host {
 
-inline __attribute__((always_inline)) bool tears() { return emulate::self()->block->grid->tear; }
+inline bool tears() { return emulate::self()->block->grid->tear; }
 
 // late says whether stores to what reach was asked about last are put off.
-inline __attribute__((always_inline)) bool late() {
+inline bool late() {
 	emulate::Grid *g = emulate::self()->block->grid;
 	return g->tear && g->peer;
 }
 
 // Before each load and addition: what this block has stored to the same address must be there.
-inline __attribute__((always_inline)) void before_load(const void *p, u32 bytes) {
+inline void before_load(const void *p, u32 bytes) {
 	if (late()) emulate::land(p, bytes);
 }
 
 // Before a load that a kernel may poll with.
-inline __attribute__((always_inline)) void before_poll(const void *p, u32 bytes, const char *name) {
+inline void before_poll(const void *p, u32 bytes, const char *name) {
 	emulate::poll();
 	emulate::reach(p, bytes, name);
 	before_load(p, bytes);
 }
 
-template <int order> inline __attribute__((always_inline)) u32 word(const void *p, int i = 0) {
+template <int order> inline u32 word(const void *p, int i = 0) {
 	return __atomic_load_n((const u32 *)p + i, order);
 }
 
-inline __attribute__((always_inline)) void put(void *p, int i, u32 v) {
+inline void put(void *p, int i, u32 v) {
 	if (late()) {
 		emulate::defer((u32 *)p + i, v, 4);
 	} else {
@@ -46,7 +46,7 @@ inline __attribute__((always_inline)) void put(void *p, int i, u32 v) {
 	}
 }
 
-inline __attribute__((always_inline)) void put64(void *p, int i, u64 v) {
+inline void put64(void *p, int i, u64 v) {
 	if (late()) {
 		emulate::defer((u64 *)p + i, v, 8);
 	} else {
@@ -54,11 +54,11 @@ inline __attribute__((always_inline)) void put64(void *p, int i, u64 v) {
 	}
 }
 
-inline __attribute__((always_inline)) void gap() {
+inline void gap() {
 	if (tears()) emulate::tear();
 }
 
-inline __attribute__((always_inline)) uint4 load16(const void *p) {
+inline uint4 load16(const void *p) {
 	before_load(p, 16);
 	uint4 v;
 	if (!tears()) {
@@ -77,7 +77,7 @@ inline __attribute__((always_inline)) uint4 load16(const void *p) {
 }
 
 // Between two words others may have changed what late looks at: it is asked once.
-inline __attribute__((always_inline)) void store16(void *p, uint4 v) {
+inline void store16(void *p, uint4 v) {
 	if (late()) {
 		emulate::defer((u32 *)p + 0, v.x, 4), emulate::defer((u32 *)p + 1, v.y, 4);
 		emulate::defer((u32 *)p + 2, v.z, 4), emulate::defer((u32 *)p + 3, v.w, 4);
