@@ -30,9 +30,9 @@ import (
 var source embed.FS
 
 // flags are those of every compilation: fp32 arithmetic as on the device, defined behaviour for
-// code that C++ leaves undefined, and no optimisation, which would take longer than it saves.
+// code that C++ leaves undefined, and little optimisation: more would take longer than it saves.
 var flags = []string{
-	"-std=c++17", "-O0", "-fPIC", "-w", "-fvisibility=hidden", "-ffp-contract=off", "-fno-strict-aliasing",
+	"-std=c++17", "-Og", "-fPIC", "-w", "-fvisibility=hidden", "-ffp-contract=off", "-fno-strict-aliasing",
 	"-fwrapv", "-fno-exceptions", "-fno-rtti",
 	"-fno-stack-protector", "-fcf-protection=none",
 }

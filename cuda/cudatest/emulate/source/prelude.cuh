@@ -8,7 +8,7 @@
 #define __device__
 #define __constant__ static
 #define __grid_constant__
-#define __forceinline__ inline // always would have each copy compiled, without optimisation
+#define __forceinline__ inline // where it is always, each copy is compiled
 #define __noinline__ __attribute__((noinline))
 #define __align__(n) __attribute__((aligned(n)))
 #define __restrict__ __restrict
