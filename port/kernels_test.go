@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"os"
-	"slices"
 	"testing"
 	"time"
 
@@ -15,7 +14,6 @@ import (
 	"github.com/weftgo/weft/cuda/kernel"
 	"github.com/weftgo/weft/device"
 	"github.com/weftgo/weft/fabric"
-	"github.com/weftgo/weft/fabric/fabrictest"
 	"github.com/weftgo/weft/port"
 )
 
@@ -85,20 +83,6 @@ extern "C" __global__ void crowd(const __grid_constant__ Arguments a) {
 	o.end(a.state);
 }
 
-// echo times flushes of nothing: from a push until the proxy's answer is seen, in bursts.
-extern "C" __global__ void echo(const __grid_constant__ Arguments a) {
-	Operation o;
-	if (!o.begin(a.group, a.state, 0, PING)) return;
-	Wait wait(a.group, a.state, PING, o.epoch);
-	for (u64 burst = 0; burst < a.rounds; burst++) {
-		u64 begun = nanoseconds();
-		for (u64 i = 0; i < a.slot; i++)
-			if (!a.channel.flush(wait)) break;
-		a.result[burst] = nanoseconds() - begun;
-	}
-	o.end(a.state);
-}
-
 // wrong asks for what does not fit.
 extern "C" __global__ void wrong(const __grid_constant__ Arguments a) {
 	Operation o;
@@ -146,7 +130,6 @@ type gpu struct {
 
 const (
 	recordAt, abortAt, resultAt = 0, 64, 128
-	bursts                      = 30
 	claimAt                     = 256 // behind a State and a Count for each block
 )
 
@@ -243,6 +226,11 @@ func gpus(t testing.TB, d *cuda.Driver, cache *kernel.Cache, b backend, bytes in
 	return all
 }
 
+// specOf is the kernels of these tests.
+func specOf(arch string) kernel.Spec {
+	return kernel.Spec{Name: "port", Source: timingSource(), Headers: device.Headers(), Arch: arch}
+}
+
 // load makes a rank's kernels ready.
 func (g *gpu) load(t testing.TB, cache *kernel.Cache) {
 	t.Helper()
@@ -251,7 +239,7 @@ func (g *gpu) load(t testing.TB, cache *kernel.Cache) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cubin, err := cache.Load(t.Context(), kernel.Spec{Name: "port", Source: source, Headers: device.Headers(), Arch: arch})
+	cubin, err := cache.Load(t.Context(), specOf(arch))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -270,7 +258,7 @@ func (g *gpu) load(t testing.TB, cache *kernel.Cache) {
 		t.Fatal(err)
 	}
 	closes(g.stream.Close)
-	if g.pinned, err = c.AllocHost(resultAt+8*bursts, cuda.HostOptions{}); err != nil {
+	if g.pinned, err = c.AllocHost(resultAt+8, cuda.HostOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	closes(g.pinned.Close)
@@ -347,7 +335,7 @@ func TestSourceCompiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, arch := range []string{"sm_80", "sm_90a", "sm_100a"} {
-		code, err := c.Compile(t.Context(), kernel.Spec{Name: "port", Source: source, Headers: device.Headers(), Arch: arch})
+		code, err := c.Compile(t.Context(), specOf(arch))
 		if err != nil || code.Log != "" {
 			t.Errorf("%s: %v %s", arch, err, code.Log)
 		}
@@ -451,37 +439,4 @@ func ends(t *testing.T, b backend, begin start) {
 	if _, err := g.kernels.Channel(all[1].channel(t, 0, 7)); !errors.Is(err, fabric.ErrInvalid) {
 		t.Errorf("a channel of another proxy: %v", err)
 	}
-}
-
-// BenchmarkPushOnGPU is the time from a kernel's push until it sees the proxy's answer, on a GPU. The proxy sees the
-// push after less than that; the way back is a word in host memory that the kernel polls.
-func BenchmarkPushOnGPU(b *testing.B) {
-	d := openGPU(b)
-	cudatest.NVRTC(b)
-	cache := kernel.New(kernel.Options{Dir: kernelDir, ReadOnly: []string{}})
-	const burst = 64
-	class := fabrictest.Class{
-		Name: "prompt", Ordered: true, Words: true, Delivered: true, Prompt: true, KeyBytes: 8, DataBytes: 8,
-		MaxWrite: 1 << 30, Depth: 256,
-	}
-	all := gpus(b, d, cache, backend{
-		networks: []*fabrictest.Network{fabrictest.New(class, 1)}, rails: 1, options: port.Options{Spin: time.Minute},
-	}, 4096)
-	g := all[0]
-	g.argument.Rounds, g.argument.Slot = bursts, burst
-	var samples []uint64
-	for b.Loop() {
-		if err := g.run(b, "echo", 1, 1); err != nil {
-			b.Fatal(err)
-		}
-		for i := range bursts {
-			samples = append(samples, binary.LittleEndian.Uint64(g.pinned.Bytes()[resultAt+8*i:])/burst)
-		}
-	}
-	if cause, _ := g.record(); cause != 0 {
-		b.Fatalf("a wait ended with cause %d", cause)
-	}
-	slices.Sort(samples)
-	b.ReportMetric(float64(samples[0]), "best-ns")
-	b.ReportMetric(float64(samples[len(samples)/2]), "p50-ns")
 }

@@ -39,7 +39,8 @@ type backend struct {
 	seed     uint64
 	spread   bool // channels spread over all rails
 	options  port.Options
-	memories [][]byte // of the ranks, if they are not Go's
+	others   *port.Options // of all ranks but the first, if they are different
+	memories [][]byte      // of the ranks, if they are not Go's
 }
 
 // backends are twins of every class with some seeds, alone and beside others, and what libfabric has between
@@ -139,8 +140,11 @@ func (b backend) ranks(t testing.TB, size, bytes int) []*rank {
 		for rail := range b.rails {
 			r.domains = append(r.domains, b.open(ctx, t, i, size, rail))
 		}
-		var err error
-		if r.Proxy, err = port.New(b.options, r.domains...); err != nil {
+		o, err := b.options, error(nil)
+		if b.others != nil && i > 0 {
+			o = *b.others
+		}
+		if r.Proxy, err = port.New(o, r.domains...); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
