@@ -136,6 +136,8 @@
 // GPU at most: then the next kernel finds the shared one empty. Else it does so when no thread waits any more. The
 // third launch comes no earlier than the first has ended.
 //
+// The second room is taken last, and leaves half of what is free: whoever needs room for blocks that wait comes first.
+//
 // # Floor
 //
 // The end of the launch before, a load of the launch's number and of what is sent first, a barrier of the block, and

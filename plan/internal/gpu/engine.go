@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 
@@ -115,25 +116,34 @@ func (e *Engine) agree(ctx context.Context, op string, contexts int) (least int,
 
 // reserve takes room for a plan's blocks, on all ranks or on none. A block counts as if it filled an SM, as blocks of
 // collectives do. Plans of an engine take turns, so they share room.
-//
-// A plan of few blocks has room of its own besides: while its launch runs, the blocks of the next kernel are there and
-// wait for its end. Those may be as many as the shared room has.
 func (e *Engine) reserve(ctx context.Context, l *loaded) error {
 	most := slices.Max(l.program.everywhere)
-	err := e.rooms.grow(ctx, e.comm, most, enginegpu.Want{
+	return e.rooms.grow(ctx, e.comm, most, enginegpu.Want{
 		Op: l.plan.Name, Cost: occupancy.SMThreads, SMs: e.comm.Device().SMs(), Least: most, Beside: e.beside,
-	}, func(has int) error {
-		return weft.Unsupportedf("%s: it has %d blocks that wait for each other, and the GPUs have room for %d a rank; "+
-			"write it with fewer blocks or instances, or close what else runs there", l.plan.Name, most, has)
+	}, func(has int) (bool, error) {
+		if has >= most {
+			return true, nil
+		}
+		held := ""
+		if e.early.blocks > 0 {
+			held = fmt.Sprintf("load it before plans run, which have taken room for %d more, ", e.early.blocks)
+		}
+		return false, weft.Unsupportedf("%s: it has %d blocks that wait for each other, and the GPUs have room for %d a "+
+			"rank; %swrite it with fewer blocks or instances, give groups and handles fewer SMs, or close one",
+			l.plan.Name, most, has, held)
 	})
-	if err != nil {
-		return err
-	}
-	err = e.early.grow(ctx, e.comm, most, enginegpu.Want{
-		Op: l.plan.Name, Cost: occupancy.SMThreads, SMs: max(1, e.comm.Device().SMs()/earlyShare),
-	}, nil)
-	l.early = e.dependent && most <= e.early.blocks
-	return err
+}
+
+// overlap takes room of its own for a plan of few blocks, and says whether it has that: while its launch runs, the
+// blocks of the next kernel are there and wait for its end. Those may be as many as the shared room has. No plan
+// depends on it. So half of what is free stays so, and it is taken when a plan is to run for the first time: plans that
+// are loaded by then have their room. It is collective.
+func (e *Engine) overlap(ctx context.Context, l *loaded) (bool, error) {
+	most := slices.Max(l.program.everywhere)
+	err := e.early.grow(ctx, e.comm, most, enginegpu.Want{
+		Op: l.plan.Name, Cost: occupancy.SMThreads, SMs: max(1, 2*e.comm.Device().SMs()/earlyShare),
+	}, func(has int) (bool, error) { return 2*most <= has, nil })
+	return e.dependent && most <= e.early.blocks, err
 }
 
 // earlyShare is which part of a GPU's multiprocessors launches have at most that end beside the next one.
@@ -145,9 +155,10 @@ type rooms struct {
 	blocks int
 }
 
-// grow takes room for so many blocks. It is collective. Where there is too little, it takes none, and refuses by what
-// lacks says.
-func (r *rooms) grow(ctx context.Context, comm *weft.Comm, blocks int, want enginegpu.Want, lacks func(has int) error,
+// grow takes room for so many blocks. It is collective. Enough says whether what there is for a rank suffices: if not,
+// it takes none, and the error, if there is one, refuses.
+func (r *rooms) grow(ctx context.Context, comm *weft.Comm, blocks int, want enginegpu.Want,
+	enough func(has int) (bool, error),
 ) error {
 	if blocks <= r.blocks {
 		return nil
@@ -159,11 +170,9 @@ func (r *rooms) grow(ctx context.Context, comm *weft.Comm, blocks int, want engi
 	if err != nil {
 		return err
 	}
-	if room.Blocks < blocks {
-		if lacks == nil {
-			return nil
-		}
-		err = lacks(room.Blocks)
+	ok, err := enough(room.Blocks)
+	if !ok && err == nil {
+		return nil
 	}
 	r.all = append(r.all, room)
 	if err = room.Take(ctx, blocks, room.String(), err); err == nil {

@@ -22,8 +22,7 @@ type loaded struct {
 	program *program
 	memory  *cuda.Memory // the program, which no launch changes
 	words   *device.Words
-	unit    int  // the greatest power of two, of 16 at most, that divides all lengths but a chunk's
-	early   bool // there is room for the next kernel while a launch runs
+	unit    int // the greatest power of two, of 16 at most, that divides all lengths but a chunk's
 
 	inputs, outputs bool    // some rank reaches the input, or the output, of another one of its host
 	partial         [2]bool // some ranks have no input, or no output
@@ -342,7 +341,9 @@ func newContext(ctx context.Context, l *loaded, chunk int, staged bool) (*launch
 	if shared > 0 {
 		a.shared, c.shared = 1, shared
 	}
-	if l.early {
+	if early, err := l.e.overlap(ctx, l); err != nil {
+		return nil, err
+	} else if early {
 		a.early = 1
 	}
 	a.own = uint32(p.own)
