@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -157,10 +159,13 @@ func (r *rank) compare(ctx context.Context, f *plan.File, name string, size, cal
 	call := collective.Call{
 		Collective: collective.AllReduce, Op: weft.Sum, In: x, Out: x, Algorithm: name, Symmetric: window,
 	}
-	of := []func(s *weft.Stream) error{
-		func(s *weft.Stream) error { return p.Execute(ctx, s, x, x) },
-		func(s *weft.Stream) error { return group.Do(ctx, s, call) },
-	}
+	return r.turns(ctx, calls, func(s *weft.Stream) error { return p.Execute(ctx, s, x, x) },
+		func(s *weft.Stream) error { return group.Do(ctx, s, call) })
+}
+
+// turns times graphs of calls of two kinds, in turns, in microseconds a call.
+func (r *rank) turns(ctx context.Context, calls int, of ...func(s *weft.Stream) error,
+) (first, second float64, err error) {
 	var times [2][]float64
 	err = r.capture(many(of[0], calls), func(s *cuda.Stream, a *cuda.GraphExec) error {
 		return r.capture(many(of[1], calls), func(_ *cuda.Stream, b *cuda.GraphExec) error {
@@ -185,6 +190,77 @@ func (r *rank) compare(ctx context.Context, f *plan.File, name string, size, cal
 		return 0, 0, err
 	}
 	return times[0][rounds/2], times[1][rounds/2], nil
+}
+
+// BenchmarkRealPlansOnGPUs times the plans of the folder WEFT_PLANS beside what the library chooses for the same
+// operands, which lie in windows. Sizes are those of nccl-tests; a plan that takes others has the next one.
+func BenchmarkRealPlansOnGPUs(b *testing.B) {
+	eachReal(b, func(b *testing.B, _ string, f *plan.File) {
+		g := ranktest.Real(b)
+		for _, size := range []int{1 << 10, 8 << 10, 64 << 10, 1 << 20, 8 << 20, 64 << 20} {
+			chunks := max(f.Ranks[0].Input, f.Ranks[0].Output)
+			chunk := max(legal(f, 0), size/chunks/f.Alignment*f.Alignment, f.Alignment)
+			if whole := uint64(chunk * chunks); whole > f.MaxBytes || whole > uint64(2*size) {
+				continue // it takes none of about this size
+			}
+			b.Run(strconv.Itoa(chunk*chunks), func(b *testing.B) {
+				ranks := len(f.Ranks)
+				ours, native := make([]float64, ranks), make([]float64, ranks)
+				var algorithm string
+				run(b, g, ranks, 2*chunk*chunks, executor.Options{}, patience, func(ctx context.Context, r *rank) error {
+					me := r.comm.Rank()
+					var chosen string
+					var err error
+					ours[me], native[me], chosen, err = r.real(ctx, f, chunk, min(100, max(5, 20<<20/size)))
+					if me == 0 {
+						algorithm = chosen
+					}
+					return err
+				})
+				b.ReportMetric(slices.Max(ours), "us/plan")
+				b.ReportMetric(slices.Max(native), "us/"+strings.ReplaceAll(algorithm, " ", "-"))
+				b.ReportMetric(0, "ns/op")
+			})
+		}
+	})
+}
+
+// real times a plan of another project's package, and what the library chooses, in microseconds a call.
+func (r *rank) real(ctx context.Context, f *plan.File, chunk, calls int,
+) (ours, native float64, algorithm string, err error) {
+	group, err := collective.New(ctx, r.comm, collective.Options{DTypes: []weft.DType{weft.BFloat16}})
+	if err != nil {
+		return 0, 0, "", err
+	}
+	defer func() { err = errors.Join(err, group.Close()) }()
+	p, err := r.Load(ctx, f)
+	if err != nil {
+		return 0, 0, "", err
+	}
+	me, ranks := r.comm.Rank(), len(f.Ranks)
+	inAt, outAt, size := f.Place(me, chunk)
+	if err := r.comm.Device().Context().Upload(r.window.Pointer(), make([]byte, size)); err != nil {
+		return 0, 0, "", err
+	}
+	const element = 2
+	in := weft.DeviceTensor(r.window.Pointer().Add(inAt), weft.BFloat16, f.Ranks[me].Input*chunk/element)
+	out := weft.DeviceTensor(r.window.Pointer().Add(outAt), weft.BFloat16, f.Ranks[me].Output*chunk/element)
+	call := collective.Call{Op: weft.Sum, In: in, Out: out, Symmetric: true, Collective: map[string]collective.Collective{
+		"allreduce": collective.AllReduce, "allgather": collective.AllGather,
+		"reducescatter": collective.ReduceScatter, "alltoall": collective.AllToAll,
+	}[f.Collective]}
+	other := func(s *weft.Stream) error { return group.Do(ctx, s, call) }
+	if f.Collective == "sendrecv" { // to the same position in the next half of the ranks
+		other = func(s *weft.Stream) error {
+			return group.Batch(ctx, s, func(b *collective.Batch) error {
+				b.Send(in, (me+ranks/2)%ranks)
+				b.Recv(out, (me+ranks/2)%ranks)
+				return nil
+			})
+		}
+	}
+	ours, native, err = r.turns(ctx, calls, func(s *weft.Stream) error { return p.Execute(ctx, s, out, in) }, other)
+	return ours, native, group.Algorithm(), err
 }
 
 // many makes a call several times.

@@ -54,8 +54,14 @@ func realLaunches(f *plan.File, chunks ...int) func(ctx context.Context, r *rank
 	}
 }
 
+// runner is a test or a benchmark.
+type runner[T testing.TB] interface {
+	testing.TB
+	Run(name string, f func(T)) bool
+}
+
 // eachReal gives each plan of the folder, by its name.
-func eachReal(t *testing.T, do func(t *testing.T, name string, f *plan.File)) {
+func eachReal[T runner[T]](t T, do func(t T, name string, f *plan.File)) {
 	folder := os.Getenv("WEFT_PLANS")
 	if folder == "" {
 		t.Skip("WEFT_PLANS names no folder with plans")
@@ -66,7 +72,7 @@ func eachReal(t *testing.T, do func(t *testing.T, name string, f *plan.File)) {
 	}
 	for _, path := range names {
 		name := strings.TrimSuffix(filepath.Base(path), ".json")
-		t.Run(name, func(t *testing.T) {
+		t.Run(name, func(t T) {
 			text, err := os.ReadFile(path)
 			if err != nil {
 				t.Fatal(err)
