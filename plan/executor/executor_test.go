@@ -361,7 +361,8 @@ func TestAborted(t *testing.T) {
 						c.Abort()
 					}
 				})
-				err := launches(ctx, c, x, f, weft.Float32, inNone, 64)
+				// A launch may have a single step.
+				err := launches(ctx, c, x, f, weft.Float32, inNone, 64, 64)
 				for err == nil { // its packets were there before
 					err = c.Err()
 				}

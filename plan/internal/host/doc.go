@@ -28,6 +28,9 @@
 // before: so launches of different plans and sizes follow each other at will, and a second half of scratch is not
 // needed.
 //
+// Where each block ends with signals and waits by which every rank hears from all others, these are left out. Each rank
+// says once that it has left the launch, and waits until all have: one line that the others read, and not one for each.
+//
 // The flag of a launch is the number of its round. Where the number's upper half changes, which the next generation
 // of the communicator and four thousand million rounds do, scratch is allocated anew, and is zeros.
 //

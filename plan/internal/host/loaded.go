@@ -28,6 +28,8 @@ type Loaded struct {
 	semaphores []int
 	before     int   // semaphores of the ranks before this one
 	openings   []int // of each block: operations at the beginning that need not run
+	closings   []int // and at the end, where ranks tell each other once that they have left
+	closes     bool
 	writers    []int // of each chunk of this rank's scratch: who writes packets there
 	generation uint64
 
@@ -124,7 +126,12 @@ func newLoaded(ctx context.Context, e *Engine, p *launch.Plan) (*Loaded, error) 
 	for r := range self {
 		l.before += len(p.File.Ranks[r].Semaphores)
 	}
-	l.openings = openings(p.File)[self]
+	opening := openings(p.File)
+	l.openings, l.closings = opening[self], make([]int, len(opening[self]))
+	if e.far == nil {
+		l.closings = closings(p.File, opening)[self]
+		l.closes = slices.ContainsFunc(l.closings, func(n int) bool { return n > 0 })
+	}
 	l.writers = writersOf(p.File, self)
 	l.begin()
 	return l, nil
@@ -246,6 +253,12 @@ func (l *Loaded) launch(ctx context.Context, run *rank, given *launch.Launch, ro
 	}
 	if err := run.rest(ctx); err != nil {
 		return err
+	}
+	if l.closes {
+		e.rounds.Leave()
+		if err := e.rounds.AwaitLeft(ctx, name, round); err != nil {
+			return err
+		}
 	}
 	run.finish()
 	return nil

@@ -62,7 +62,8 @@ func newRank(l *Loaded, chunk int) *rank {
 	var counters pool[int]
 	numbers := make(map[int]int)
 	for i := range r.program.Blocks {
-		steps := r.program.Blocks[i].Steps[l.openings[i]:]
+		steps := r.program.Blocks[i].Steps
+		steps = steps[l.openings[i] : len(steps)-l.closings[i]]
 		b := &block{rank: r, steps: make([]step, len(steps))}
 		for k := range b.steps {
 			s := &steps[k]
