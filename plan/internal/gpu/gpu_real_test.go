@@ -60,12 +60,18 @@ type runner[T testing.TB] interface {
 	Run(name string, f func(T)) bool
 }
 
-// eachReal gives each plan of the folder, by its name.
-func eachReal[T runner[T]](t T, do func(t T, name string, f *plan.File)) {
+// folderOf is the folder WEFT_PLANS.
+func folderOf(t testing.TB) string {
 	folder := os.Getenv("WEFT_PLANS")
 	if folder == "" {
 		t.Skip("WEFT_PLANS names no folder with plans")
 	}
+	return folder
+}
+
+// eachReal gives each plan of the folder, by its name.
+func eachReal[T runner[T]](t T, do func(t T, name string, f *plan.File)) {
+	folder := folderOf(t)
 	names, err := filepath.Glob(filepath.Join(folder, "*.json"))
 	if err != nil || len(names) == 0 {
 		t.Fatalf("no plans in %s: %v", folder, err)
@@ -108,5 +114,7 @@ func TestRealPlansOnEmulatedGPUs(t *testing.T) {
 
 // TestRealPlansOnGPUs is the same on real ones.
 func TestRealPlansOnGPUs(t *testing.T) {
-	testReal(t, func() *ranktest.GPUs { return ranktest.Real(t) }, 16, 16, 1024, 48, 64<<10, 250_000, 32)
+	folderOf(t)
+	g := ranktest.Real(t)
+	testReal(t, func() *ranktest.GPUs { return g }, 16, 16, 1024, 48, 64<<10, 250_000, 32)
 }
