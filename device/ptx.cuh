@@ -252,6 +252,23 @@ __device__ __forceinline__ bool barrier_done(u64 *barrier, u32 parity) {
 	return done != 0;
 }
 
+// ---- Barriers of some of a block's threads (9.7.13.1 barrier): whole warps, so many threads, which call with the same
+// number from 1 to 15. What a thread has done before, those see who leave the barrier.
+
+__device__ __forceinline__ void sync_some(u32 barrier, u32 threads) {
+	asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// sync_some_and is a barrier.red behind a setp: all of them learn whether p is true in each.
+__device__ __forceinline__ bool sync_some_and(u32 barrier, u32 threads, bool p) {
+	u32 all;
+	asm volatile("{ .reg .pred p, q; setp.ne.u32 p, %3, 0; barrier.red.and.pred q, %1, %2, p; selp.u32 %0, 1, 0, q; }"
+				 : "=r"(all)
+				 : "r"(barrier), "r"(threads), "r"((u32)p)
+				 : "memory");
+	return all != 0;
+}
+
 // ---- Shared memory (9.7.9.8 ld, 9.7.9.11 st, 9.7.13.7 red).
 
 // shared_at gives where something stands, for what follows. All lanes of a warp call it, with the

@@ -57,6 +57,8 @@ var calls = map[string]string{
 	"barrier_arrive":     "barrier_arrive(b)",
 	"barrier_done":       "keep((u32)barrier_done(b, v))",
 	"barrier_awaited":    "keep((u32)barrier_awaited(b, v))",
+	"sync_some":          "sync_some(1, 32)",
+	"sync_some_and":      "keep((u32)sync_some_and(1, 32, v != 0))",
 	"shared_at":          "keep(shared_at(s))",
 	"load_shared4":       "keep(load_shared4(l))",
 	"load_shared8":       "keep(load_shared8(l))",

@@ -62,6 +62,13 @@ func TestDetect(t *testing.T) {
 				"thread 16: __syncwarp with mask 0xffff0001",
 			},
 		},
+		"barrier of half a warp": {
+			"sync_some(1, 16);", cuda.ErrLaunchFailed, []string{"thread 0", "barrier 1 of 16 threads", "whole warps"},
+		},
+		"missing barrier of some": {
+			"if (threadIdx.x == 0) sync_some(3, 32); else __syncthreads();", cuda.ErrLaunchFailed,
+			[]string{"deadlock", "thread 0: sync_some 3", "thread 1: __syncthreads at kernel.cu:"},
+		},
 		"not in the mask": {
 			"__syncwarp(0xFFFFu);", cuda.ErrLaunchFailed,
 			[]string{"thread 16", "lane 16 is not in its own mask 0xffff"},

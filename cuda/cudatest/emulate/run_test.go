@@ -280,6 +280,38 @@ extern "C" __global__ void k(const __grid_constant__ Two a, short b, double c) {
 	}
 }
 
+// TestBarriersOfSome: warps in pairs meet often, and the last pair never. Behind a meeting, a fence of one thread is one
+// of what all of its pair have stored.
+func TestBarriersOfSome(t *testing.T) {
+	const threads = 256
+	r := newRig(t, 2, emulate.Options{Seed: 1, Tear: true})
+	f := r.function(0, `#include "ptx.cuh"
+using namespace weft;
+extern "C" __global__ void k(u32 *peer, u32 *out) {
+	u32 team = threadIdx.x / 64, me = threadIdx.x % 64, wrong = 0;
+	if (team == 3) return;
+	for (u32 i = 1; i <= 20 * (team + 1); i++) {
+		store_relaxed_sys4(peer + threadIdx.x, i);
+		bool all = sync_some_and(1 + team, 64, me != i);
+		if (all != (i >= 64)) wrong++;
+		if (me == 63) fence_sys();
+		sync_some(1 + team, 64);
+		if (load_relaxed_sys4(peer + (threadIdx.x ^ 63)) != i) wrong++;
+		sync_some(1 + team, 64);
+	}
+	out[threadIdx.x] = wrong + 1;
+}`)
+	p, _ := r.alloc(1, threads)
+	q, out := r.alloc(0, threads)
+	r.ok(r.contexts[0].EnablePeer(r.contexts[1]))
+	r.ok(r.start(f, 0, 1, threads, p, q))
+	for i, v := range out[:threads-64] {
+		if v != 1 {
+			t.Errorf("thread %d: %d were wrong", i, int32(v)-1)
+		}
+	}
+}
+
 // TestBulk: a pipeline of bulk copies through shared memory, two stages of which are under way at
 // once.
 func TestBulk(t *testing.T) {

@@ -72,6 +72,12 @@ struct Queue {
 	}
 };
 
+// Some is a barrier of some of a block's threads.
+struct Some {
+	u32 arrived, threads, outcome;
+};
+constexpr u32 BARRIERS = 16;
+
 struct FullBlock : Block {
 	Thread **threads;
 	u32 *meeting, *ended; // lanes of each warp that are in a collective, and that have ended or never were
@@ -80,6 +86,7 @@ struct FullBlock : Block {
 	const char *file;
 	int line;
 	Thread *last; // the last to arrive
+	Some some[BARRIERS];
 	Queue ready, polling;
 	u8 *own; // its static shared memory, while another block runs
 	Copy *copies;
@@ -401,13 +408,39 @@ void pass(FullBlock *b) {
 	share(b);
 	for (u32 i = 0; i < b->count; i++) {
 		Thread *t = b->threads[i];
-		if (t->state != AT_BARRIER) continue;
+		if (t->state != AT_BARRIER || t->barrier != 0) continue;
 		t->result = outcome;
 		release(t);
 	}
 }
 
 } // namespace
+
+u32 barrier_of(u32 number, u32 threads, u32 value) {
+	Thread *t = self();
+	FullBlock *b = block_of(t);
+	if (number == 0 || number >= BARRIERS || threads == 0 || threads % 32 != 0 || threads > b->count)
+		FAIL(t, FAILED, "barrier %u of %u threads: want 1 to %u, of whole warps of the block's %u threads", number, threads,
+			 BARRIERS - 1, b->count);
+	Some &s = b->some[number];
+	if (s.arrived > 0 && s.threads != threads)
+		FAIL(t, FAILED, "barrier %u of %u threads, where others wait for %u", number, threads, s.threads);
+	s.threads = threads, s.arrived++, s.outcome += value;
+	t->state = AT_BARRIER, t->barrier = number, t->line = 0;
+	if (s.arrived == threads) {
+		u32 outcome = s.outcome;
+		s = {};
+		share(b);
+		for (u32 i = 0; i < b->count; i++) {
+			Thread *o = b->threads[i];
+			if (o->state != AT_BARRIER || o->barrier != number) continue;
+			o->barrier = 0, o->result = outcome;
+			release(o);
+		}
+	}
+	suspend(t);
+	return (u32)t->result;
+}
 
 u32 barrier(Barrier kind, u32 value, const char *file, int line) {
 	Thread *t = self();
@@ -877,10 +910,15 @@ void describe(FullGrid *g, FullBlock *b, Cause cause, const char *why) {
 		Thread *before = i > 0 ? b->threads[i - 1] : nullptr;
 		if (before != nullptr && before->state == t->state && before->line == t->line && before->mask == t->mask) continue;
 		listed++;
-		const char *state = t->state == AT_BARRIER ? "__syncthreads" : t->state == MEETS ? names[t->operation] : "polls";
+		bool some = t->state == AT_BARRIER && t->barrier != 0;
+		const char *state = some ? "sync_some"
+							: t->state == AT_BARRIER ? "__syncthreads"
+							: t->state == MEETS		 ? names[t->operation]
+													 : "polls";
 		used += (u64)snprintf(text + used, sizeof text - used, "; %s: %s", name_of(t).text, state);
 		if (t->state == MEETS) used += (u64)snprintf(text + used, sizeof text - used, " with mask %#x", t->mask);
-		if (t->state == MEETS || t->state == AT_BARRIER)
+		if (some) used += (u64)snprintf(text + used, sizeof text - used, " %u", t->barrier);
+		if (!some && (t->state == MEETS || t->state == AT_BARRIER))
 			used += (u64)snprintf(text + used, sizeof text - used, " at %s:%d", t->file, t->line);
 	}
 	note(g, cause, "%s, %u threads of the block are left%s", why, waiting, text);

@@ -88,6 +88,7 @@ struct Thread {
 	u32 bulk;	// stores that bulk_wait has not seen
 	u32 groups; // of bulk stores that were committed
 	u32 mask, operation, argument;
+	u32 barrier; // the number of the one it waits at; 0: the block's
 	u64 value, result;
 	const char *file;
 	int line;
@@ -121,6 +122,7 @@ void yield();
 void tear();
 u64 meet(Operation operation, u32 mask, u64 value, u32 argument, const char *file, int line);
 u32 barrier(Barrier kind, u32 value, const char *file, int line);
+u32 barrier_of(u32 number, u32 threads, u32 value); // of some threads: the sum of their values
 void stray(const void *p, u32 bytes, const char *what);
 u64 now();
 u8 *dynamic_shared();

@@ -305,6 +305,10 @@ __device__ __forceinline__ void store_shared16(u64 at, uint4 v) { *(uint4 *)at =
 __device__ __forceinline__ void or_shared4(u64 at, u32 v, bool here) {
 	if (here) *(u32 *)at |= v;
 }
+__device__ __forceinline__ void sync_some(u32 barrier, u32 threads) { emulate::barrier_of(barrier, threads, 0); }
+__device__ __forceinline__ bool sync_some_and(u32 barrier, u32 threads, bool p) {
+	return emulate::barrier_of(barrier, threads, p) == threads;
+}
 __device__ __forceinline__ void barrier_init(u64 *barrier, u32 arrivals) { emulate::barrier_init(barrier, arrivals); }
 __device__ __forceinline__ void barrier_arrive(u64 *barrier) { emulate::barrier_expect(barrier, 0); }
 __device__ __forceinline__ bool barrier_done(u64 *barrier, u32 parity) {
