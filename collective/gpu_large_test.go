@@ -25,7 +25,7 @@ func largeAlgorithms() (all []Algorithm) {
 	for _, a := range GPUAlgorithms() {
 		_, way, _ := strings.Cut(a.Name, "/")
 		if slices.Contains([]string{
-			"pull-push", "pull", "few-sm", "direct", "engine", "helpers", "push-push", "push-ring", "relaxed-ring",
+			"pull-push", "pull", "few-sm", "direct", "engine", "helpers", "push-push", "relaxed-ring",
 		}, way) {
 			all = append(all, a)
 		}

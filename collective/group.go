@@ -42,9 +42,9 @@ type Options struct {
 	// Staging is how many bytes of each GPU's memory hold what peers send. Larger operands take
 	// several launches: [GPUCaps] says of what size. 0 means what WEFT_COLLECTIVE_STAGING says, or else
 	// [DefaultStaging]; more than [MaxStaging] is refused. Between hosts it is pinned memory of the host, which operands
-	// go through piece by piece. Elsewhere, beside it, three things take a quarter as much each:
-	// words by which moved floats keep all their bits, pieces of large operands, and messages, these 16 MiB at
-	// most, but for each rank 4 KiB at least.
+	// go through piece by piece. Elsewhere, beside it, pieces of large operands take half as much, words by which moved
+	// floats keep all their bits a quarter, and messages a quarter, these 16 MiB at most, but for each rank 4 KiB at
+	// least.
 	Staging int
 
 	// SMs bounds the multiprocessors of a GPU that a group's kernels fill, those of all ranks that share it together.

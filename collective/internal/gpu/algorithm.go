@@ -38,6 +38,7 @@ var algorithms = []*algorithm{
 	costed(spec.AllReduce, "one-shot", oneShotCost, (*Engine).startOneShot),
 	direct(spec.AllReduce, spec.Inputs|spec.Outputs, directReduceCost, (*Engine).startDirectReduce),
 	costed(spec.AllReduce, "two-shot", twoShotCost, (*Engine).startTwoShot),
+	whole(costed(spec.AllReduce, "push-push", pushCost, (*Engine).startPushPush)),
 	variant(spec.WithNorm, "all-reduce-norm/one-shot", spec.AllReduce, oneShotCost, (*Engine).startNormOneShot),
 	variant(spec.WithNorm, "all-reduce-norm/two-shot", spec.AllReduce, twoShotCost, (*Engine).startNormTwoShot),
 	variant(spec.WithWords, "all-gather/progress", spec.AllGather, flaggedCost, (*Engine).startAllGatherProgress),
@@ -60,9 +61,6 @@ var algorithms = []*algorithm{
 	// Costs in us of n ranks and S bytes, moved = (n-1)/n S: 4 + 2(n-1)/n S/325 GB/s, with 16 blocks.
 	loadedLate(largeOf("all-reduce/pull-push", spec.AllReduce, spec.Inputs|spec.Outputs, spec.BulkCopies,
 		(*Engine).startPullPush)),
-	// 9 + 2(n-1)/n S/345; 8 + 2.2(n-1) + (n-1)/n S (1/352 + 1/361).
-	loadedLate(largeOf("all-reduce/push-push", spec.AllReduce, 0, 0, (*Engine).startPushPush)),
-	loadedLate(largeOf("all-reduce/push-ring", spec.AllReduce, spec.Outputs, 0, (*Engine).startPushRing)),
 	// 2(n-1) 2.2 + 2(n-1)/n S/361. It has bits of its own, so no group chooses it.
 	{Algorithm: spec.Algorithm{
 		Name: relaxedRing, Collective: spec.AllReduce, Needs: spec.Outputs, MaxBytes: mostWhole, Supports: relaxable,
@@ -107,8 +105,14 @@ const mostWhole = 32 << 30
 
 // direct is the way of ranks that reach each other's operands where they lie, in windows.
 func direct(k spec.Collective, w spec.Windows, us cost, run start) *algorithm {
-	a := costed(k, "direct", us, run)
-	a.Needs, a.MaxBytes = w, mostWhole
+	a := whole(costed(k, "direct", us, run))
+	a.Needs = w
+	return a
+}
+
+// whole is an algorithm of one launch.
+func whole(a *algorithm) *algorithm {
+	a.MaxBytes = mostWhole
 	return a
 }
 

@@ -59,7 +59,7 @@ func TestBlocksOfCallsOnEmulatedGPUs(t *testing.T) {
 			},
 			{
 				spec.Call{Collective: spec.AllReduce, In: x, Out: y},
-				"all-reduce/push-push", func() cuda.Dim { return e.reductions[weft.Float32].large.push.Grid() },
+				"all-reduce/push-push", func() cuda.Dim { return e.reductions[weft.Float32].push.Grid() },
 			},
 			{
 				spec.Call{Collective: spec.AllReduce, In: x, Out: y, Symmetric: true},

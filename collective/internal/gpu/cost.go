@@ -61,7 +61,7 @@ func oneShotCost(q spec.Request, m *spec.Model) float64 {
 const (
 	twoShotStep   = 0.3
 	twoShotShare  = 0.95
-	twoShotBehind = 0.86
+	twoShotBehind = 0.92
 	cacheBytes    = 16 << 20
 )
 
@@ -73,6 +73,31 @@ func twoShotCost(q spec.Request, m *spec.Model) float64 {
 	}
 	fixed := count(q.Bytes, twoShotCap(q.DType, q.Slot, q.Ranks, q.Ranks)) * (trip(&q, m) + m.Hop + twoShotStep)
 	return fixed + pushed(&q, m, 2*(n-1)/n*float64(q.Bytes))/share
+}
+
+// Pieces that are pushed fill no link until the first have come through. They lose a little of the links' rate, and
+// more where results are taken from staging memory.
+const (
+	pushFill    = 14
+	pushCollect = 3
+	pushDirect  = 0.966
+	pushStaged  = 0.927
+	pushBlocks  = 128 // that staging memory is for
+)
+
+func pushCost(q spec.Request, m *spec.Model) float64 {
+	n, fill, share := float64(max(q.Ranks, 1)), float64(pushFill), pushDirect
+	if q.Windows&spec.Outputs == 0 {
+		fill, share = fill+pushCollect, pushStaged
+	}
+	if q.Slot > 0 { // pieces that are shorter than usual take as long as those
+		room := float64(turns*q.Slot) / pushShare
+		if q.Windows&spec.Outputs == 0 {
+			room /= 2
+		}
+		share *= min(1, room/(pushDepth*max(1, n-1)*pushBlocks*usualPiece))
+	}
+	return meeting(&q, m) + fill + spec.Micros(2*(n-1)/n*float64(q.Bytes), m.Push*share)
 }
 
 // stagedPasses is how often the GPU's own memory sees what came through slots: read, written to the output,

@@ -28,7 +28,7 @@
 //	bulk_reduce           the same by bulk copies, on few SMs: pull-push, pull
 //	bulk_move             all-gather, all-to-all, gather of inputs in windows, by bulk copies: few-sm, direct
 //	engine_copy           all-gather and all-to-all by copy engines, between two barriers
-//	push_push             all-reduce by pushes of pieces, through staging memory of its own: push-push, push-ring
+//	push_push             all-reduce by pushes of pieces, through staging memory of its own
 //	multicast_move        all-gather and broadcast into outputs that one multicast address reaches
 //	multicast_reduce      sums that the switch adds up, in an order of its own: all-reduce in one shot and in two,
 //	                      reduce-scatter, reduce; they must be named
@@ -56,7 +56,7 @@
 // graphs that know of the lane are stopped. What is left of an operand before and behind whole vectors goes as in
 // direct operations.
 //
-// Pieces that are pushed have staging memory and counters of their own, a quarter of the slots' size: what is
+// Pieces that are pushed have staging memory and counters of their own, half of the slots' size: what is
 // left there is no mark of slots.
 //
 // Messages have rings of their own, for every pair of ranks in each direction: cells for short messages,
@@ -80,8 +80,8 @@
 //     follows them looks at that before it sends.
 //   - In move_v a sender waits for credit as well. All ranks go through rounds in the same order, sends before
 //     waits, and all blocks of a launch are resident, so no ranks wait in a circle.
-//   - In push_push a block has three places a rank for pieces. It goes on by turns, and waits in each for what all
-//     ranks did in the one before, so a place has been read when the third turn comes back to it.
+//   - In push_push a block has three places for the pieces of each other rank. Its warps send, reduce or collect, and
+//     go on by counters of the block's likes: a place has been read when the fourth piece comes to it.
 //   - A thread waits for data of its peers' threads of the same number only, and they sent it before they
 //     waited for anything that comes later. So grids need no more than one block at a time. In
 //     all_gather_progress the lower half of the blocks sends and waits for no data, and the upper half waits.

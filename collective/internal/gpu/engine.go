@@ -15,7 +15,7 @@ import (
 
 // Options configures an [Engine]. All ranks pass the same.
 type Options struct {
-	// Staging is bytes of slots in each rank's window; a quarter as much is for pieces of large operands.
+	// Staging is bytes of slots in each rank's window; half as much is for pieces of large operands.
 	Staging int
 	SMs     int          // that kernels may fill; 0: see [enginegpu.Want]
 	Force   []string     // algorithms that are used wherever they fit the request
@@ -89,6 +89,7 @@ type reductions struct {
 	reduceScatter  reduceScatter
 	reduceScatterV reduceScatterV
 	direct         directReduce
+	push           push
 	large          largeReductions
 	relaxed        push             // it is loaded where its algorithm is named
 	multicast      *multicastReduce // nil: it is not loaded
@@ -98,7 +99,6 @@ type reductions struct {
 type largeReductions struct {
 	bulk    bulkReduce
 	helpers helpersReduce
-	push    push
 }
 
 const dtypes = int(weft.Bool) + 1
@@ -264,7 +264,8 @@ func (e *Engine) Prepare(ctx context.Context, op string, t weft.DType) error {
 			into(&r.oneShot.Launch, oneShotSource(t, to), shape, allReduceArgs{}),
 			into(&r.twoShot.Launch, twoShotSource(t, to), shape, allReduceArgs{}),
 			into(&r.reduceScatter.Launch, reduceScatterSource(t, to), shape, reduceScatterArgs{}),
-			into(&r.direct.Launch, directReduceSource(t, to), shape, directReduceArgs{}))
+			into(&r.direct.Launch, directReduceSource(t, to), shape, directReduceArgs{}),
+			into(&r.push.Launch, pushSource(t, to), e.shape(wide, 0), pushArgs{}))
 	}
 	if err := e.load(ctx, kernels...); err != nil {
 		return err
@@ -279,7 +280,7 @@ func (e *Engine) prepareLarge(ctx context.Context, op string, t weft.DType) erro
 		return err
 	}
 	l, to := &e.reductions[t].large, e.target()
-	if l.push.Launch.Launch != nil {
+	if l.helpers.Launch.Launch != nil {
 		return nil
 	}
 	if err := e.uncaptured(op, t); err != nil {
@@ -287,8 +288,7 @@ func (e *Engine) prepareLarge(ctx context.Context, op string, t weft.DType) erro
 	}
 	return e.load(ctx,
 		e.bulkReduce(&l.bulk, bulkReduceSource(t, to)),
-		into(&l.helpers.Launch, helpersReduceSource(t, to), e.config(), helpersReduceArgs{}),
-		into(&l.push.Launch, pushSource(t, to), e.shape(bulkThreads, 0), pushArgs{}))
+		into(&l.helpers.Launch, helpersReduceSource(t, to), e.config(), helpersReduceArgs{}))
 }
 
 // prepareFor loads those that an algorithm needs.

@@ -41,8 +41,8 @@ func engines(t *testing.T, ranks int, m cudatest.Config, o Options, body func(ct
 // TestPushedPiecesHavePlacesOnEmulatedGPUs: a launch has no more blocks than staging memory has places for, also where
 // so many blocks count for so many others that a launch has more.
 func TestPushedPiecesHavePlacesOnEmulatedGPUs(t *testing.T) {
-	const ranks, count = 2, 4000
-	const sms = 1000
+	const ranks, count = 3, 4000
+	const sms = 2000
 	m := cudatest.Config{Attributes: map[cuda.Attribute]int{cuda.MultiprocessorCount: sms}}
 	o := Options{Staging: turns * (leastTurn(ranks) + lineBytes), SMs: sms}
 	engines(t, ranks, m, o, func(ctx context.Context, e *Engine) (err error) {
@@ -59,8 +59,8 @@ func TestPushedPiecesHavePlacesOnEmulatedGPUs(t *testing.T) {
 		if _, err := e.Run(ctx, nil, c, nil); err != nil {
 			return err
 		}
-		k := e.reductions[weft.BFloat16].large.push
-		used, room := int(k.Grid().X)*pushDepth*ranks*int(k.Args.piece), int(k.Args.results-k.Args.rows)
+		k := e.reductions[weft.BFloat16].push
+		used, room := int(k.Grid().X)*pushDepth*int(k.Args.places)*int(k.Args.piece), int(k.Args.results-k.Args.rows)
 		if used > room || e.least() <= int(k.Grid().X) {
 			return fmt.Errorf("%d blocks, others have at least %d: pieces take %d bytes of %d", k.Grid().X, e.least(), used,
 				room)

@@ -19,7 +19,8 @@ type pushArgs struct {
 	in, out       operand
 	rows, results uint64
 	sent, got     uint64
-	piece, ring   uint32
+	taken         uint64
+	piece, places uint32
 	outs          operands
 	group         device.Group
 }
@@ -35,39 +36,35 @@ func pushSource(d weft.DType, t target) enginegpu.Source {
 
 // pushStaging is where pieces stand on their way, and the counters for them, as offsets in the window.
 type pushStaging struct {
-	at        uint64
-	bytes     int
-	sent, got uint64
+	at               uint64
+	bytes            int
+	sent, got, taken uint64
 }
 
 func (p *pushStaging) layOut(window *enginegpu.Workspace, staging, blocks, ranks int) {
-	p.bytes = staging / 4
+	p.bytes = staging / pushShare
 	p.at = uint64(window.Raw(int64(p.bytes)))
-	for _, words := range []*uint64{&p.sent, &p.got} {
+	for _, words := range []*uint64{&p.sent, &p.got, &p.taken} {
 		*words = uint64(window.Zeros(8 * int64(blocks) * int64(ranks)))
 	}
 }
 
-// Pieces have up to mostPiece bytes, and staging memory has pushDepth places for each block and rank: the DEPTH of
-// push.cuh. More blocks than mostPushers would not fill the links better.
+// Pieces have a byte of staging memory for each pushShare bytes of slots. It has pushDepth places for each block and
+// pair of ranks: the DEPTH of push.cuh. A piece has mostPiece bytes at most. Those of a short operand are shorter, down
+// to usualPiece, so that a block has enoughTurns of them: until the first has come through all crews links are not full.
 const (
+	pushShare   = 2
 	pushDepth   = 3
-	mostPiece   = 32 << 10
+	mostPiece   = 16 << 10
+	usualPiece  = 4 << 10
 	leastPiece  = 64
-	mostPushers = 64
+	enoughTurns = 8
 )
 
 // startPushPush enqueues an all-reduce whose results go to all outputs, by way of staging memory where those are not
 // in windows.
 func (e *Engine) startPushPush(stream *cuda.Stream, c *spec.Call) error {
-	l := &e.reductions[c.DType].large
-	return e.pushReduction(stream, c, l.push, 0)
-}
-
-// startPushRing enqueues an all-reduce whose results go round.
-func (e *Engine) startPushRing(stream *cuda.Stream, c *spec.Call) error {
-	l := &e.reductions[c.DType].large
-	return e.pushReduction(stream, c, l.push, 1)
+	return e.pushReduction(stream, c, e.reductions[c.DType].push, max(1, e.ranks-1), e.blocks)
 }
 
 // relaxedSource is a kernel of the same parameter, whose partial results go round and are rounded at every hop.
@@ -80,13 +77,16 @@ const relaxedRing = "all-reduce/relaxed-ring"
 // relaxable: hops keep no more of a sum of integers than the type holds, so there is no average.
 func relaxable(q spec.Request) bool { return q.Op != weft.Avg || encodingOf(q.DType) != pairs }
 
+// mostRound is how many blocks fill the links from a rank to the next one.
+const mostRound = 64
+
 // startRelaxedRing enqueues an all-reduce whose bits are its own.
 func (e *Engine) startRelaxedRing(stream *cuda.Stream, c *spec.Call) error {
-	return e.pushReduction(stream, c, e.reductions[c.DType].relaxed, 1)
+	return e.pushReduction(stream, c, e.reductions[c.DType].relaxed, e.ranks, mostRound)
 }
 
-// pushReduction enqueues a launch of a kernel.
-func (e *Engine) pushReduction(stream *cuda.Stream, c *spec.Call, k push, ring uint32) error {
+// pushReduction enqueues a launch of a kernel that has so many places on each rank, and so many blocks at most.
+func (e *Engine) pushReduction(stream *cuda.Stream, c *spec.Call, k push, places, most int) error {
 	if c.Bytes == 0 {
 		return nil
 	}
@@ -102,20 +102,25 @@ func (e *Engine) pushReduction(stream *cuda.Stream, c *spec.Call, k push, ring u
 		room /= 2
 		a.results += uint64(room &^ (vectorBytes - 1))
 	}
-	room /= pushDepth * e.ranks
-	blocks := min(e.most, mostPushers, room/leastPiece)
+	room /= pushDepth * places
+	blocks := min(e.most, most, room/leastPiece)
 	if blocks == 0 {
 		return weft.Unsupportedf("%v: staging memory of %d bytes is too little for pieces of %d ranks", c.Collective,
-			4*e.push.bytes, e.ranks)
+			pushShare*e.push.bytes, e.ranks)
 	}
-	piece := min(room/blocks&^(vectorBytes-1), mostPiece)
 	share := (vectors(c.Bytes) + e.live() - 1) / e.live() * vectorBytes // the longest
+	piece := min(pieceOf(share, blocks), room/blocks&^(vectorBytes-1))
 	a.lane, a.group, a.direct, a.how = e.laneOf(opAllReduce, 0), e.group, e.direct, r.how()
 	a.in, a.out = operandAt(r.In, c.Bytes, 0), operandAt(r.Out, c.Bytes, 0)
-	a.sent, a.got = e.push.sent, e.push.got
-	a.piece, a.ring = uint32(piece), ring
+	a.sent, a.got, a.taken = e.push.sent, e.push.got, e.push.taken
+	a.piece, a.places = uint32(piece), uint32(places)
 	grid := e.launched((share + piece - 1) / piece)
 	grid.X = min(grid.X, uint32(blocks)) // staging memory has places for no more
 	k.SetGrid(grid)
 	return e.lane.Start(stream, k.Launch.Launch)
+}
+
+// pieceOf is how many bytes a piece of a share has, of which so many blocks have as many pieces.
+func pieceOf(share, blocks int) int {
+	return min(max(usualPiece, share/blocks/enoughTurns&^(lineBytes-1)), mostPiece)
 }

@@ -3,7 +3,7 @@
 // runs where it is named.
 //
 // A piece of a share begins at the rank behind the share's owner and goes round, through staging memory, until the
-// owner has added its own and the result goes round from output to output, as in push-ring. In turn t a rank serves
+// owner has added its own and the result goes round from output to output. In turn t a rank serves
 // piece t-s of the share that has made s hops.
 //
 // Invariant: a place of staging memory has been read when a rank writes into it. What stood there is the piece three
@@ -14,6 +14,14 @@
 
 namespace weft::collective {
 
+// forward sends a piece of a rank's share on, of which all warps take some in turn.
+__device__ __forceinline__ void forward(const Pusher &p, u32 j, u32 owner, const Part &to) {
+	u32 n = p.size(owner, j), from = p.first(owner, j);
+	for (u32 k = threadIdx.x / 32 * (32 * FLYING) + (threadIdx.x & 31); k < n; k += FLYING * BULK_THREADS)
+		fly<FLYING>(
+			k, 32, n, [&](u32 i) { return p.out.load(from + i); }, [&](u32 i, uint4 v) { to.store(from + i, v); });
+}
+
 __global__ void __launch_bounds__(BULK_THREADS, 2) relaxed_ring(const __grid_constant__ Push a) {
 	const Group &g = a.group;
 	Collective c(a.lane);
@@ -21,7 +29,7 @@ __global__ void __launch_bounds__(BULK_THREADS, 2) relaxed_ring(const __grid_con
 	Live live(g, c.o.mask);
 	Meeting meeting(g, a.lane, live, a.direct, c.o.epoch);
 	if (!meeting.begin(c)) return;
-	Pusher p(a, live, c.o.epoch);
+	Pusher p(a, live, Crew(1, 0, BULK_THREADS), c.o.epoch);
 	__shared__ u32 order[MAX_RANKS]; // the live ranks
 	u32 n = live.count, r = threadIdx.x;
 	if (r < g.ranks && holds(live.set, r)) order[live.number(r)] = r;
@@ -40,7 +48,7 @@ __global__ void __launch_bounds__(BULK_THREADS, 2) relaxed_ring(const __grid_con
 			if (t < s || k >= p.turns) continue;
 			if (s > 0 && !p.await(a.sent, RankSet::one(owner), k + 1)) return;
 			u32 from = p.first(owner, k), size = p.size(owner, k);
-			const char *partial = g.window[g.rank] + p.place(a.rows, owner, k);
+			const char *partial = g.window[g.rank] + p.at_place(a.rows, owner, k);
 			for (u32 i = r; i < size; i += blockDim.x) {
 				Fold fold(a.how, n);
 				uint4 own = p.in.load(from + i);
@@ -52,7 +60,7 @@ __global__ void __launch_bounds__(BULK_THREADS, 2) relaxed_ring(const __grid_con
 					fold.take(own);
 				}
 				if (s + 1 < n) {
-					store16(g.window[next] + p.place(a.rows, owner, k) + i * 16, pack(fold.x));
+					store16(g.window[next] + p.at_place(a.rows, owner, k) + i * 16, pack(fold.x));
 					continue;
 				}
 				uint4 sum = fold.result();
@@ -64,7 +72,7 @@ __global__ void __launch_bounds__(BULK_THREADS, 2) relaxed_ring(const __grid_con
 			u32 owner = around(n - h), k = t - (n - 1) - h;
 			if (t < n - 1 + h || k >= p.turns) continue;
 			if (!p.await(a.got, RankSet::one(owner), k + 1)) return;
-			p.forward(k, owner, next);
+			forward(p, k, owner, to);
 		}
 		__syncthreads();
 		if (n == 1 || r >= 2 * n) continue;
