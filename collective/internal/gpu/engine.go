@@ -362,8 +362,8 @@ func (e *Engine) Close() (released bool, err error) {
 }
 
 // An operation that uses more than clearBehind bytes of its turn clears them itself. Less the next one
-// clears while its own data is on the way.
-const clearBehind = 64 << 10
+// clears while its own data is on the way: so much that one of few threads does so in that time, too.
+const clearBehind = 256 << 10
 
 // laneOf are the lane's arguments for an operation that uses so many bytes of its turn.
 func (e *Engine) laneOf(op uint32, bytes int) laneArgs {
