@@ -30,6 +30,12 @@ template <bool VALUE> __device__ __forceinline__ void put16(void *p, uint4 v) {
 // Item is a piece of a token's row.
 struct Item {
 	u32 t, pc;
+
+	// of is the i-th piece.
+	__device__ __forceinline__ static Item of(Divisor pieces, u32 i) {
+		u32 pc, t = pieces.quotient(i, pc);
+		return {t, pc};
+	}
 };
 
 // Fetched is what a lane has read of a piece that is to be sent. Nothing of it is looked at before
@@ -47,11 +53,11 @@ template <u32 UNITS> struct Fetched {
 };
 
 // fetch reads a piece. Nothing here waits, nor depends on the state.
-template <u32 UNITS> __device__ __forceinline__ void fetch(const Dispatch &a, const Batch &b, Divisor pieces, u32 i,
-														   u32 lane, Fetched<UNITS> &f) {
+template <u32 UNITS>
+__device__ __forceinline__ void fetch(const Dispatch &a, const Batch &b, Item item, u32 lane, Fetched<UNITS> &f) {
 	bool move = (b.flags & MOVE) != 0;
-	u32 pc, t = pieces.quotient(i, pc);
-	f.item = {t, pc};
+	u32 t = item.t, pc = item.pc;
+	f.item = item;
 	f.choice = {EMPTY, EMPTY};
 	f.weight = 0x3F800000u;
 	if (lane < a.shape.topk) {
@@ -620,23 +626,25 @@ template <bool VALUE> __device__ __forceinline__ void notify(const Dispatch &a, 
 	bool route = (b.flags & ROUTE) != 0, send = (b.flags & SEND) != 0, receive = (b.flags & RECEIVE) != 0;
 	bool last = blockIdx.x == gridDim.x - 1, tells = a.notify_blocks == 1 || !last; // one may have to do all
 	bool records = last && send && route && b.few, counts = send && route && !from_records(b);
-	Count count = *count_of(a.state, blockIdx.x);
-	u32 stopped = a.state->stopped, credit = 0, call = call_tag(call_of(b), route ? 0 : *prepared(a));
-	b.mask = a.state->mask();
 	Windows windows(a.group);
 	Counters m = counters();
-	SelectionBatch first;
-	TokenRouting token;
 	Spread s(a.shape.topk, blockDim.x);
-	if (records && threadIdx.x / 32 < a.tokens) token.read(a, b, threadIdx.x / 32, threadIdx.x & 31);
-	if (counts) first.read(a, b, s, 0);
-	if (last && is_direct<VALUE>(b) && threadIdx.x < a.group.ranks) credit = a.credits[threadIdx.x];
 	if (route) {
 		if (tells) clear(m.words, min(WORDS, a.shape.experts));
 		clear(m.tokens_here, MAX_RANKS);
 		clear(m.sum, 1);
-		__syncthreads();
 	}
+	settle(windows);
+	wait_for_previous();
+	Count count = *count_of(a.state, blockIdx.x);
+	u32 stopped = a.state->stopped, credit = 0, call = call_tag(call_of(b), route ? 0 : *prepared(a));
+	b.mask = a.state->mask();
+	SelectionBatch first;
+	TokenRouting token;
+	if (records && threadIdx.x / 32 < a.tokens) token.read(a, b, threadIdx.x / 32, threadIdx.x & 31);
+	if (counts) first.read(a, b, s, 0);
+	if (last && is_direct<VALUE>(b) && threadIdx.x < a.group.ranks) credit = a.credits[threadIdx.x];
+	if (route) __syncthreads(); // the memory is clear
 	if (!open_batch(a, b, count, stopped)) return;
 	Wait w(a.group, a.state, (b.flags & MOVE) != 0 ? OP_DISPATCH : OP_PREPARE, b.epoch + 1);
 	if (!last) let_next_start(); // once the last one does
@@ -665,10 +673,7 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Disp
 		 direct = is_direct<VALUE>(b);
 	Divisor pieces = move ? a.pieces : Divisor{1, 0xFFFFFFFFu};
 
-	// The state is read, and what is to be sent is on its way, before anything is known.
-	Count count = *count_of(a.state, blockIdx.x);
-	u32 stopped = a.state->stopped, credit = 0;
-	b.mask = a.state->mask();
+	// What follows from the arguments alone is computed while the kernel before this one still runs.
 	Windows windows(a.group);
 	// Stores to peers fill the SM's queue, and its next loads wait behind them. So where much is sent,
 	// other blocks receive.
@@ -680,14 +685,23 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Disp
 				   : Walk::share(a.shape.capacity * pieces.by, b.blocks);
 	// a sends_metadata has enough to do where it need not have a share
 	k.end = send && !(VALUE && sends_metadata) ? min(k.end, a.tokens * pieces.by) : 0;
-	Fetched<UNITS> next;
-	if (k.at < k.end) fetch<UNITS>(a, b, pieces, k.at, lane, next);
-	if (direct && threadIdx.x < ranks) credit = a.credits[threadIdx.x];
+	Item item = Item::of(pieces, k.at);
 	bool table = receive && (b.flags & ROUTE) != 0 && tabled(a, b) && blockIdx.x >= b.blocks - receivers;
 	if (table) {
 		if (threadIdx.x == 0) barrier_init(table_ready(), 32); // each lane that fills it
 		__syncthreads();
 	}
+	settle(windows);
+	settle(k.at), settle(k.end), settle(item.t), settle(item.pc);
+	wait_for_previous();
+
+	// The state is read, and what is to be sent is on its way, before anything is known.
+	Count count = *count_of(a.state, blockIdx.x);
+	u32 stopped = a.state->stopped, credit = 0;
+	b.mask = a.state->mask();
+	Fetched<UNITS> next;
+	if (k.at < k.end) fetch<UNITS>(a, b, item, lane, next);
+	if (direct && threadIdx.x < ranks) credit = a.credits[threadIdx.x];
 	if (!open_batch(a, b, count, stopped)) return;
 	let_next_start(); // once the notify block does
 	b.buffer = VALUE ? b.turn : (u32)(b.epoch & 1);
@@ -700,7 +714,7 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Disp
 	}
 	for (u32 i = k.at; i < k.end; i += k.step) {
 		Fetched<UNITS> f = next;
-		if (i + k.step < k.end) fetch<UNITS>(a, b, pieces, i + k.step, lane, next);
+		if (i + k.step < k.end) fetch<UNITS>(a, b, Item::of(pieces, i + k.step), lane, next);
 		send_piece<VALUE, UNITS>(a, b, windows, lane, f, records && metadata == 0);
 	}
 	if (!VALUE && send && move) {
@@ -761,7 +775,6 @@ enum Purpose { ANY, MANY, FEW };
 
 template <bool VALUE, u32 UNITS, Purpose FOR> __device__ __forceinline__ void dispatch(const Dispatch &a) {
 	touch(&a, sizeof(a));
-	wait_for_previous();
 	Batch b;
 	b.blocks = gridDim.x - a.notify_blocks;
 	b.flags = FOR == ANY ? a.flags : a.flags | SEND | RECEIVE | ROUTE | MOVE;
