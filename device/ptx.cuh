@@ -25,6 +25,12 @@ __device__ __forceinline__ uint4 load_once(const void *p) {
 	return v;
 }
 
+__device__ __forceinline__ uint2 load_once8(const void *p) {
+	uint2 v;
+	asm volatile("ld.global.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
+	return v;
+}
+
 __device__ __forceinline__ uint4 load_relaxed_sys16(const void *p) {
 	uint4 v;
 	asm volatile("ld.relaxed.sys.global.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -87,6 +93,10 @@ __device__ __forceinline__ u64 load_acquire_sys_u64(const void *p) {
 
 __device__ __forceinline__ void store16(void *p, uint4 v) {
 	asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
+__device__ __forceinline__ void store8(void *p, uint2 v) {
+	asm volatile("st.global.v2.u32 [%0], {%1,%2};" ::"l"(p), "r"(v.x), "r"(v.y) : "memory");
 }
 
 __device__ __forceinline__ void store_relaxed_sys16(void *p, uint4 v) {

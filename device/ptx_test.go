@@ -21,6 +21,7 @@ var archs = []string{"sm_80", "sm_90a", "sm_100a"}
 // in shared memory, v, l, f, u4 and u2; what it gives goes to keep.
 var calls = map[string]string{
 	"load_once":            "keep(load_once(p))",
+	"load_once8":           "keep(load_once8(p))",
 	"load_relaxed_sys16":   "keep(load_relaxed_sys16(p))",
 	"load_relaxed_sys8":    "keep(load_relaxed_sys8(p))",
 	"load_relaxed_sys4":    "keep(load_relaxed_sys4(p))",
@@ -31,6 +32,7 @@ var calls = map[string]string{
 	"load_acquire_sys_u64": "keep(load_acquire_sys_u64(p))",
 
 	"store16":               "store16(p, u4)",
+	"store8":                "store8(p, u2)",
 	"store_relaxed_sys16":   "store_relaxed_sys16(p, u4)",
 	"store_relaxed_sys8":    "store_relaxed_sys8(p, u2)",
 	"store_relaxed_sys4":    "store_relaxed_sys4(p, v)",

@@ -36,6 +36,8 @@ type Choice struct {
 	DispatchUnits int
 	// How many of 16 blocks send while the others receive; 0: all do both.
 	DispatchSenders, CombineSenders int
+	// Two warps share a piece of what a combine sums at home.
+	CombineHalves bool
 	// Notify and metadata blocks of a dispatch, which move no rows. They exist if there is room.
 	DispatchNotify int
 	// Threads of a block, and blocks that would have work.
@@ -55,6 +57,9 @@ const (
 	// A warp of dispatch moves several units at a time if at least unitWarps pieces are left, or
 	// while there are more than the mostWarps that run at once.
 	unitWarps, mostWarps = 448, 2112
+	// Two warps sum a piece, exactly, at home, of at most so many tokens and pieces: then there are
+	// enough warps for all at once.
+	halvedTokens, halvedPieces = 8, 448
 )
 
 // Blocks of the row map, push and pull kernels unless the Spec asks for more SMs (8 to 24 nearly
@@ -300,6 +305,8 @@ func (t *Choice) countDispatchBlocks(s Spec, ranks int) {
 // tuneCombine chooses the values that the Spec leaves open.
 func (t *Choice) tuneCombine(s Spec, ranks int) {
 	form, large := CombineSums(s), s.MaxTokens*s.OutputSize() >= thresholds.ApartCombineBytes
+	t.CombineHalves = form == ExactSums && s.MaxTokens <= halvedTokens &&
+		s.MaxTokens*CeilDiv(s.OutputSize(), UnitBytes) <= halvedPieces
 	t.DependentCombine = s.MaxTokens <= dependentTokens || t.ValueCombine && form != ExactSums
 	if !t.ValueCombine || large {
 		t.CombineThreads = 512

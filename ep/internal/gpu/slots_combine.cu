@@ -17,6 +17,9 @@
 #ifndef WEFT_BY_SELECTION
 #define WEFT_BY_SELECTION 0
 #endif
+#ifndef WEFT_HALVES
+#define WEFT_HALVES 0 // 1: two warps sum a piece at home, 8 bytes a lane
+#endif
 
 namespace weft {
 
@@ -76,19 +79,25 @@ __device__ __forceinline__ void store_slots(u64 *p, const RankSet &slots) {
 }
 __device__ __forceinline__ void store_slots(u64 *p, u32 slots) { *p = slots; }
 
+// read is what a lane has of a piece of a row that is read once.
+template <class V> __device__ __forceinline__ V read(const char *p);
+template <> __device__ __forceinline__ uint4 read<uint4>(const char *p) { return load_once(p); }
+template <> __device__ __forceinline__ uint2 read<uint2>(const char *p) { return load_once8(p); }
+
 // contribution is what this rank has for a token: the sum of its rows, k ascending. recv_row and
 // weight are those of the lane's selection.
-__device__ __forceinline__ uint4 contribution(const Combine &a, u32 recv_row, float weight, u32 at, bool here) {
+template <class V>
+__device__ __forceinline__ V contribution(const Combine &a, u32 recv_row, float weight, u32 at, bool here) {
 	constexpr u32 ROWS = 4; // in flight
-	Sum sum;
+	SumOf<V> sum;
 	u32 todo = __ballot_sync(0xFFFFFFFFu, recv_row != 0);
 	while (todo != 0) {
-		uint4 v[ROWS];
+		V v[ROWS];
 		u32 rest = todo;
 #pragma unroll
 		for (u32 j = 0; j < ROWS; j++) {
 			u32 row = __shfl_sync(0xFFFFFFFFu, recv_row, rest != 0 ? __ffs((int)rest) - 1 : 0) - 1;
-			if (rest != 0 && here) v[j] = load_once(a.y + (u64)row * a.row_bytes + at);
+			if (rest != 0 && here) v[j] = read<V>(a.y + (u64)row * a.row_bytes + at);
 			rest &= rest - 1;
 		}
 #pragma unroll
@@ -107,8 +116,8 @@ __device__ __forceinline__ float weight_of(const Batch &b, Pair p) {
 }
 
 // row_at is a piece of a row of the caller's.
-__device__ __forceinline__ uint4 row_at(const Combine &a, u32 row, u32 at, bool here) {
-	return here ? load_once(a.y + (u64)row * a.row_bytes + at) : make_uint4(0, 0, 0, 0);
+template <class V> __device__ __forceinline__ V row_at(const Combine &a, u32 row, u32 at, bool here) {
+	return here ? read<V>(a.y + (u64)row * a.row_bytes + at) : V{};
 }
 
 // ---- Sending.
@@ -138,7 +147,7 @@ __device__ __forceinline__ void fetch(const Combine &a, u32 t, u32 pc, u32 group
 		u32 slot = (there ? next_rank(a.group, i) : 0) * a.shape.capacity + t;
 		o.recv_row[j] = {0, 0};
 		if (there && lane < a.shape.topk) o.recv_row[j] = a.recv_rows[(u64)slot * a.shape.topk + lane];
-		if (!BY_EXPERT) o.v[j] = row_at(a, slot, at, there && at < a.row_bytes);
+		if (!BY_EXPERT) o.v[j] = row_at<uint4>(a, slot, at, there && at < a.row_bytes);
 	}
 }
 
@@ -174,23 +183,48 @@ __device__ __forceinline__ void send_piece(const Combine &a, const Batch &b, con
 				}
 			}
 		} else {
-			uint4 v = BY_EXPERT ? contribution(a, o.recv_row[j].target, weight_of(b, o.recv_row[j]), at, here) : o.v[j];
+			uint4 v = BY_EXPERT ? contribution<uint4>(a, o.recv_row[j].target, weight_of(b, o.recv_row[j]), at, here)
+								: o.v[j];
 			u64 slot = (u64)place_of(a.group, window, src) * a.shape.capacity + t;
 			if (here) put16_clean<VALUE>(home + slot * a.row_bytes, v);
 		}
 	}
 }
 
-// ---- Summing at home.
+// ---- Summing at home. Few rows come at once, and what a warp does then is what is waited for. So two
+// warps may share a piece.
+
+#if WEFT_HALVES
+typedef uint2 Words;
+__device__ __forceinline__ Words poll(const char *p) { return load_relaxed_sys8(p); }
+__device__ __forceinline__ void write(char *p, Words v) { store8(p, v); }
+__device__ __forceinline__ Words empty() { return make_uint2(EMPTY, EMPTY); }
+#else
+typedef uint4 Words;
+__device__ __forceinline__ Words poll(const char *p) { return load_relaxed_sys16(p); }
+__device__ __forceinline__ void write(char *p, Words v) { store16(p, v); }
+__device__ __forceinline__ Words empty() { return empty16(); }
+#endif
+
+// Of a unit a lane has Words, and so many warps share it.
+constexpr u32 SHARERS = 16 / sizeof(Words);
+
+// words_at is where a lane's words of a row's i-th share is.
+__device__ __forceinline__ u32 words_at(u32 i, u32 lane) { return (i * 32 + lane) * (u32)sizeof(Words); }
+
+// shares are those of a row.
+__device__ __forceinline__ Divisor shares(const Combine &a) {
+	return {a.pieces.by * SHARERS, a.pieces.inverse / SHARERS};
+}
 
 // gather takes up to GROUP rows of this lane's at once, from 16-byte units at[j] of base: those in
 // need are awaited. peers has the rank of each in a byte.
 template <bool VALUE, u32 GROUP>
-__device__ __forceinline__ void gather(Wait &w, const char *base, const u32 *at, u32 need, u64 peers, uint4 *v) {
+__device__ __forceinline__ void gather(Wait &w, const char *base, const u32 *at, u32 need, u64 peers, Words *v) {
 	do {
 #pragma unroll
 		for (u32 j = 0; j < GROUP; j++) {
-			if ((need >> j & 1) != 0) v[j] = load_relaxed_sys16(base + (u64)at[j] * 16);
+			if ((need >> j & 1) != 0) v[j] = poll(base + (u64)at[j] * 16);
 		}
 #pragma unroll
 		for (u32 j = 0; VALUE && j < GROUP; j++) {
@@ -202,7 +236,7 @@ __device__ __forceinline__ void gather(Wait &w, const char *base, const u32 *at,
 // Homing is what a lane has read of a token that is summed here.
 struct Homing {
 	Pair routed, own; // of the lane's selection: where it went, and where it is if that is here
-	uint4 v;		  // rank-major: this rank's row
+	Words v;		  // rank-major: this rank's row
 };
 
 // had is where it stands how many tokens there were in a turn.
@@ -224,15 +258,15 @@ __device__ __forceinline__ Slots filled_before(const Combine &a, const Batch &b,
 	return slots;
 }
 
-__device__ __forceinline__ void fetch_home(const Combine &a, u32 t, u32 pc, u32 lane, Homing &h) {
-	u32 at = pc * UNIT + lane * 16, slot = a.group.rank * a.shape.capacity + t;
+__device__ __forceinline__ void fetch_home(const Combine &a, u32 t, u32 share, u32 lane, Homing &h) {
+	u32 at = words_at(share, lane), slot = a.group.rank * a.shape.capacity + t;
 	h.routed = h.own = {0, 0};
 	if (lane < a.shape.topk) {
 		h.routed = a.routed[(u64)t * a.shape.topk + lane];
 		if (EXACT && a.weights != nullptr) h.routed.weight = bits(a.weights[(u64)t * a.shape.topk + lane]);
 		h.own = a.recv_rows[(u64)slot * a.shape.topk + lane];
 	}
-	if (!BY_EXPERT) h.v = row_at(a, slot, at, at < a.row_bytes);
+	if (!BY_EXPERT) h.v = row_at<Words>(a, slot, at, at < a.row_bytes);
 }
 
 // in_order gives the ranks whose sums are added, in a set that first_of takes them from:
@@ -250,9 +284,9 @@ __device__ __forceinline__ RankSet in_order(const RankSet &ranks, bool, u32, u32
 __device__ __forceinline__ u32 first_of(const RankSet &ranks, u32) { return lowest(ranks); }
 #endif
 
-template <bool VALUE, u32 GROUP> __device__ __forceinline__ void sum_piece(const Combine &a, const Batch &b, Wait &w,
-																		   u32 t, u32 pc, u32 lane, const Homing &h) {
-	u32 at = pc * UNIT + lane * 16, me = a.group.rank, units = a.row_bytes / 16;
+template <bool VALUE, u32 GROUP> __device__ __forceinline__ void
+sum_share(const Combine &a, const Batch &b, Wait &w, u32 t, u32 share, u32 lane, const Homing &h) {
+	u32 at = words_at(share, lane), me = a.group.rank, units = a.row_bytes / 16;
 	bool here = at < a.row_bytes;
 	u32 expert = h.routed.target & 0xFFFF, rank = expert != 0 ? rank_of(a.shape, expert - 1) : 0;
 	// a row of this rank's may have found no room, in a routing that is none
@@ -260,43 +294,43 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void sum_piece(const
 	const char *home = b.own + a.home + b.buffer * a.turn_bytes + at;
 	u32 lanes = 0;					 // exact: of selections that are awaited
 	RankSet ranks = RankSet::none(); // else: that are awaited
-	uint4 v[GROUP];
+	Words v[GROUP];
 	u32 unit[GROUP];
-	Sum sum;
-	if (a.biases > 0 && here) sum.start(load_once(a.bias[0] + (u64)t * a.row_bytes + at));
-	if (a.biases > 1 && here) sum.take(load_once(a.bias[1] + (u64)t * a.row_bytes + at), 1.0f);
+	SumOf<Words> sum;
+	if (a.biases > 0 && here) sum.start(read<Words>(a.bias[0] + (u64)t * a.row_bytes + at));
+	if (a.biases > 1 && here) sum.take(read<Words>(a.bias[1] + (u64)t * a.row_bytes + at), 1.0f);
 	if constexpr (EXACT) {
 		float weight = weight_of(b, h.routed);
 		u32 todo = __ballot_sync(0xFFFFFFFFu, takes);
 		lanes = __ballot_sync(0xFFFFFFFFu, takes && rank != me);
 		while (todo != 0) {
-			u32 rest = todo, need = 0;
+			u32 n = __popc(todo), need = 0;
 			u64 peers = 0;
+			float by[GROUP];
 #pragma unroll
 			for (u32 j = 0; j < GROUP; j++) {
-				u32 k = rest != 0 ? __ffs((int)rest) - 1 : 0;
+				u32 k = j < n ? __ffs((int)todo) - 1 : 0;
+				by[j] = __shfl_sync(0xFFFFFFFFu, weight, k);
 				u32 row = __shfl_sync(0xFFFFFFFFu, h.own.target, k) - 1;
 				bool far = (lanes >> k & 1) != 0;
 				peers |= (u64)__shfl_sync(0xFFFFFFFFu, rank, k) << 8 * j;
 				unit[j] = (t * a.shape.topk + k) * units;
-				if (rest != 0 && here && far) need |= 1u << j;
-				if (rest != 0 && here && !far) v[j] = load_once(a.y + (u64)row * a.row_bytes + at);
-				rest &= rest - 1;
+				if (j < n && here && far) need |= 1u << j;
+				if (j < n && here && !far) v[j] = read<Words>(a.y + (u64)row * a.row_bytes + at);
+				todo &= todo - 1;
 			}
 			gather<VALUE, GROUP>(w, home, unit, need, peers, v);
 #pragma unroll
 			for (u32 j = 0; j < GROUP; j++) {
-				float by = __shfl_sync(0xFFFFFFFFu, weight, todo != 0 ? __ffs((int)todo) - 1 : 0);
-				if (todo != 0 && here) sum.take(v[j], by);
-				todo &= todo - 1;
+				if (j < n && here) sum.take(v[j], by[j]);
 			}
 		}
 	} else {
 		ranks = union_of(RankSet::one(rank, takes));
 		auto todo = in_order(ranks, takes, rank, lane);
 		ranks = ranks & ~RankSet::one(me);
-		uint4 mine = h.v;
-		if (BY_EXPERT) mine = contribution(a, h.own.target, weight_of(b, h.own), at, here);
+		Words mine = h.v;
+		if (BY_EXPERT) mine = contribution<Words>(a, h.own.target, weight_of(b, h.own), at, here);
 		while (nonempty(todo)) {
 			auto rest = todo;
 			u64 peers = 0;
@@ -320,8 +354,8 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void sum_piece(const
 	}
 	w.over = __any_sync(0xFFFFFFFFu, w.over);
 	if (w.over) return;
-	if (here) store16(a.out + (u64)t * a.row_bytes + at, sum.round());
-	if (VALUE && pc == 0 && lane == 0) {
+	if (here) write(a.out + (u64)t * a.row_bytes + at, sum.round());
+	if (VALUE && share == 0 && lane == 0) {
 		u64 *filled = filled_slots(a, b.turn, t);
 		if (EXACT) {
 			store_slots(filled, lanes);
@@ -329,19 +363,19 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void sum_piece(const
 			store_slots(filled, ranks);
 		}
 	}
-	if (EXACT && a.weights != nullptr && pc == 0 && lane < a.shape.topk)
+	if (EXACT && a.weights != nullptr && share == 0 && lane < a.shape.topk)
 		a.routed[(u64)t * a.shape.topk + lane].weight = h.routed.weight;
 }
 
 // refill makes the slots of a token, of the turn before, ready for the next but one.
-__device__ __forceinline__ void refill(const Combine &a, const Batch &b, u32 t, u32 pc, u32 lane, Slots slots) {
-	u32 before = b.turn == 0 ? 2 : b.turn - 1, at = pc * UNIT + lane * 16;
+__device__ __forceinline__ void refill(const Combine &a, const Batch &b, u32 t, u32 share, u32 lane, Slots slots) {
+	u32 before = b.turn == 0 ? 2 : b.turn - 1, at = words_at(share, lane);
 	if (at >= a.row_bytes) return;
 	char *home = b.own + a.home + before * a.turn_bytes + at;
 	for (; nonempty(slots); drop_lowest(slots)) {
 		u32 j = lowest(slots);
 		u64 slot = EXACT ? (u64)t * a.shape.topk + j : (u64)j * a.shape.capacity + t;
-		store16(home + slot * a.row_bytes, empty16());
+		write(home + slot * a.row_bytes, empty());
 	}
 }
 
@@ -393,10 +427,17 @@ struct Part {
 	}
 };
 
+// Summed is what a warp sums at once: a share of a token's row.
+struct Summed {
+	u32 t, share;
+
+	__device__ __forceinline__ Summed(const Combine &a, u32 i) { t = shares(a).quotient(i, share); }
+};
+
 template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Combine &a, Batch &b) {
 	// For so many a warp sends at once. By expert it has to read rows one after another for each.
 	constexpr u32 SOURCES = BY_EXPERT || GROUP <= 2 ? 1 : GROUP <= 4 ? 3 : 4; // Go: combineGroups
-	u32 lane = threadIdx.x & 31, groups = a.groups.by, end = a.tokens * a.pieces.by;
+	u32 lane = threadIdx.x & 31, groups = a.groups.by, end = a.tokens * shares(a).by;
 	bool sends = (b.flags & SEND) != 0, sums = (b.flags & RECEIVE) != 0;
 
 	// The state is read, and what is to be sent and the first that is to be summed are on their
@@ -411,7 +452,7 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 	u32 senders = apart ? a.senders : b.blocks, summers = apart ? b.blocks - senders : b.blocks;
 	Walk k = VALUE ? Walk::spread(a.shape.capacity * a.pieces.by * groups, 0, senders)
 				   : Walk::share(a.shape.capacity * a.pieces.by, b.blocks);
-	Walk at = VALUE ? Walk::spread(a.shape.capacity * a.pieces.by, b.blocks - summers, summers) : k;
+	Walk at = VALUE ? Walk::spread(a.shape.capacity * shares(a).by, b.blocks - summers, summers) : k;
 	if (!sends) k.end = 0;
 	Outgoing<SOURCES> next;
 	Homing home;
@@ -420,8 +461,8 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 		fetch<SOURCES>(a, p.t, p.pc, p.group, lane, next);
 	}
 	if (sums && at.at < end) {
-		Part p(a, at.at, false);
-		fetch_home(a, p.t, p.pc, lane, home);
+		Summed p(a, at.at);
+		fetch_home(a, p.t, p.share, lane, home);
 	}
 	if (!open_batch(a, b, count, stopped)) return;
 	let_next_start(); // once the notify block does
@@ -432,7 +473,7 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 	// is looked at once it is known that there is something.
 	u32 per = a.pieces.by * (VALUE ? groups : 1), bound = a.tokens * per;
 	Slots filled = {};
-	if (VALUE && sums && at.at < at.end) filled = filled_before(a, b, Part(a, at.at, false).t);
+	if (VALUE && sums && at.at < at.end) filled = filled_before(a, b, Summed(a, at.at).t);
 	for (u32 i = k.at; i < k.end; i += k.step) {
 		if (i >= bound) {
 			bound = k.end = min(k.end, most_sent(a, lane) * per);
@@ -471,16 +512,16 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 	bound = end;
 	for (u32 i = at.at; sums && i < (VALUE ? at.end : min(at.end, end)) && !w.over; i += at.step) {
 		if (VALUE && i >= bound) { // nothing to be summed, and perhaps something that was filled in the turn before
-			bound = at.end = min(at.end, (u32)*had(a, b.turn == 0 ? 2 : b.turn - 1) * a.pieces.by);
+			bound = at.end = min(at.end, (u32)*had(a, b.turn == 0 ? 2 : b.turn - 1) * shares(a).by);
 			if (i >= at.end) break;
 		}
-		Part p(a, i, false), q(a, i + at.step, false);
+		Summed p(a, i), q(a, i + at.step);
 		Slots old = filled;
 		Homing h = home;
 		if (VALUE && i + at.step < at.end) filled = filled_before(a, b, q.t);
-		if (i + at.step < end) fetch_home(a, q.t, q.pc, lane, home);
-		if (VALUE) refill(a, b, p.t, p.pc, lane, old); // while rows are on their way
-		if (p.t < a.tokens) sum_piece<VALUE, GROUP>(a, b, w, p.t, p.pc, lane, h);
+		if (i + at.step < end) fetch_home(a, q.t, q.share, lane, home);
+		if (VALUE) refill(a, b, p.t, p.share, lane, old); // while rows are on their way
+		if (p.t < a.tokens) sum_share<VALUE, GROUP>(a, b, w, p.t, p.share, lane, h);
 	}
 	leave(a.state, b.epoch, b.turn, sums, a.first);
 }

@@ -144,6 +144,10 @@ func slotCombinePrograms(arch string) (all []kernel.Spec) {
 				ports := f
 				ports.ports = true
 				all = append(all, combineKernel(ports, arch))
+				if f.kind = byFew; sums == spec.ExactSums {
+					f.group = 8
+					all = append(all, combineKernel(f, arch))
+				}
 				for _, f.group = range []int{2, 4, 8} {
 					if sums == spec.ExactSums && f.group < 8 {
 						continue
@@ -182,7 +186,11 @@ func combineFormOf(t *spec.Choice, s *spec.Spec, ranks int) combineForm {
 // rest.
 func fusedCombineFormOf(t *spec.Choice, s *spec.Spec, ranks int) combineForm {
 	f := combineFormOf(t, s, ranks)
-	if f.kind == byValue {
+	switch {
+	case f.kind == byFlag:
+	case t.CombineHalves:
+		f.kind = byFew
+	default:
 		f.kind = byMany
 	}
 	return f
@@ -243,7 +251,8 @@ func combineKernel(f combineForm, arch string) kernel.Spec {
 	s.Defines["WEFT_FORM"], s.Defines["WEFT_BY_SELECTION"] = strconv.Itoa(f.sums), number(f.bySelection)
 	s.Defines["WEFT_TYPE"] = strconv.Itoa(typeNumber(f.of))
 	s.Defines["WEFT_VALUE"], s.Defines["WEFT_GROUP"] = strconv.FormatBool(f.kind != byFlag), strconv.Itoa(f.group)
-	s.Defines["WEFT_FUSED"] = strconv.FormatBool(f.kind == byMany)
+	s.Defines["WEFT_FUSED"] = strconv.FormatBool(f.kind == byMany || f.kind == byFew)
+	s.Defines["WEFT_HALVES"] = number(f.kind == byFew)
 	s.Defines["WEFT_COMBINE_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(combineArgs{})))
 	return s
 }

@@ -97,6 +97,12 @@ __device__ __forceinline__ uint4 load_once(const void *p) {
 	return host::load16(p);
 }
 
+__device__ __forceinline__ uint2 load_once8(const void *p) {
+	host::before_load(p, 8);
+	emulate::reach(p, 8, __func__);
+	return make_uint2(host::word<__ATOMIC_RELAXED>(p, 0), host::word<__ATOMIC_RELAXED>(p, 1));
+}
+
 __device__ __forceinline__ uint4 load_relaxed_sys16(const void *p) {
 	emulate::poll();
 	emulate::reach(p, 16, __func__);
@@ -157,6 +163,12 @@ __device__ __forceinline__ u64 load_acquire_sys_u64(const void *p) {
 __device__ __forceinline__ void store16(void *p, uint4 v) {
 	emulate::reach(p, 16, __func__);
 	host::store16(p, v);
+}
+
+__device__ __forceinline__ void store8(void *p, uint2 v) {
+	emulate::reach(p, 8, __func__);
+	host::put(p, 1, v.y);
+	host::put(p, 0, v.x);
 }
 
 __device__ __forceinline__ void store_relaxed_sys16(void *p, uint4 v) {
