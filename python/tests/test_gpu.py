@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import os
 import shlex
+import subprocess
+import sys
 
 import pytest
-from conftest import EVERYTHING, HERE
+from conftest import EVERYTHING, HERE, alone
 from emulated import environment, put
 
 
