@@ -11,24 +11,26 @@ import (
 	"github.com/weftgo/weft/cuda/kernel"
 )
 
-// kinds are types whose kernels differ: of two bytes with a wider accumulator, and of eight bytes, which takes most
-// registers.
-var kinds = []weft.DType{weft.BFloat16, weft.Float64}
+// accumulators are one type for each kind of accumulator.
+var accumulators = []weft.DType{weft.BFloat16, weft.Float32, weft.Float64, weft.Int32, weft.Int64, weft.Bool}
 
-// typical is a kernel that moves data, or reduces one of the kinds. The other types differ from these in
-// what all reductions have, so one of the reductions is compiled for them.
+// typical is a kernel that moves data, or reduces a type whose kernels differ from the others: of two bytes with a wider
+// accumulator, or of eight bytes, which takes most registers. Of the other types one of the reductions is compiled.
 func typical(s kernel.Spec) bool {
-	if s.Defines["WEFT_TYPE"] == "" || strings.HasPrefix(s.Name, "two-shot all-reduce of") {
-		return true
-	}
-	return slices.ContainsFunc(kinds, func(d weft.DType) bool { return s.Defines["WEFT_TYPE"] == strconv.Itoa(int(d)) })
+	return s.Defines["WEFT_TYPE"] == "" || strings.HasPrefix(s.Name, "two-shot all-reduce of") ||
+		of(s, weft.BFloat16, weft.Float64)
 }
 
-// budgeted are the kernels of every encoding and type for four ranks. Of what reduces parts as they become
-// ready there are the typical ones.
+// of reports whether a kernel reduces one of types.
+func of(s kernel.Spec, types ...weft.DType) bool {
+	return slices.ContainsFunc(types, func(d weft.DType) bool { return s.Defines["WEFT_TYPE"] == strconv.Itoa(int(d)) })
+}
+
+// budgeted are the kernels of every encoding and type for four ranks, but of what reduces parts as they become ready
+// one for each kind of accumulator.
 func budgeted(arch string) []kernel.Spec {
 	return slices.DeleteFunc(Kernels(arch, 4), func(s kernel.Spec) bool {
-		return strings.HasPrefix(s.Name, "reduce-scatter when ready") && !typical(s)
+		return strings.HasPrefix(s.Name, "reduce-scatter when ready") && !of(s, accumulators...)
 	})
 }
 
