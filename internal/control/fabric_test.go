@@ -160,7 +160,7 @@ func (n *node) Abort(peers rankset.Set, f channel.Fault) {
 
 func (n *node) Decision() Decision { return *n.known.Load() }
 
-func (n *node) Decides() bool { return true }
+func (n *node) Decides(rankset.Set) bool { return true }
 
 // Decide goes to the fabric itself, which outlives all ranks, and from there to each rank.
 func (n *node) Decide(last uint64, next Decision) {

@@ -210,7 +210,7 @@ func (r *Rank) agree(ctx context.Context, op string, set rankset.Set) (uint64, e
 				r.transport.Decide(last.Generation, Decision{Generation: target, Leader: r.rank, Out: set})
 				// Until the outcome shows, the proposal may be decided at any moment, and is not given up.
 				for r.transport.Decision().Generation == last.Generation && ctx.Err() == nil &&
-					watch.Look() <= r.Waiter.Timeout && r.transport.Decides() {
+					watch.Look() <= r.Waiter.Timeout && r.transport.Decides(set) {
 					time.Sleep(nap)
 				}
 				continue
@@ -335,7 +335,7 @@ func (r *Rank) refusal(ctx context.Context, op string, last Decision, first, tar
 	if err := r.Lost(op, set); err != nil {
 		return err
 	}
-	if !r.transport.Decides() {
+	if !r.transport.Decides(set) {
 		err := fmt.Errorf("%w: it reaches at most half of the ranks that were to go on, and the others may go on "+
 			"without it; wait until it reaches them, or end it", channel.ErrMasked)
 		return &channel.PeerError{Rank: r.rank, Op: op, Err: err}

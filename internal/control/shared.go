@@ -43,7 +43,7 @@ func (s shared) Abort(peers rankset.Set, f channel.Fault) {
 }
 
 // Decides is true: the word of the decision outlives all ranks.
-func (s shared) Decides() bool { return true }
+func (s shared) Decides(rankset.Set) bool { return true }
 
 func (s shared) Decision() Decision {
 	if s[0] == nil {

@@ -18,9 +18,9 @@ type Transport interface {
 	Decide(last uint64, next Decision)
 	// Decision is the last decision that the rank can know of.
 	Decision() Decision
-	// Decides reports whether a decision after the last one can be made with the ranks that this one
-	// reaches. If not, the others may go on without them.
-	Decides() bool
+	// Decides reports whether a decision after the last one that leaves these ranks out can be made with the ranks that
+	// this one reaches. If not, the others may go on without them.
+	Decides(out rankset.Set) bool
 }
 
 // Part is what a rank publishes at once.

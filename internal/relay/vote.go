@@ -77,7 +77,7 @@ func (m *Member) Decide(last uint64, next control.Decision) {
 	n := m.node
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.members[m.rank] == m {
+	if n.members[m.rank] == m && n.succeeds(next.Out) {
 		n.wants[m.rank] = want{last, next}
 		n.deliberate()
 	}
@@ -97,7 +97,23 @@ func (n *Node) reconsider(m *Member) {
 }
 
 // Decides implements [control.Transport].
-func (m *Member) Decides() bool { return !m.node.unable.Load() }
+func (m *Member) Decides(out rankset.Set) bool {
+	n := m.node
+	if n.unable.Load() {
+		return false
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.succeeds(out)
+}
+
+// succeeds reports whether a decision that leaves these ranks out may follow the known one: it has a member of that, or
+// the end of all members is certain. A side that was left out, and has lost the others' connections alone, would
+// otherwise leave them out in turn: they vote, whatever the value is. The caller holds mu.
+func (n *Node) succeeds(out rankset.Set) bool {
+	members := rankset.Below(n.cfg.Size).Minus(n.known.Load().Out)
+	return !members.Minus(out).Empty() || n.gone.Contains(members)
+}
 
 // decides reports whether enough processes can be reached for a decision. The caller holds mu.
 func (n *Node) decides() bool {

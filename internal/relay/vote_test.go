@@ -132,12 +132,9 @@ func (n *Node) retryNow() {
 	}
 }
 
-// want makes a rank want a decision: any that it is in itself, with a rank that the last one left in.
+// want makes a rank want a decision: any that it is in itself.
 func (b *board) want(m *Member, out rankset.Set, ahead int) {
 	last := m.Decision()
-	if left := rankset.Below(b.size).Minus(last.Out); left.Minus(out.Without(m.rank)).Empty() {
-		out = out.Without(left.Lowest())
-	}
 	next := control.Decision{Generation: last.Generation + 1 + uint64(ahead), Leader: m.rank, Out: out.Without(m.rank)}
 	m.Decide(last.Generation, next)
 }
