@@ -385,7 +385,8 @@ class Communicator(Resource):
         return status
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True) and self._process == os.getpid():
+        # One whose making was interrupted has no rank yet, and nobody to be warned.
+        if not getattr(self, "_closed", True) and hasattr(self, "rank") and self._process == os.getpid():
             warnings.warn(
                 f"rank {self.rank}'s communicator was never closed: use with, or call close()",
                 ResourceWarning,
