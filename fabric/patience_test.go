@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/weftgo/weft/fabric/internal/provider"
 )
@@ -40,5 +41,22 @@ func TestPatience(t *testing.T) {
 
 	if e, err := patiently(t.Context(), func() (provider.Endpoint, error) { return late, nil }); e != late || err != nil {
 		t.Errorf("%v, %v", e, err)
+	}
+}
+
+// TestStarved: an endpoint that turns writes away is given up after tries throughout the time, not after two with a
+// pause between them in which the process had no processor.
+func TestStarved(t *testing.T) {
+	p := &Peer{d: &Domain{free: make([]uint32, 4)}, warm: true}
+	for range 10 {
+		if p.gone() {
+			t.Fatal("two tries were enough")
+		}
+		p.refused = p.refused.Add(-time.Minute)
+	}
+	for tries := 10; !p.gone(); tries++ {
+		if p.refused = p.refused.Add(-time.Minute); tries > 100 {
+			t.Fatal("no number of tries is enough")
+		}
 	}
 }

@@ -18,13 +18,14 @@ type Peer struct {
 	rank int
 
 	// Under the domain's lock.
-	cause     error // why nothing is written to it any more
-	connected bool
-	warm      bool      // a write to it has completed
-	refused   time.Time // since when an endpoint without anything underway turns writes to it away
-	address   provider.Address
-	base, key uint64 // of its board
-	password  uint64 // of its queue, as the upper half of what writes bring
+	cause      error // why nothing is written to it any more
+	connected  bool
+	warm       bool          // a write to it has completed
+	refused    time.Time     // when the endpoint, without anything underway, last turned a write to it away
+	refusedFor time.Duration // and for how long it has
+	address    provider.Address
+	base, key  uint64 // of its board
+	password   uint64 // of its queue, as the upper half of what writes bring
 
 	posted uint64    // writes of any kind
 	done   sequence  // those that have completed
@@ -548,16 +549,21 @@ const lostAfter = 250 * time.Millisecond
 
 // gone says whether a write that was turned away means that the peer's connection has ended: nothing else is
 // underway that could fill the endpoint, so libfabric must be trying to connect again. It says nothing
-// of an ended connection unless a write is underway.
+// of an ended connection unless a write is underway. Of the time between two tries a sixteenth of the limit counts at
+// most: a process without a processor, which alone would have the endpoint go on, has not tried.
 func (p *Peer) gone() bool {
 	if !p.warm || len(p.d.free) != cap(p.d.free) {
 		p.refused = time.Time{}
 		return false
 	}
+	now := time.Now()
 	if p.refused.IsZero() {
-		p.refused = time.Now()
+		p.refusedFor = 0
+	} else {
+		p.refusedFor += min(now.Sub(p.refused), lostAfter/16)
 	}
-	return time.Since(p.refused) > lostAfter
+	p.refused = now
+	return p.refusedFor > lostAfter
 }
 
 // repeat takes turns until what is tried is taken. The lock is let go between tries only: what a try sees
