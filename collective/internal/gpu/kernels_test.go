@@ -14,8 +14,9 @@ import (
 // accumulators are one type for each kind of accumulator.
 var accumulators = []weft.DType{weft.BFloat16, weft.Float32, weft.Float64, weft.Int32, weft.Int64, weft.Bool}
 
-// typical is a kernel that moves data, or reduces a type whose kernels differ from the others: of two bytes with a wider
-// accumulator, or of eight bytes, which takes most registers. Of the other types one of the reductions is compiled.
+// typical is a kernel that moves data, or reduces a type whose kernels differ from the others: of two bytes with a
+// wider accumulator, or of eight bytes, which takes most registers. Of the other types one of the reductions is
+// compiled.
 func typical(s kernel.Spec) bool {
 	return s.Defines["WEFT_TYPE"] == "" || strings.HasPrefix(s.Name, "two-shot all-reduce of") ||
 		of(s, weft.BFloat16, weft.Float64)

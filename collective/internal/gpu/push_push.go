@@ -51,7 +51,8 @@ func (p *pushStaging) layOut(window *enginegpu.Workspace, staging, blocks, ranks
 
 // Pieces have a byte of staging memory for each pushShare bytes of slots. It has pushDepth places for each block and
 // pair of ranks: the DEPTH of push.cuh. A piece has mostPiece bytes at most. Those of a short operand are shorter, down
-// to usualPiece, so that a block has enoughTurns of them: until the first has come through all crews links are not full.
+// to usualPiece, so that a block has enoughTurns of them: until the first has come through all crews, links are not
+// full.
 const (
 	pushShare   = 2
 	pushDepth   = 3

@@ -280,8 +280,8 @@ extern "C" __global__ void k(const __grid_constant__ Two a, short b, double c) {
 	}
 }
 
-// TestBarriersOfSome: warps in pairs meet often, and the last pair never. Behind a meeting, a fence of one thread is one
-// of what all of its pair have stored.
+// TestBarriersOfSome: warps in pairs meet often, and the last pair never. Behind a meeting, a fence of one thread is
+// one of what all of its pair have stored.
 func TestBarriersOfSome(t *testing.T) {
 	const threads = 256
 	r := newRig(t, 2, emulate.Options{Seed: 1, Tear: true})
