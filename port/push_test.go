@@ -127,6 +127,7 @@ type timer struct {
 	base   time.Time
 	rounds int
 	times  *cuda.Memory
+	mu     sync.Mutex      // guards seen
 	seen   []time.Duration // pushes, by the proxy or by the thread in its place
 }
 
@@ -157,6 +158,8 @@ func newTimer(t testing.TB, d *cuda.Driver, cache *kernel.Cache, rounds int) *ti
 }
 
 func (x *timer) see(now time.Time) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
 	if len(x.seen) < cap(x.seen) {
 		x.seen = append(x.seen, now.Sub(x.base))
 	}
@@ -206,7 +209,9 @@ type pushed struct {
 func (x *timer) push(t testing.TB, mode uint64, threads uint32, bytes uint64) (p pushed) {
 	t.Helper()
 	x.argument.Mode, x.argument.Slot, x.argument.Rounds = mode, bytes, uint64(x.rounds)
+	x.mu.Lock()
 	x.seen = x.seen[:0]
+	x.mu.Unlock()
 	now, asked, answer := word(x.memory, clockAt), word(x.memory, bareAt), word(x.memory, answerAt)
 	asked.Store(0)
 	answer.Store(0)
@@ -223,6 +228,8 @@ func (x *timer) push(t testing.TB, mode uint64, threads uint32, bytes uint64) (p
 	}
 	all := make([]timed, x.rounds)
 	x.run(t, "pushes", threads, all, spins...)
+	x.mu.Lock()
+	defer x.mu.Unlock()
 	if len(x.seen) != x.rounds {
 		t.Fatalf("%d pushes were seen of %d", len(x.seen), x.rounds)
 	}
