@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import os
 import threading
 import time
 from types import SimpleNamespace
@@ -991,16 +990,8 @@ def test_deep_ep(torch, gpus):
 
 
 @pytest.fixture
-def apart(comm, gpus, monkeypatch):
+def apart(fabric, gpus, monkeypatch):
     """Runs a function of a communicator on so many ranks, each of which is a host of its own."""
-    try:
-        with weft.port.Service(comm) as s:
-            if not s.rails:
-                raise weft.UnsupportedError("there are memory channels alone")
-    except weft.UnsupportedError as e:
-        if os.environ.get("WEFT_REQUIRE_FABRIC") == "1":
-            raise
-        pytest.skip(f"needs libfabric: {e}")
     monkeypatch.setenv("WEFT_NO_PEER", "1")
     return gpus
 
