@@ -82,6 +82,9 @@
 // believe, of streams and of links, and the exception needs votes that name all who are gone. So nobody
 // who lives knows of that decision, or ever will.
 //
+// No process proposes a value that leaves out every rank of the slot, unless the end of all of them is certain. Votes
+// would not prevent it: the processes of those ranks vote, whatever the value is.
+//
 // A leader that gives its call up takes its proposal back. If it was accepted somewhere it may still be
 // decided, which package control allows for.
 //
