@@ -123,7 +123,9 @@ func (q *Queue) ring(value uint64) {
 		q.nic.violation(q, "the register names queue pair %#x", number)
 		return
 	}
-	if ahead := uint64(next - uint16(q.rung)); ahead <= q.depth {
+	// By completions that were read before the register, whose entries the card may know by the record alone.
+	q.consume()
+	if ahead := uint64(next - uint16(q.rung)); ahead <= q.reach(q.rung) {
 		q.rung += ahead
 	} else if len(q.memory.Register) <= mlx5.RegisterHalf || ahead < 1<<16-q.depth {
 		// The two halves may be looked at in the wrong order.
@@ -145,8 +147,10 @@ func (q *Queue) announce(rung uint64, byRecord bool) {
 		q.nic.violation(q, "the record holds %#x", word)
 		return
 	}
+	// By completions that were read after the record, whose writer had read them before it wrote the record.
+	q.consume()
 	more := uint64(uint16(word) - uint16(rung))
-	if more > q.depth {
+	if more > q.reach(rung) {
 		q.nic.violation(q, "the register announces %#x, the record %#x", uint16(rung), word)
 		return
 	}
@@ -154,8 +158,6 @@ func (q *Queue) announce(rung uint64, byRecord bool) {
 	if byRecord {
 		next += more
 	}
-	// By completions that were read after the record, whose writer had read them before it wrote the record.
-	q.consume()
 	if rung+more-q.freed > q.depth {
 		q.nic.violation(q, "%d entries outstanding; the queue has room for %d", rung+more-q.freed, q.depth)
 		return
@@ -167,6 +169,10 @@ func (q *Queue) announce(rung uint64, byRecord bool) {
 		}
 	}
 }
+
+// reach is by how much an announcement may go beyond a number: by the queue's depth, and by what is complete beyond
+// the number already.
+func (q *Queue) reach(rung uint64) uint64 { return max(q.freed, rung) - rung + q.depth }
 
 func (q *Queue) slot(number uint64) []byte {
 	return q.memory.Send[number%q.depth*mlx5.EntryBytes:][:mlx5.EntryBytes]

@@ -484,6 +484,38 @@ func TestViolations(t *testing.T) {
 	}
 }
 
+// TestLateRegister: a card that sees the record first may have carried out and completed entries before it sees the
+// register that tells of them. The next ring may then go on by more than the queue's depth.
+func TestLateRegister(t *testing.T) {
+	kinds(func(o softnic.Options) {
+		w := newWriter(t, o, 2)
+		for range 200 {
+			w.put(nop)
+			w.record(mlx5.SendRecordAt, mlx5.SendRecord(w.next))
+			w.register(mlx5.Register(w.next, number))
+			w.put(nop)
+			w.record(mlx5.SendRecordAt, mlx5.SendRecord(w.next))
+			w.settle() // with the record of both, and the register of one
+			both := w.queue.Executed() == w.next
+			if both {
+				w.wait()
+				w.wait()
+			}
+			w.register(mlx5.Register(w.next, number))
+			if !both {
+				w.wait()
+				w.wait()
+			}
+			w.put(nop)
+			w.put(nop)
+			w.ring()
+			w.wait()
+			w.wait()
+		}
+		w.fine()
+	})
+}
+
 // TestRefusals: memory, numbers and regions that do not fit.
 func TestRefusals(t *testing.T) {
 	good := func() softnic.Memory {
