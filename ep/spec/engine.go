@@ -56,6 +56,20 @@ type RowEngine interface {
 	Close() (released bool, err error)
 }
 
+// HostRowEngine is the engine of a handle on the host, with what the hosts' part of operations between GPUs needs.
+type HostRowEngine interface {
+	RowEngine
+	// OnStep has a function called whenever this rank gets on in an operation; nil: none.
+	OnStep(step func())
+	// Extents are the rows of a batch that exist, pads included, ascending.
+	Extents(b *Batch) []Extent
+	// Shipped is how many bytes of rows and numbers this rank has sent to other hosts.
+	Shipped() uint64
+}
+
+// Extent is rows that follow each other in a zone. Layouts that are not expert-major have one zone.
+type Extent struct{ Zone, First, Rows int }
+
 // Resources are what an engine has: memory, and on GPUs multiprocessors that the kernels of its
 // operations fill if nothing else runs.
 type Resources struct{ Bytes, DispatchSMs, CombineSMs, GradientSMs int }

@@ -9,7 +9,6 @@ import (
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
 	enginegpu "github.com/weftgo/weft/engine/gpu"
-	"github.com/weftgo/weft/ep/internal/idle"
 	"github.com/weftgo/weft/ep/spec"
 )
 
@@ -31,6 +30,7 @@ type handle struct {
 	dispatcher dispatcher // among them
 	combiner   combiner   // nil where rows cannot be summed, as gradients are
 	ports      *ports     // nil where all ranks' memory is mapped
+	between    NewGradients
 
 	program *enginegpu.Program
 	room    *enginegpu.Room
@@ -51,7 +51,7 @@ type handle struct {
 	batches spec.Slab[spec.Batch]
 	routing routingLayout
 	mu      sync.Mutex
-	idle    idle.Routings[*gpuRouting]
+	idle    spec.IdleRoutings[*gpuRouting]
 	all     []*gpuRouting
 }
 
@@ -65,9 +65,10 @@ type received struct {
 	memory   *cuda.Memory // elsewhere
 }
 
-// NewGPU makes the engine of a handle on GPUs.
-func NewGPU(ctx context.Context, of *spec.Base) (spec.RowEngine, error) {
+// NewGPU makes the engine of a handle on GPUs. between makes what brings gradients between hosts.
+func NewGPU(ctx context.Context, of *spec.Base, between NewGradients) (spec.RowEngine, error) {
 	h := newHandle(of, spec.ChoiceOf(of.Spec, of.Comm))
+	h.between = between
 	h.device = of.Comm.Device()
 	if err := h.open(ctx); err != nil {
 		_, again := h.Close()

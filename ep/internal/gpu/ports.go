@@ -13,7 +13,6 @@ import (
 	"github.com/weftgo/weft/cuda/kernel"
 	"github.com/weftgo/weft/device"
 	enginegpu "github.com/weftgo/weft/engine/gpu"
-	"github.com/weftgo/weft/ep/internal/proxied"
 	"github.com/weftgo/weft/ep/spec"
 	"github.com/weftgo/weft/fabric/ibgda"
 	"github.com/weftgo/weft/port"
@@ -34,7 +33,7 @@ type ports struct {
 
 	memory  *cuda.HostMemory // an outbox and two inboxes for each link, and a flag by which a card's are counted
 	service *service.Service
-	back    *proxied.Back // nil until it is asked for
+	back    Gradients // nil until it is asked for
 
 	way    ibgda.Way
 	card   ibgda.Card // that kernels drive, or nil
@@ -256,33 +255,49 @@ func (p *ports) free() error {
 	return errors.Join(errs...)
 }
 
+// Gradients brings gradients of batches between hosts, of handles whose rows port channels carry. home is where a
+// routing's selections lie in the GPU's memory: of each (token, selection) a pair of its expert's number from 1, in
+// 16 bits, and its weight. Arguments are as they should be.
+type Gradients interface {
+	DispatchBackward(ctx context.Context, s *weft.Stream, a spec.SumArgs, home cuda.Pointer) error
+	CombineBackward(ctx context.Context, s *weft.Stream, a spec.SpreadArgs, home cuda.Pointer) error
+	// CountWaits says where operations from now on count waits; 0: nowhere.
+	CountWaits(dispatch, combine cuda.Pointer)
+	Resources() spec.Resources
+	// Close gives up what it has, once nothing of it runs.
+	Close() (released bool, err error)
+}
+
+// A NewGradients makes the Gradients of a handle. It is collective. beside is the room of the handle's own kernels.
+type NewGradients func(ctx context.Context, of *spec.Base, beside *enginegpu.Room) (Gradients, error)
+
 // gradients is what brings those of a batch that port channels do not, and where the batch's selections lie. It is
 // made when the first of them is asked for, which all ranks do in the same order.
-func (p *ports) gradients(ctx context.Context, op string, s *weft.Stream, b *spec.Batch) (*proxied.Back, proxied.Home,
-	error,
+func (p *ports) gradients(ctx context.Context, op string, s *weft.Stream, b *spec.Batch) (Gradients,
+	cuda.Pointer, error,
 ) {
 	h := p.h
 	if b.Masked != h.Comm.Operations().MaskPointer() {
-		return nil, proxied.Home{}, fmt.Errorf("%s: %w: ranks were masked after the routing was prepared; prepare again", op,
+		return nil, 0, fmt.Errorf("%s: %w: ranks were masked after the routing was prepared; prepare again", op,
 			weft.ErrInvalid)
 	}
 	if p.back == nil {
 		if h.lane.Capture() != 0 {
-			return nil, proxied.Home{}, weft.Unsupportedf("%s: the memory of gradients between hosts cannot be allocated in a "+
+			return nil, 0, weft.Unsupportedf("%s: the memory of gradients between hosts cannot be allocated in a "+
 				"capture; make the call once before", op)
 		}
 		// Nothing of this rank's waits for one that waits for this allocation.
 		err := h.Comm.Wait(ctx, weft.StreamOf(h.lane.Stream(s)))
 		if err == nil {
-			p.back, err = proxied.NewBack(ctx, h.Base, h.room)
+			p.back, err = h.between(ctx, h.Base, h.room)
 		}
 		if err != nil {
-			return nil, proxied.Home{}, err
+			return nil, 0, err
 		}
 	}
 	p.back.CountWaits(cuda.Pointer(h.waits.dispatch), cuda.Pointer(h.waits.combine))
 	r := b.Info.(*gpuRouting)
-	return p.back, proxied.Home{At: r.memory.Pointer().Add(h.routing.home), Tokens: b.Tokens}, nil
+	return p.back, r.memory.Pointer().Add(h.routing.home), nil
 }
 
 // add adds what ports have to the handle's resources.

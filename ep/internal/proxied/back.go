@@ -16,8 +16,8 @@ import (
 type Back struct{ x *exchange }
 
 // NewBack makes one for a handle. It is collective. beside is the room of the handle's own kernels.
-func NewBack(ctx context.Context, of *spec.Base, beside *enginegpu.Room) (*Back, error) {
-	x, err := newExchange(ctx, of, beside)
+func NewBack(ctx context.Context, of *spec.Base, host Host, beside *enginegpu.Room) (*Back, error) {
+	x, err := newExchange(ctx, of, host, beside)
 	if err != nil {
 		return nil, err
 	}
@@ -35,37 +35,33 @@ func (b *Back) Resources() spec.Resources { return b.x.resources() }
 // Close gives up what it has, once nothing of it runs.
 func (b *Back) Close() (released bool, err error) { return b.x.close() }
 
-// Home is where a routing's selections lie in the GPU's memory: of each (token, selection) a pair of its expert's
-// number from 1, in 16 bits, and its weight.
-type Home struct {
-	At     cuda.Pointer
-	Tokens int
-}
-
 const pairBytes = 8
 
-// DispatchBackward enqueues one. Its arguments are as they should be.
-func (b *Back) DispatchBackward(ctx context.Context, s *weft.Stream, a spec.SumArgs, home Home) error {
+// DispatchBackward enqueues one. Its arguments are as they should be. home is where the routing's selections lie in
+// the GPU's memory: of each (token, selection) a pair of its expert's number from 1, in 16 bits, and its weight.
+func (b *Back) DispatchBackward(ctx context.Context, s *weft.Stream, a spec.SumArgs, home cuda.Pointer) error {
 	c := &sum{exchange: b.x, op: spec.OpDispatchBackward, args: a}
-	return b.run(ctx, s, c.op, home, c.dispatchBackward)
+	return b.run(ctx, s, c.op, home, a.Batch.Tokens, c.dispatchBackward)
 }
 
-// CombineBackward enqueues one. Its arguments are as they should be.
-func (b *Back) CombineBackward(ctx context.Context, s *weft.Stream, a spec.SpreadArgs, home Home) error {
-	return b.run(ctx, s, spec.OpCombineBackward, home, func(batch *spec.Batch) error {
+// CombineBackward enqueues one, with a home as that of DispatchBackward. Its arguments are as they should be.
+func (b *Back) CombineBackward(ctx context.Context, s *weft.Stream, a spec.SpreadArgs, home cuda.Pointer) error {
+	return b.run(ctx, s, spec.OpCombineBackward, home, a.Batch.Tokens, func(batch *spec.Batch) error {
 		return b.x.combineBackward(batch, &a)
 	})
 }
 
 // run enqueues an operation that goes by a batch which it prepares.
-func (b *Back) run(ctx context.Context, s *weft.Stream, op string, home Home, do func(*spec.Batch) error) error {
+func (b *Back) run(ctx context.Context, s *weft.Stream, op string, home cuda.Pointer, tokens int,
+	do func(*spec.Batch) error,
+) error {
 	x := b.x
 	stream, err := x.proxy.Enter(ctx, op, s)
 	if err != nil {
 		return err
 	}
 	if err := x.start(stream, op, func() error {
-		a, err := x.selectionsAt(home)
+		a, err := x.selectionsAt(home, tokens)
 		if err != nil {
 			return err
 		}
@@ -82,11 +78,11 @@ func (b *Back) run(ctx context.Context, s *weft.Stream, op string, home Home, do
 }
 
 // selectionsAt takes a routing's selections to the host.
-func (x *exchange) selectionsAt(home Home) (a spec.PrepareArgs, err error) {
+func (x *exchange) selectionsAt(home cuda.Pointer, tokens int) (a spec.PrepareArgs, err error) {
 	k := x.base.Geometry.TopK
-	n := home.Tokens * k
+	n := tokens * k
 	raw := x.numbers.of(n * pairBytes)
-	if err := x.fetch(move{home.At, raw}); err != nil {
+	if err := x.fetch(move{home, raw}); err != nil {
 		return a, err
 	}
 	ids, weights := make([]int32, n, n+1), make([]float32, n, n+1)
@@ -94,5 +90,5 @@ func (x *exchange) selectionsAt(home Home) (a spec.PrepareArgs, err error) {
 		ids[i] = int32(binary.LittleEndian.Uint16(raw[i*pairBytes:])) - 1
 		weights[i] = math.Float32frombits(binary.LittleEndian.Uint32(raw[i*pairBytes+4:]))
 	}
-	return spec.PrepareArgs{TopK: weft.TensorOf(ids, home.Tokens, k), Weights: weft.TensorOf(weights, home.Tokens, k)}, nil
+	return spec.PrepareArgs{TopK: weft.TensorOf(ids, tokens, k), Weights: weft.TensorOf(weights, tokens, k)}, nil
 }

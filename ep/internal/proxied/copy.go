@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/ep/internal/pull"
 	"github.com/weftgo/weft/ep/spec"
 )
 
@@ -46,7 +45,7 @@ func (h *handle) copy(b *spec.Batch, a *spec.CopyArgs, room int) error {
 }
 
 // within leaves out what is behind the first rows.
-func within(all []pull.Extent, rows int) []pull.Extent {
+func within(all []spec.Extent, rows int) []spec.Extent {
 	for i := range all {
 		e := &all[i]
 		if e.First >= rows {
@@ -58,7 +57,7 @@ func within(all []pull.Extent, rows int) []pull.Extent {
 }
 
 // copyScales copies the scales of rows to the order that the caller wants.
-func (h *handle) copyScales(rows []pull.Extent, a *spec.CopyArgs) error {
+func (h *handle) copyScales(rows []spec.Extent, a *spec.CopyArgs) error {
 	words, zone := h.Spec.ScaleSize()/4, a.Zone()
 	from, to := h.ScaleStridesOf(a.Scales, h.Spec.ScaleOrder), h.ScaleStridesOf(a.To.Scales, a.To.ScaleOrder)
 	n := spec.AlignUp(a.Scales.Bytes())
@@ -80,7 +79,7 @@ func (h *handle) copyScales(rows []pull.Extent, a *spec.CopyArgs) error {
 }
 
 // copyMetadata copies what a routing says of the rows that exist, and counts.
-func (h *handle) copyMetadata(b *spec.Batch, rows []pull.Extent, a *spec.CopyArgs) error {
+func (h *handle) copyMetadata(b *spec.Batch, rows []spec.Extent, a *spec.CopyArgs) error {
 	to, host := &a.To, spec.Copies{}
 	lists := [...]struct {
 		to, host *weft.Tensor

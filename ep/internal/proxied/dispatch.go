@@ -6,7 +6,6 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/ep/internal/pull"
 	"github.com/weftgo/weft/ep/spec"
 )
 
@@ -296,7 +295,7 @@ func (h *handle) strides(order spec.ScaleOrder, zone int) spec.Strides {
 }
 
 // rowMoves adds the moves of rows of n bytes.
-func (*exchange) rowMoves(all []move, rows []pull.Extent, n int, gpu cuda.Pointer, host []byte) []move {
+func (*exchange) rowMoves(all []move, rows []spec.Extent, n int, gpu cuda.Pointer, host []byte) []move {
 	for _, e := range rows {
 		at := e.First * n
 		all = append(all, move{gpu.Add(at), host[at : at+e.Rows*n]})
@@ -305,7 +304,7 @@ func (*exchange) rowMoves(all []move, rows []pull.Extent, n int, gpu cuda.Pointe
 }
 
 // scaleMoves adds the moves of the scales of rows, where both sides have them in one order.
-func scaleMoves(all []move, rows []pull.Extent, words, zone int, s spec.Strides, gpu cuda.Pointer, host []byte) []move {
+func scaleMoves(all []move, rows []spec.Extent, words, zone int, s spec.Strides, gpu cuda.Pointer, host []byte) []move {
 	for _, e := range rows {
 		if s.Word == 1 { // a row's stand together
 			at := 4 * int(s.Row) * e.First

@@ -1,6 +1,6 @@
 // Package proxied is the engine of handles whose ranks are on GPUs of several hosts, for batches that are not few
 // tokens: a stream hands each operation to a goroutine of the host (package engine/gpu/proxy), which makes it on host
-// memory by the host engine.
+// memory by a host engine ([Host]).
 //
 // # Data flow
 //

@@ -12,8 +12,6 @@ import (
 	"github.com/weftgo/weft/device"
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 	"github.com/weftgo/weft/engine/gpu/proxy"
-	"github.com/weftgo/weft/ep/internal/idle"
-	"github.com/weftgo/weft/ep/internal/pull"
 	"github.com/weftgo/weft/ep/spec"
 )
 
@@ -37,16 +35,19 @@ type handle struct {
 	epoch   uint64 // of the last batch
 
 	mu   sync.Mutex
-	idle idle.Routings[*routing]
+	idle spec.IdleRoutings[*routing]
 	all  []*routing
 }
 
+// A Host makes the engine of a handle on the host. It is collective.
+type Host func(ctx context.Context, of *spec.Base) (spec.HostRowEngine, error)
+
 // New makes the engine of a handle. It is collective.
-func New(ctx context.Context, of *spec.Base) (spec.RowEngine, error) {
+func New(ctx context.Context, of *spec.Base, host Host) (spec.RowEngine, error) {
 	h := &handle{Base: of, block: spec.NewBlockShape(of.Spec, of.Geometry.Rows())}
 	h.ring = enginegpu.NewRing(of.Buffers, false)
 	var err error
-	if h.exchange, err = newExchange(ctx, of, nil); err != nil {
+	if h.exchange, err = newExchange(ctx, of, host, nil); err != nil {
 		return nil, err
 	}
 	if err := of.Comm.Operations().VerifySame(ctx, opNew, "memory", h.allocate()); err != nil {
@@ -157,7 +158,7 @@ type exchange struct {
 	comm   *weft.Comm
 	device *weft.Device
 	base   *spec.Base // of the host engine
-	host   pull.Engine
+	host   spec.HostRowEngine
 	proxy  *proxy.Proxy
 	bridge
 
@@ -182,22 +183,22 @@ func (s *scratch) of(bytes int) []byte {
 }
 
 // newExchange makes one for handles of a Spec. beside is room of kernels of the same handle.
-func newExchange(ctx context.Context, of *spec.Base, beside *enginegpu.Room) (*exchange, error) {
+func newExchange(ctx context.Context, of *spec.Base, host Host, beside *enginegpu.Room) (*exchange, error) {
 	s := of.Spec
 	s.Live, s.Tuning = 1, spec.Tuning{}
 	x := &exchange{
 		comm: of.Comm, device: of.Comm.Device(), base: spec.NewBase(of.Comm, s),
 		count: make([]int64, of.Comm.Size()),
 	}
-	if err := x.open(ctx, of, beside); err != nil {
+	if err := x.open(ctx, of, host, beside); err != nil {
 		_, again := x.close()
 		return nil, errors.Join(err, again)
 	}
 	return x, nil
 }
 
-func (x *exchange) open(ctx context.Context, of *spec.Base, beside *enginegpu.Room) (err error) {
-	if x.host, err = pull.NewHost(ctx, x.base); err != nil {
+func (x *exchange) open(ctx context.Context, of *spec.Base, host Host, beside *enginegpu.Room) (err error) {
+	if x.host, err = host(ctx, x.base); err != nil {
 		return fmt.Errorf("%s: %w", opNew, err)
 	}
 	g, s, ops := &x.base.Geometry, &x.base.Spec, x.comm.Operations()

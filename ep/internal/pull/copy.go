@@ -53,18 +53,15 @@ func (r *hostRouting) spans(all []span) []span {
 	return all
 }
 
-// Extent is rows that follow each other in a zone. Layouts that are not expert-major have one zone.
-type Extent struct{ Zone, First, Rows int }
-
-// Extents implements [Engine].
-func (h *host) Extents(b *spec.Batch) (all []Extent) {
+// Extents implements [spec.HostRowEngine].
+func (h *host) Extents(b *spec.Batch) (all []spec.Extent) {
 	h.scratch.spans = h.routingOf(b).spans(h.scratch.spans[:0])
 	for _, s := range h.scratch.spans {
 		if k := len(all) - 1; k >= 0 && all[k].Zone == s.zone && all[k].First+all[k].Rows == s.first {
 			all[k].Rows += s.n
 			continue
 		}
-		all = append(all, Extent{s.zone, s.first, s.n})
+		all = append(all, spec.Extent{Zone: s.zone, First: s.first, Rows: s.n})
 	}
 	return all
 }

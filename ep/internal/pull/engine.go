@@ -89,19 +89,8 @@ func newScratch(g *spec.Geometry) scratch {
 	}
 }
 
-// Engine is the engine of a handle on the host, with what the hosts' part of operations between GPUs needs.
-type Engine interface {
-	spec.RowEngine
-	// OnStep has a function called whenever this rank gets on in an operation; nil: none.
-	OnStep(step func())
-	// Extents are the rows of a batch that exist, pads included, ascending.
-	Extents(b *spec.Batch) []Extent
-	// Shipped is how many bytes of rows and numbers this rank has sent to other hosts.
-	Shipped() uint64
-}
-
 // NewHost makes the engine of a handle. It is collective.
-func NewHost(ctx context.Context, of *spec.Base) (Engine, error) {
+func NewHost(ctx context.Context, of *spec.Base) (spec.HostRowEngine, error) {
 	h := &host{Base: of}
 	for r := range h.Comm.Size() {
 		h.hosts = max(h.hosts, h.Comm.Host(r)+1)
@@ -172,10 +161,10 @@ func (h *host) Resources() (r spec.Resources) {
 	return r
 }
 
-// OnStep implements [Engine].
+// OnStep implements [spec.HostRowEngine].
 func (h *host) OnStep(step func()) { h.rounds.Step = step }
 
-// Shipped implements [Engine].
+// Shipped implements [spec.HostRowEngine].
 func (h *host) Shipped() uint64 { return h.rounds.Shipped() }
 
 func (h *host) CountWaits(dispatch, combine weft.Tensor) {

@@ -1,16 +1,15 @@
-// Package idle keeps what engines on GPUs have in store for the next prepare.
-package idle
+package spec
 
 import "github.com/weftgo/weft"
 
-// Routings are those that no caller holds. One that a graph writes serves graphs only: a replay may come at any time,
-// and would write it while an operation outside the graph uses it.
-type Routings[R any] struct {
+// IdleRoutings are those that no caller holds, in store for the next prepare on GPUs. One that a graph writes serves
+// graphs only: a replay may come at any time, and would write it while an operation outside the graph uses it.
+type IdleRoutings[R any] struct {
 	Plain, Graphed []R
 }
 
 // Take takes one for a prepare, or a fresh one, which a capture cannot have.
-func (s *Routings[R]) Take(captured bool, fresh func() (R, error)) (r R, err error) {
+func (s *IdleRoutings[R]) Take(captured bool, fresh func() (R, error)) (r R, err error) {
 	from := &s.Plain
 	if captured && len(s.Graphed) > 0 {
 		from = &s.Graphed
@@ -27,7 +26,7 @@ func (s *Routings[R]) Take(captured bool, fresh func() (R, error)) (r R, err err
 }
 
 // Fill puts n fresh ones in store.
-func (s *Routings[R]) Fill(n int, fresh func() (R, error)) error {
+func (s *IdleRoutings[R]) Fill(n int, fresh func() (R, error)) error {
 	for range n {
 		r, err := fresh()
 		if err != nil {
@@ -39,7 +38,7 @@ func (s *Routings[R]) Fill(n int, fresh func() (R, error)) error {
 }
 
 // Put gives one back, which a graph writes or not.
-func (s *Routings[R]) Put(r R, graphed bool) {
+func (s *IdleRoutings[R]) Put(r R, graphed bool) {
 	if graphed {
 		s.Graphed = append(s.Graphed, r)
 	} else {

@@ -1,4 +1,4 @@
-package idle
+package spec
 
 import (
 	"errors"
@@ -7,9 +7,9 @@ import (
 	"github.com/weftgo/weft"
 )
 
-// TestRoutings: what a graph writes serves graphs only, which take others, too, but make none.
-func TestRoutings(t *testing.T) {
-	var s Routings[string]
+// TestIdleRoutings: what a graph writes serves graphs only, which take others, too, but make none.
+func TestIdleRoutings(t *testing.T) {
+	var s IdleRoutings[string]
 	made := func() (string, error) { return "made", nil }
 	if r, err := s.Take(true, made); !errors.Is(err, weft.ErrUnsupported) {
 		t.Errorf("a capture takes %q of none: %v", r, err)
@@ -26,9 +26,9 @@ func TestRoutings(t *testing.T) {
 	}
 }
 
-// TestFill: what is in store outside graphs comes from the function, up to its first error.
-func TestFill(t *testing.T) {
-	var s Routings[int]
+// TestIdleRoutingsFill: what is in store outside graphs comes from the function, up to its first error.
+func TestIdleRoutingsFill(t *testing.T) {
+	var s IdleRoutings[int]
 	made, full := 0, errors.New("full")
 	fresh := func() (int, error) {
 		if made == 2 {
