@@ -8,6 +8,7 @@ import pickle
 import sys
 import threading
 import time
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -113,6 +114,20 @@ def test_store():
     store = Store()
     for _ in range(2):  # keys of the first are not found by the second
         assert in_threads(2, lambda r: joined(weft.Communicator.from_store(store, r, 2))) == [[0, 1]] * 2
+
+
+def test_store_without_a_rank():
+    class Asked(Store):
+        timeout = timedelta(seconds=0.2)
+
+        def check(self, keys):
+            return all(key in self.values for key in keys)
+
+    words = r"rank 1 has not come to the store: rank 0 waited 0.1 s, which deadline="
+    with pytest.raises(weft.DeadlineError, match=words):
+        weft.Communicator.from_store(Asked(), 0, 2, deadline=0.1)
+    with pytest.raises(weft.DeadlineError, match=r"waited 0.2 s, which the store sets"):
+        weft.Communicator.from_store(Asked(), 0, 2)
 
 
 def test_exceptions_of_an_all_gather():

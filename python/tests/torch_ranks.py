@@ -70,10 +70,15 @@ def absent():
 
 
 def store():
+    import pytest
+
     s = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), RANKS, RANK == 0, timedelta(seconds=20))
     for name in ("one", "one", "two"):
         with weft.Communicator.from_store(s, RANK, RANKS, name=name, deadline=20) as c:
             exchange(c)
+    if RANK == 0:
+        with pytest.raises(weft.DeadlineError, match=r"rank 1 has not come to the store: rank 0 waited 0.2 s"):
+            weft.Communicator.from_store(s, RANK, RANKS, deadline=0.2)
 
 
 def compiled_collectives():

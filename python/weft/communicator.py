@@ -170,11 +170,14 @@ class Communicator(Resource):
     def from_store(cls, store: Any, rank: int, ranks: int, *, name: str = "weft", **options: Any) -> Communicator:
         """Joins through a key-value store, such as ``torch.distributed``'s. Collective.
 
-        ``store`` has ``set(key, bytes)``, ``get(key)``, which waits for the key with a time limit of its own,
-        and ``add(key, 1)``. Communicators of the same ``name`` are distinguished by how often each rank has
-        joined under it; ranks that join different ones at the same time must name them.
+        ``store`` has ``set(key, bytes)``, ``get(key)``, which waits for the key, and ``add(key, 1)``. If it has
+        ``check([key])``, too, ranks that have not joined are waited for until the deadline, if one is given, else until
+        the store's time limit; without it, as long as ``get`` waits. Communicators of the same ``name`` are
+        distinguished by how often each rank has joined under it; ranks that join different ones at the same time must
+        name them.
         """
-        return cls.from_all_gather(rendezvous.StoreGather(store, rank, ranks, name), rank, ranks, **options)
+        gather = rendezvous.StoreGather(store, rank, ranks, name, options.get("deadline"))
+        return cls.from_all_gather(gather, rank, ranks, **options)
 
     @classmethod
     def from_process_group(cls, group: Any = None, **options: Any) -> Communicator:

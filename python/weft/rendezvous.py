@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from . import _abi
@@ -67,11 +68,31 @@ class Callback:
         return 0
 
 
-class StoreGather:
-    """An all-gather through a key-value store: every rank sets its key and gets the others'."""
+def _comes(there: Callable[[], bool], seconds: float) -> bool:
+    """Waits until something is there, or for so many seconds. Signals are heeded."""
+    start, nap = time.monotonic(), 50e-6
+    while not there():
+        if time.monotonic() - start > seconds:
+            return False
+        time.sleep(nap)
+        nap = min(2 * nap, 5e-3)
+    return True
 
-    def __init__(self, store: Any, rank: int, ranks: int, name: str) -> None:
+
+class StoreGather:
+    """An all-gather through a key-value store: every rank sets its key and gets the others'.
+
+    A store that can be asked for a key (``check``) bounds no wait itself, nor keeps Ctrl-C waiting: a rank that does
+    not come is named after the deadline, in seconds, or after the store's own time limit if that is None.
+    """
+
+    def __init__(self, store: Any, rank: int, ranks: int, name: str, deadline: float | None = None) -> None:
         self._store, self._rank, self._ranks = store, rank, ranks
+        self._set_by = "the store" if deadline is None else "deadline="
+        if deadline is None:
+            limit = getattr(store, "timeout", None)
+            deadline = limit.total_seconds() if isinstance(limit, timedelta) else math.inf
+        self._deadline = deadline
         # A store outlives ranks that an elastic launcher starts anew: keys of an earlier life must
         # not be found.
         life = f"weft/{name}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
@@ -82,7 +103,16 @@ class StoreGather:
         self._round += 1
         key = f"{self._prefix}/{self._round}"
         self._store.set(f"{key}/{self._rank}", mine)
-        return [mine if r == self._rank else bytes(self._store.get(f"{key}/{r}")) for r in range(self._ranks)]
+        return [mine if r == self._rank else self._get(r, f"{key}/{r}") for r in range(self._ranks)]
+
+    def _get(self, rank: int, key: str) -> bytes:
+        check = getattr(self._store, "check", None)
+        if check is not None and not _comes(lambda: check([key]), self._deadline):
+            raise DeadlineError(
+                f"rank {rank} has not come to the store: rank {self._rank} waited {self._deadline:g} s, which "
+                f"{self._set_by} sets"
+            )
+        return bytes(self._store.get(key))
 
 
 class ProcessGroupGather:
@@ -110,14 +140,10 @@ class ProcessGroupGather:
         sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(self._device)
         got = [torch.empty_like(sent) for _ in range(self.ranks)]
         work = self._dist.all_gather(got, sent, group=self._group, async_op=True)
-        start, nap = time.monotonic(), 50e-6
-        while not work.is_completed():
-            if time.monotonic() - start > self._deadline:
-                raise DeadlineError(
-                    f"not all {self.ranks} ranks of the process group joined: rank {self.rank} waited "
-                    f"{self._deadline:g} s, which deadline= sets"
-                )
-            time.sleep(nap)
-            nap = min(2 * nap, 5e-3)
+        if not _comes(work.is_completed, self._deadline):
+            raise DeadlineError(
+                f"not all {self.ranks} ranks of the process group joined: rank {self.rank} waited "
+                f"{self._deadline:g} s, which deadline= sets"
+            )
         work.wait()
         return [bytes(t.tolist()) for t in got]
