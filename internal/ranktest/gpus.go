@@ -75,7 +75,7 @@ func Real(t testing.TB) *GPUs {
 		}
 		t.Skipf("needs a GPU: %v", err)
 	}
-	g, err := machine.of(driver)
+	g, err := machine.open(driver)
 	return g.until(t, err)
 }
 
@@ -87,9 +87,9 @@ type keeper struct {
 	kept []*cuda.Context
 }
 
-// of is the function of that name, and keeps the contexts. One that a failed kernel has left useless is made anew, and
-// all others with it.
-func (k *keeper) of(driver *cuda.Driver) (*GPUs, error) {
+// open gives the contexts of all of a driver's GPUs, and keeps them. One that a failed kernel has left useless is made
+// anew, and all others with it.
+func (k *keeper) open(driver *cuda.Driver) (*GPUs, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if slices.ContainsFunc(k.kept, func(c *cuda.Context) bool { return c.Synchronize() != nil }) {

@@ -76,7 +76,7 @@ func TestKeptContexts(t *testing.T) {
 	made := func() int { return m.Calls("cuDevicePrimaryCtxRetain") - m.Calls("cuDevicePrimaryCtxRelease") }
 	use := func(kept int) {
 		t.Helper()
-		g, err := k.of(driver)
+		g, err := k.open(driver)
 		if err == nil {
 			err = g.Close()
 		}
