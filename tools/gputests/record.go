@@ -39,6 +39,8 @@ type outcome struct {
 	Result  string `json:"result"`
 	Passed  int    `json:"passed"`
 	Note    string `json:"note"`
+	What    string `json:"what"` // of a step of "run.sh several"
+	GPUs    int    `json:"gpus"` // the same: of the machine's; 0: all
 }
 
 // machine is what doctor.json says of the GPUs.
@@ -54,13 +56,16 @@ type machine struct {
 	} `json:"cuda"`
 }
 
-// gpus names them: "2 x H200".
-func (m machine) gpus() string {
+// gpus names so many of them, or all: "2 x H200".
+func (m machine) gpus(used int) string {
 	all := m.CUDA.Devices
 	if len(all) == 0 {
 		return "none"
 	}
-	return fmt.Sprintf("%d x %s", len(all), strings.TrimPrefix(all[0].Name, "NVIDIA "))
+	if used == 0 {
+		used = len(all)
+	}
+	return fmt.Sprintf("%d x %s", used, strings.TrimPrefix(all[0].Name, "NVIDIA "))
 }
 
 // readRun reads what run.sh left in a folder. Parts that were skipped are no part of the record.
@@ -91,9 +96,9 @@ func readRun(logs, what string) ([]entry, error) {
 			continue
 		}
 		entries = append(entries, entry{
-			Date: h.Date, Build: h.Build, GPUs: m.gpus(), Driver: m.GPU.Driver, CUDA: m.CUDA.Version,
-			Part: p.Part, What: strings.TrimSpace(h.Flags + " " + what), Passed: p.Passed, Seconds: p.Seconds,
-			Result: p.Result, Note: p.Note,
+			Date: h.Date, Build: h.Build, GPUs: m.gpus(p.GPUs), Driver: m.GPU.Driver, CUDA: m.CUDA.Version,
+			Part: p.Part, What: strings.Join(strings.Fields(h.Flags+" "+p.What+" "+what), " "),
+			Passed: p.Passed, Seconds: p.Seconds, Result: p.Result, Note: p.Note,
 		})
 	}
 	if len(entries) == 0 {

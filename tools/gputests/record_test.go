@@ -19,7 +19,8 @@ func write(t *testing.T, record string) (dir, logs string) {
 		filepath.Join(logs, "results.jsonl"): `{"date":"2026-11-25","build":"abc1234","flags":"-test.short"}` + "\n" +
 			`{"part":"test-ep","seconds":12,"result":"passed","passed":34,"note":""}` + "\n" +
 			`{"part":"nccl","seconds":0,"result":"skipped","passed":0,"note":"no libnccl.so.2"}` + "\n" +
-			`{"part":"link","seconds":3,"result":"failed","passed":0,"note":"it took | too long"}` + "\n",
+			`{"part":"link","seconds":3,"result":"failed","passed":0,"note":"it took | too long"}` + "\n" +
+			`{"part":"tune","seconds":4,"result":"passed","passed":0,"note":"","what":"weft tune ep","gpus":1}` + "\n",
 	} {
 		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -41,8 +42,8 @@ func TestAdd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := strings.Count(string(record), "\n"); got != 3 || !strings.HasPrefix(string(record), older) {
-		t.Errorf("%d lines in the record, want 3, the older one first:\n%s", got, record)
+	if got := strings.Count(string(record), "\n"); got != 4 || !strings.HasPrefix(string(record), older) {
+		t.Errorf("%d lines in the record, want 4, the older one first:\n%s", got, record)
 	}
 	text, err := os.ReadFile(filepath.Join(dir, "gpu-tests.md"))
 	if err != nil {
@@ -50,7 +51,8 @@ func TestAdd(t *testing.T) {
 	}
 	_, table, _ := strings.Cut(string(text), "## Newest")
 	for _, want := range []string{
-		"| link | failed 2026-11-25 |\n| test-ep | passed 2026-11-25 |\n",
+		"| link | - | failed 2026-11-25 |\n| test-ep | - | passed 2026-11-25 |\n| tune | passed 2026-11-25 | - |\n",
+		"| 2026-11-25 | 1 x H200 | 580.159, 13.0 | tune | -test.short weft tune ep two ranks, at abc1234 | passed, 4 s |\n",
 		"| 2026-11-25 | 2 x H200 | 580.159, 13.0 | link | -test.short two ranks, at abc1234 | failed, 3 s; " +
 			"it took \\| too long |\n",
 		"| 2026-11-25 | 2 x H200 | 580.159, 13.0 | test-ep | -test.short two ranks, at abc1234 | passed, 34 tests, 12 s |\n" +
