@@ -85,6 +85,8 @@ else
 fi
 
 cp scripts/gpu-run.sh "$bundle/run.sh"
+cp scripts/gpu-several.sh "$bundle/several.sh"
+cp scripts/gpu-several.txt "$bundle/several.txt"
 git rev-parse --short HEAD >"$bundle/build" 2>/dev/null || rm -f "$bundle/build" # run.sh says it in its results
 chmod 755 "$bundle/run.sh"
 size=$(du -sk "$bundle" | cut -f 1)

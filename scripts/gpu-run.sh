@@ -5,9 +5,14 @@
 #
 # The exit status is 0 if all that was asked for passed, 1 if a part failed, 2 if there is no such
 # part, 77 if nothing failed but something that needs a GPU was skipped because weft doctor sees
-# none, and 130 if a signal (Ctrl-C) ended it, which ends the part that runs too.
+# none, 75 if steps of several are left for another call, and 130 if a signal (Ctrl-C) ended it, which ends the part that
+# runs too.
 #
 #   run.sh [PART...] [-test.FLAG...]
+#   run.sh several [STEP...]
+#
+# The second is what several GPUs are for: the steps of several.txt, or those of these names, which may be patterns.
+# several.sh says more.
 #
 # Parts, all but test-gpu if none is named:
 #   doctor      what this machine offers
@@ -29,6 +34,7 @@
 #
 # WEFT_PART_SECONDS is the time limit of a part (600); WEFT_GPUS is how many GPUs are used (all).
 set -u
+begun=$(date +%s)
 bundle=$(cd "$(dirname "$0")" && pwd) || exit 1
 logs=${OUT:-$PWD/logs}
 limit=${WEFT_PART_SECONDS:-600}
@@ -37,6 +43,15 @@ logs=$(cd "$logs" && pwd) || exit 1
 work=$(mktemp -d) || exit 1
 trap 'trap "" HUP INT TERM; rm -rf "$work"' EXIT # a second Ctrl-C goes to rm too
 trap stop HUP INT TERM
+steps=
+if [ "${1:-}" = several ]; then # its results go together into one archive
+	shift
+	out=$logs
+	logs=$work/results
+	mkdir -p "$logs/steps" || exit 1
+	steps=${*:-*}
+	set -- several
+fi
 
 # The bundle may have come with any owner and mode. Weft loads kernels only from
 # a directory that no other user can write, so they are copied to such a place.
@@ -82,6 +97,7 @@ program_of() {
 for name in $parts; do
 	case $name in
 	doctor | link | bench-ep | bench-ep-ht | overlap | start | c | nccl-ep | nccl | python | calls | sanitizer | test-gpu) continue ;;
+	several) [ -z "$steps" ] || continue ;; # else it was not the first
 	esac
 	[ -z "$(program_of "$name")" ] || continue
 	printf 'run.sh: there is no part %s; parts: doctor test-gpu c nccl-ep nccl python calls link bench-ep bench-ep-ht overlap start sanitizer' "$name" >&2
@@ -107,17 +123,7 @@ bounded() {
 	bounded_status=0
 	wait "$running" || bounded_status=$?
 	if [ -n "$stopped" ]; then
-		while kill -0 "$running" 2>/dev/null; do # the signal ended the wait
-			wait "$running"
-		done
-		# What timeout has left in its group. It ends alone, without the command, where the signal
-		# meets it between its fork and the next instruction.
-		kill -- "-$running" 2>/dev/null
-		for _ in $(seq 100); do
-			kill -s 0 -- "-$running" 2>/dev/null || break
-			sleep 0.1
-		done
-		kill -s KILL -- "-$running" 2>/dev/null
+		await_end "$running"
 		exit 130
 	fi
 	bounding=
@@ -125,12 +131,36 @@ bounded() {
 	return "$bounded_status"
 }
 
+# ended PROCESS: has it ended, be it waited for or not?
+ended() {
+	{ read -r _ _ state _ <"/proc/$1/stat"; } 2>/dev/null || return 0
+	[ "$state" = Z ]
+}
+
+# await_end PROCESS: waits for a timeout that a signal has reached, and ends what that has left in its group. It ends
+# alone, without the command, where the signal meets it between its fork and the next instruction.
+await_end() {
+	until ended "$1"; do # a signal is lost that meets a shell between its fork and its next instructions
+		kill "$1" 2>/dev/null
+		sleep 0.1
+	done
+	wait "$1"
+	kill -- "-$1" 2>/dev/null
+	for _ in $(seq 100); do
+		kill -s 0 -- "-$1" 2>/dev/null || break
+		sleep 0.1
+	done
+	kill -s KILL -- "-$1" 2>/dev/null
+}
+
 # stop is what a signal does: timeout passes it on, and kills who does not heed it within ten
 # seconds.
 stop() {
 	stopped=1
 	[ -n "$bounding" ] || exit 130
-	[ -z "$running" ] || kill "$running" 2>/dev/null
+	for one in $running; do
+		kill "$one" 2>/dev/null
+	done
 }
 
 # A part returns 0, or 77 after setting reason, or anything else for a failure.
@@ -236,16 +266,28 @@ in_c() {
 	[ "$gpus" -le 1 ] || { printf 'on %d GPUs: ' "$gpus" && bounded nccl-ep "$limit" "$@" "$gpus" 2>&1; }
 }
 
-# through_nccl has groups meet through NCCL: that of a Python package, of which a PyTorch is often
-# built, goes before the machine's own.
-through_nccl() {
-	no_gpu && return 77
+# find_nccl says in found where NCCL is.
+find_nccl() {
 	found=$(python3 -c 'import glob, os, sys; print(*(os.path.dirname(f) for p in sys.path for f in glob.glob(p + "/nvidia/nccl/lib/libnccl.so.2")), sep=":")' 2>/dev/null)
 	[ -n "$found" ] || ldconfig -p | grep -q 'libnccl\.so\.2' || {
 		reason='no libnccl.so.2'
 		return 77
 	}
+}
+
+# through_nccl has groups meet through NCCL: that of a Python package, of which a PyTorch is often
+# built, goes before the machine's own.
+through_nccl() {
+	no_gpu && return 77
+	find_nccl || return
 	in_c env LD_LIBRARY_PATH="$found${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" ./run nccl
+}
+
+unpack_libfabric() {
+	[ -z "${WEFT_LIBFABRIC:-}" ] && [ -e "$bundle/libfabric.so.1.gz" ] || return 0
+	mkdir "$work/libfabric" && gzip -dc "$bundle/libfabric.so.1.gz" >"$work/libfabric/libfabric.so.1" || return
+	WEFT_LIBFABRIC=$work/libfabric WEFT_REQUIRE_FABRIC=1
+	export WEFT_LIBFABRIC WEFT_REQUIRE_FABRIC
 }
 
 # unpack_python [MODULE] puts the Python packages where the interpreter of the machine finds them, if that has
@@ -258,11 +300,7 @@ unpack_python() {
 	}
 	unpack_library || return
 	[ -d "$work/python" ] || tar -xzf "$bundle/python.tar.gz" -C "$work" || return
-	if [ -z "${WEFT_LIBFABRIC:-}" ] && [ -e "$bundle/libfabric.so.1.gz" ]; then
-		mkdir "$work/libfabric" && gzip -dc "$bundle/libfabric.so.1.gz" >"$work/libfabric/libfabric.so.1" || return
-		WEFT_LIBFABRIC=$work/libfabric WEFT_REQUIRE_FABRIC=1
-		export WEFT_LIBFABRIC WEFT_REQUIRE_FABRIC
-	fi
+	unpack_libfabric || return
 	WEFT_LIBRARY=$work/nccl-ep/libweft.so
 	PYTHONDONTWRITEBYTECODE=1
 	export WEFT_LIBRARY PYTHONDONTWRITEBYTECODE
@@ -288,13 +326,18 @@ python_calls() {
 	done
 }
 
-sanitizer() {
-	no_gpu && return 77
+# find_sanitizer says in tool where compute-sanitizer is.
+find_sanitizer() {
 	tool=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -n 1)
 	[ -n "$tool" ] || {
 		reason='no compute-sanitizer'
 		return 77
 	}
+}
+
+sanitizer() {
+	no_gpu && return 77
+	find_sanitizer || return
 	wrong=0
 	for program in $programs; do
 		case $program in
@@ -371,6 +414,12 @@ cp report "$logs/doctor.json"
 if grep -q '"arch":"sm_' report; then
 	gpu=1
 	export WEFT_REQUIRE_GPU=1
+fi
+
+if [ -n "$steps" ]; then
+	. "$bundle/several.sh"
+	several
+	exit
 fi
 
 for name in $parts; do

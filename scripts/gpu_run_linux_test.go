@@ -10,6 +10,8 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -23,7 +25,9 @@ import (
 const (
 	fakeWeft = `#!/bin/sh
 case "$*" in
-'doctor --json') [ -e "$STATE/gpu" ] && echo '{"gpus":[{"arch":"sm_90a"}],"compiler":{"path":"/a/compiler"}}' ||
+'doctor --json') [ -e "$STATE/four" ] && echo '{"gpus":[{"arch":"sm_90a","name":"A"},
+{"arch":"sm_90a","name":"A"},{"arch":"sm_90a","name":"A"},{"arch":"sm_90a","name":"A"}]}' ||
+	[ -e "$STATE/gpu" ] && echo '{"gpus":[{"arch":"sm_90a"}],"compiler":{"path":"/a/compiler"}}' ||
 	echo '{"gpus":[]}' ;;
 'bench ep --help') echo --device ;;
 'bench overlap'*) echo overlapped ;;
@@ -34,11 +38,16 @@ case "$*" in
 		echo $$ >"$STATE/pid.new"; mv "$STATE/pid.new" "$STATE/pid"; sleep 600 & wait
 	fi
 	echo "measured: $*" ;;
+'bench allreduce'*) echo '{"op":"allreduce"}'; echo a warning >&2 ;;
 'bench link'*) if [ -e "$STATE/broken" ]; then exit 1; fi ;;
 esac
 `
 	fakePlain = `#!/bin/sh
 echo '--- PASS: TestIt'
+if [ -e "$STATE/meet" ]; then
+	: >"$STATE/gpu.$CUDA_VISIBLE_DEVICES"
+	until [ "$(ls "$STATE" | grep -c '^gpu\.')" -eq 3 ]; do sleep 0.1; done
+fi
 if [ -e "$STATE/endless" ]; then
 	trap '' INT
 	trap ': >"$STATE/ended"; exit 1' TERM
@@ -54,6 +63,19 @@ esac
 `
 	fakeNCCL = `#!/bin/sh
 echo "ran $*"
+`
+	fakeSteps = `# STEP GPUS SECONDS LIMIT WHAT
+
+plain-1 1 1 60 test plain -test.run ^Test(A|B)$
+plain-2 2 1 60 VALUE=1 test plain -test.run It
+plain-3 1 1 60 test plain
+link 4 1 60 lines bench link
+measured 2 1 60 lines bench ep --device gpu --mode ht
+json 4 1 60 json bench allreduce
+tables 4 1 60 tune ep
+c 4 1 60 c
+python 2 1 60 python -k late
+large 8 1 60 lines bench overlap
 `
 	fakeGPU = `#!/bin/sh
 echo '--- PASS: TestIt'
@@ -73,6 +95,10 @@ func bundle(t *testing.T, state ...string) (dir, states string) {
 	script, err := os.ReadFile("gpu-run.sh")
 	must(err)
 	must(os.WriteFile(filepath.Join(dir, "run.sh"), script, 0o755))
+	script, err = os.ReadFile("gpu-several.sh")
+	must(err)
+	must(os.WriteFile(filepath.Join(dir, "several.sh"), script, 0o644))
+	must(os.WriteFile(filepath.Join(dir, "several.txt"), []byte(fakeSteps), 0o644))
 	var packages strings.Builder
 	archive := tar.NewWriter(&packages)
 	must(archive.WriteHeader(&tar.Header{Name: "python/tests/", Typeflag: tar.TypeDir, Mode: 0o755}))
@@ -101,12 +127,13 @@ func bundle(t *testing.T, state ...string) (dir, states string) {
 	return dir, states
 }
 
-// script is a run that was started, in a process group of its own.
-func script(t *testing.T, dir, state string, out *strings.Builder, args ...string) *exec.Cmd {
+// script is a run that was started, in a process group of its own, with no more time than that, if it is not empty.
+func script(t *testing.T, dir, state, total string, out *strings.Builder, args ...string) *exec.Cmd {
 	t.Helper()
 	c := exec.CommandContext(t.Context(), "sh", append([]string{filepath.Join(dir, "run.sh")}, args...)...)
 	c.Env = append(os.Environ(), "PATH="+state+":"+os.Getenv("PATH"), "STATE="+state, "TMPDIR="+state,
-		"OUT="+filepath.Join(dir, "logs"), "WEFT_LIBFABRIC=", "WEFT_REQUIRE_FABRIC=")
+		"OUT="+filepath.Join(dir, "logs"), "WEFT_LIBFABRIC=", "WEFT_REQUIRE_FABRIC=",
+		"WEFT_TOTAL_SECONDS="+total, "WEFT_GPUS=", "CUDA_VISIBLE_DEVICES=")
 	c.Dir, c.Stdout, c.Stderr = dir, out, out
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.WaitDelay = time.Second
@@ -160,7 +187,7 @@ func TestGPURunSaysWhatPassed(t *testing.T) {
 			dir, state := bundle(t, strings.Fields(tc.state)...)
 			t.Setenv("WEFT_PART_SECONDS", map[bool]string{false: "600", true: "1"}[strings.Contains(tc.state, "endless")])
 			var out strings.Builder
-			c := script(t, dir, state, &out, strings.Fields(tc.args)...)
+			c := script(t, dir, state, "", &out, strings.Fields(tc.args)...)
 			_ = c.Wait()
 			if got := c.ProcessState.ExitCode(); got != tc.status {
 				t.Errorf("exit status %d, want %d", got, tc.status)
@@ -219,7 +246,7 @@ func TestGPURunEndsWithItsPart(t *testing.T) {
 	heeded := make(chan os.Signal, 1)
 	signal.Notify(heeded, syscall.SIGHUP)
 	t.Cleanup(func() { signal.Stop(heeded) })
-	for _, part := range []string{"bench-ep", "test-plain"} {
+	for _, part := range []string{"bench-ep", "test-plain", "several plain-*"} {
 		for name, send := range map[string]func(script int) error{
 			// the terminal's: to the group
 			"Ctrl-C":     func(script int) error { return syscall.Kill(-script, syscall.SIGINT) },
@@ -233,7 +260,7 @@ func TestGPURunEndsWithItsPart(t *testing.T) {
 				t.Parallel()
 				dir, state := bundle(t, "gpu", "endless")
 				var out strings.Builder
-				c := script(t, dir, state, &out, part)
+				c := script(t, dir, state, "", &out, strings.Fields(part)...)
 				var pid int
 				until(t, "the part runs", func() bool {
 					text, err := os.ReadFile(filepath.Join(state, "pid"))
@@ -267,4 +294,223 @@ func until(t *testing.T, what string, ok func() bool) {
 			t.Fatalf("%s: not after 20 s", what)
 		}
 	}
+}
+
+// several runs some of the steps of fakeSteps for several GPUs, and returns what it said, how it ended, and the lines
+// of its results, of which the first is the run's.
+func several(t *testing.T, dir, state, total string, steps ...string) (said string, status int, results []string) {
+	t.Helper()
+	var out strings.Builder
+	c := script(t, dir, state, total, &out, append([]string{"several"}, steps...)...)
+	_ = c.Wait()
+	archive := filepath.Join(dir, "logs", "several.tar.gz")
+	text, err := exec.CommandContext(t.Context(), "tar", "-xzOf", archive, "./results.jsonl").Output()
+	if err == nil {
+		results = strings.Split(strings.TrimSpace(string(text)), "\n")
+	}
+	if summary, err := os.ReadFile(filepath.Join(dir, "logs", "summary.txt")); err == nil &&
+		!strings.HasSuffix(out.String(), string(summary)) && c.ProcessState.ExitCode() != 2 {
+		t.Errorf("the table is not what it said last:\n%s", out.String())
+	}
+	return out.String(), c.ProcessState.ExitCode(), results
+}
+
+// Steps that passed do not run again, those that failed do, and what a step wrote is in the archive.
+func TestGPURunSeveralGoesOn(t *testing.T) {
+	t.Parallel()
+	dir, state := bundle(t, "gpu", "four", "broken")
+	said, status, results := several(t, dir, state, "")
+	if status != 1 || len(results) != 10 {
+		t.Fatalf("exit status %d, %d results, want 1 and 10:\n%s", status, len(results), said)
+	}
+	for i, want := range []string{
+		`{"part":"test-plain","seconds":0,"result":"passed","passed":1,"note":"","what":"-test.run ^Test(A|B)$","gpus":1}`,
+		`{"part":"test-plain","seconds":0,"result":"passed","passed":1,"note":"","what":"VALUE=1 -test.run It","gpus":2}`,
+		`{"part":"test-plain","seconds":0,"result":"passed","passed":1,"note":"","what":"","gpus":1}`,
+		`{"part":"link","seconds":0,"result":"failed","passed":0,"note":"","what":"weft bench link","gpus":4}`,
+		`{"part":"bench-ep-ht","seconds":0,"result":"passed","passed":0,"note":"",` +
+			`"what":"weft bench ep --device gpu --mode ht","gpus":2}`,
+		`{"part":"bench-allreduce","seconds":0,"result":"passed","passed":0,"note":"",` +
+			`"what":"weft bench allreduce","gpus":4}`,
+		`{"part":"tune","seconds":0,"result":"passed","passed":0,"note":"","what":"weft tune ep","gpus":4}`,
+		`{"part":"c","seconds":0,"result":"passed","passed":0,"note":"","what":"on 4 GPUs","gpus":4}`,
+		`{"part":"python","seconds":0,"result":"passed","passed":0,"note":"","what":"-k late","gpus":2}`,
+	} {
+		if got := seconds.ReplaceAllString(results[i+1], `"seconds":0`); got != want {
+			t.Errorf("%s\nwant\n%s", got, want)
+		}
+	}
+	unpacked := t.TempDir()
+	archive := filepath.Join(dir, "logs", "several.tar.gz")
+	if err := exec.CommandContext(t.Context(), "tar", "-xzf", archive, "-C", unpacked).Run(); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		"json.json": `{"op":"allreduce"}`, "json.log": "a warning", "measured.log": "--lines", "c.log": "ran 4",
+		"doctor.json": "sm_90a",
+	} {
+		if text, err := os.ReadFile(filepath.Join(unpacked, name)); err != nil || !strings.Contains(string(text), want) {
+			t.Errorf("%s: %v: %q, want %q", name, err, text, want)
+		}
+	}
+	for _, want := range []string{"large", "needs 8 GPUs\n", "link FAILED", "1 failed, 0 left for another call"} {
+		if !strings.Contains(said, want) {
+			t.Errorf("no %q in\n%s", want, said)
+		}
+	}
+
+	if err := os.Remove(filepath.Join(state, "broken")); err != nil {
+		t.Fatal(err)
+	}
+	said, status, results = several(t, dir, state, "")
+	if status != 0 || len(results) != 10 || strings.Count(said, "passed (earlier)\n") != 8 ||
+		strings.Count(said, " s on: ") != 1 {
+		t.Errorf("exit status %d, %d results, want 0 and 10, and one step again:\n%s", status, len(results), said)
+	}
+
+	if err := os.WriteFile(filepath.Join(dir, "build"), []byte("abc1234\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if said, status, _ = several(t, dir, state, ""); status != 2 || !strings.Contains(said, "is of another build") {
+		t.Errorf("another build: exit status %d, want 2:\n%s", status, said)
+	}
+}
+
+var seconds = regexp.MustCompile(`"seconds":\d+`)
+
+// A call ends before the time that it has, and the next one does the rest.
+func TestGPURunSeveralEndsInTime(t *testing.T) {
+	t.Parallel()
+	dir, state := bundle(t, "gpu", "four", "endless")
+	said, status, results := several(t, dir, state, "24", "plain-1", "link")
+	if status != 75 || len(results) != 1 || !strings.Contains(said, "2 left for another call") {
+		t.Errorf("exit status %d, %d results, want 75 and 1:\n%s", status, len(results), said)
+	}
+	if err := os.Remove(filepath.Join(state, "endless")); err != nil {
+		t.Fatal(err)
+	}
+	if said, status, results = several(t, dir, state, "20", "plain-1", "link"); status != 75 || len(results) != 1 {
+		t.Errorf("no time: exit status %d, %d results, want 75 and 1:\n%s", status, len(results), said)
+	}
+	if said, status, results = several(t, dir, state, "0", "plain-1", "link"); status != 0 || len(results) != 3 {
+		t.Errorf("exit status %d, %d results, want 0 and 3:\n%s", status, len(results), said)
+	}
+}
+
+// Tests run side by side, each with GPUs of its own; what measures runs alone, and with the first GPUs.
+func TestGPURunSeveralShares(t *testing.T) {
+	t.Parallel()
+	dir, state := bundle(t, "gpu", "four", "meet")
+	said, status, _ := several(t, dir, state, "", "plain-*", "measured")
+	if status != 0 {
+		t.Errorf("exit status %d, want 0:\n%s", status, said)
+	}
+	for _, gpus := range []string{"0", "1,2", "3"} {
+		if _, err := os.Stat(filepath.Join(state, "gpu."+gpus)); err != nil {
+			t.Error(err)
+		}
+	}
+	if before, after, _ := strings.Cut(said, " s on: measured"); strings.Count(before, ": passed") != 3 || after == "" {
+		t.Errorf("it did not wait for the tests:\n%s", said)
+	}
+}
+
+// What asks for steps that there are not, or for GPUs where there are none, is told so.
+func TestGPURunSeveralRefuses(t *testing.T) {
+	t.Parallel()
+	dir, state := bundle(t, "gpu", "four")
+	said, status, _ := several(t, dir, state, "", "plain-*", "plan-*")
+	if status != 2 || !strings.Contains(said, "no step plan-*") {
+		t.Errorf("exit status %d, want 2:\n%s", status, said)
+	}
+	dir, state = bundle(t)
+	if said, status, _ := several(t, dir, state, ""); status != 77 || !strings.Contains(said, "sees no GPU") {
+		t.Errorf("without a GPU: exit status %d, want 77:\n%s", status, said)
+	}
+}
+
+// The steps name tests and benchmarks that there are, and together all tests on GPUs of what has a GPU for each rank.
+func TestGPUSteps(t *testing.T) {
+	text, err := os.ReadFile("gpu-several.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names, patterns := map[string]bool{}, map[string][]*regexp.Regexp{}
+	for line := range strings.Lines(string(text)) {
+		f := strings.Fields(line)
+		if len(f) == 0 || f[0] == "#" {
+			continue
+		}
+		if len(f) < 5 || names[f[0]] {
+			t.Fatalf("a name that is there already, or no step: %s", line)
+		}
+		names[f[0]] = true
+		var numbers [3]int
+		for i := range numbers {
+			if numbers[i], err = strconv.Atoi(f[1+i]); err != nil || numbers[i] <= 0 {
+				t.Errorf("%s: %q is no number", f[0], f[1+i])
+			}
+		}
+		if numbers[2] > 400 || numbers[1] > numbers[2] {
+			t.Errorf("%s: it takes %d s, with a limit of %d s; a machine may be lent for 500", f[0], numbers[1], numbers[2])
+		}
+		f = f[4:]
+		for strings.Contains(f[0], "=") {
+			f = f[1:]
+		}
+		var program, pattern string
+		switch {
+		case f[0] == "sanitize", f[0] == "measure" && len(f) == 3:
+			program, pattern = f[len(f)-2], f[len(f)-1]
+		case f[0] == "test" && len(f) > 2:
+			program, pattern = f[1], f[len(f)-1]
+		default:
+			continue
+		}
+		found := false
+		top, _, _ := strings.Cut(pattern, "/")
+		x, err := regexp.Compile(top)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range testsOf(t, program) {
+			found = found || x.MatchString(name)
+		}
+		if !found {
+			t.Errorf("%s has no test of %s", program, pattern)
+		}
+		if f[0] == "test" {
+			patterns[program] = append(patterns[program], x)
+		}
+	}
+	emulated := regexp.MustCompile(`^Test(HardwareCard|CardOfOneRank)OnGPUs$`) // these have no part on real ones
+	for _, program := range []string{"ep", "collective", "collective/internal/gpu", "plan/internal/gpu"} {
+		for _, name := range testsOf(t, program) {
+			matches := func(x *regexp.Regexp) bool { return x.MatchString(name) }
+			if strings.HasPrefix(name, "Test") && strings.Contains(name, "OnGPU") && !emulated.MatchString(name) &&
+				!slices.ContainsFunc(patterns[program], matches) {
+				t.Errorf("no step runs %s of %s", name, program)
+			}
+		}
+	}
+}
+
+// testsOf lists a package's tests and benchmarks.
+func testsOf(t *testing.T, program string) []string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join("..", strings.TrimPrefix(program, "weft"), "*_test.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile(`(?m)^func ((?:Test|Benchmark)\w+)\(`).FindAllStringSubmatch(string(text), -1) {
+			names = append(names, m[1])
+		}
+	}
+	return names
 }
