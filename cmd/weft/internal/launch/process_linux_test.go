@@ -156,26 +156,33 @@ var programs = map[string]func(){
 		}
 		select {}
 	},
-	"rank:crash": func() { // 2 is killed; the others exit 1 as soon as they see it
+	"rank:crash": func() { // 2 is killed; the others exit 1 as soon as they see that it has ended
 		if me == "2" {
 			keepAlive()
-			os.Remove(os.Args[2])
+			if err := os.Symlink(strconv.Itoa(os.Getpid()), os.Args[2]); err != nil {
+				panic(err)
+			}
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 		}
 		for {
-			if _, err := os.Stat(os.Args[2]); err != nil {
-				os.Exit(1)
+			if pid, err := os.Readlink(os.Args[2]); err == nil {
+				if stat, err := os.ReadFile("/proc/" + pid + "/stat"); err != nil || over(stat) {
+					os.Exit(1)
+				}
 			}
 			time.Sleep(time.Millisecond)
 		}
 	},
-	"rank:stubborn": func() { // 0 fails, the others ignore SIGTERM
+	"rank:stubborn": func() { // 0 fails at SIGUSR1, the others ignore SIGTERM
+		c := make(chan os.Signal, 1)
+		signal.Notify(c, syscall.SIGUSR1)
+		signal.Ignore(syscall.SIGTERM)
+		fmt.Println("ready", os.Getpid())
+		<-c
 		if me == "0" {
 			os.Exit(9)
 		}
-		signal.Ignore(syscall.SIGTERM)
-		keepAlive()
-		forever()
+		select {}
 	},
 	"rank:signals": func() {
 		c := make(chan os.Signal, 8)
@@ -366,6 +373,12 @@ func pids(t *testing.T, texts []string) []int {
 	return out
 }
 
+// over says by a process's stat that it has ended, whether its parent knows or not.
+func over(stat []byte) bool {
+	state, _, _ := parseStat(stat)
+	return state == 'Z' || state == 'X'
+}
+
 // gone waits until none of the processes runs any more; a zombie does not run.
 func gone(t *testing.T, pids []int) {
 	t.Helper()
@@ -376,7 +389,7 @@ func gone(t *testing.T, pids []int) {
 			if err != nil {
 				break
 			}
-			if state, _, _ := parseStat(stat); state == 'Z' || state == 'X' {
+			if over(stat) {
 				break
 			}
 			if time.Now().After(deadline) {
@@ -472,16 +485,34 @@ func TestFirstFailureEndsTheOthers(t *testing.T) {
 }
 
 func TestCrashOutranksThoseWhoSawIt(t *testing.T) {
-	alive := filepath.Join(t.TempDir(), "alive")
-	if err := os.WriteFile(alive, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	start(t, testJob{Job: Job{Args: []string{"rank:crash", alive}, Size: 4}}).
+	victim := filepath.Join(t.TempDir(), "victim")
+	start(t, testJob{Job: Job{Args: []string{"rank:crash", victim}, Size: 4, Grace: time.Hour}}).
 		want(128+9, `rank 2 failed first: killed by signal 9 \(SIGKILL\)`, `ranks 0-1,3: exit status 1; rank 2: SIGKILL`)
+}
+
+// TestCrashOutranksEarlierExits: ranks may be reaped before the one whose crash they saw.
+func TestCrashOutranksEarlierExits(t *testing.T) {
+	s := &supervisor{job: &Job{}, timer: time.NewTimer(time.Hour), verdict: time.NewTimer(time.Hour)}
+	for i := range 3 {
+		s.ranks = append(s.ranks, &rank{index: i, pid: 100 + i})
+	}
+	const exit1, killed = syscall.WaitStatus(1 << 8), syscall.WaitStatus(syscall.SIGKILL)
+	for _, end := range []struct {
+		rank   int
+		status syscall.WaitStatus
+		first  int
+	}{{0, exit1, 0}, {2, killed, 2}, {1, killed, 2}} {
+		s.ended(100+end.rank, end.status)
+		if s.first == nil || s.first.index != end.first {
+			t.Errorf("after rank %d: %+v is first, want rank %d", end.rank, s.first, end.first)
+		}
+	}
 }
 
 func TestStubbornRanksAreKilled(t *testing.T) {
 	p := start(t, testJob{Job: Job{Args: []string{"rank:stubborn"}, Size: 2, Grace: 50 * time.Millisecond}})
+	p.until(2, `ready (\d+)`) // before that SIGTERM would end them
+	_ = p.Process.Signal(syscall.SIGUSR1)
 	p.want(9, `rank 0 failed first: exit status 9`, `(?m)rank 1: SIGKILL from weft$`)
 }
 
