@@ -92,8 +92,10 @@ race_part() {
 		return
 	fi
 	packages=$(raced) && [ -n "$packages" ] || return 1
+	# Those that take longest begin first.
+	first='./collective ./ep ./fabric ./plan/internal/gpu ./cmd/weft ./plan/executor ./collective/internal/gpu'
 	# shellcheck disable=SC2086 # one argument for each package
-	(export CGO_ENABLED=1 && report race -short -race -vet=off -parallel 4 -timeout "$limit" $packages)
+	(export CGO_ENABLED=1 && report race -short -race -vet=off -parallel 4 -timeout "$limit" $first $packages)
 }
 
 pytest_part() {
