@@ -18,6 +18,7 @@ import (
 	"github.com/weftgo/weft/internal/control"
 	"github.com/weftgo/weft/internal/relay"
 	"github.com/weftgo/weft/internal/shm"
+	"github.com/weftgo/weft/trace"
 )
 
 // Comm is a communicator: a fixed set of ranks, of which this process, or this goroutine, is one.
@@ -53,6 +54,7 @@ type Comm struct {
 	reach       reach
 	carriers    carriers
 
+	trace    *trace.Writer  // nil: off
 	device   *Device        // nil on the host
 	record   *device.Record // the device's, or noRecord
 	noRecord device.Record
@@ -151,6 +153,7 @@ func (c *Comm) Abort() { c.spread(channel.Fault{Cause: channel.CauseAbort, Rank:
 
 func (c *Comm) fail(err error) error {
 	if err != nil {
+		c.flushTrace()
 		if f := c.control.FaultOf(err); f.Cause != channel.CauseNone {
 			c.spread(f)
 		}
@@ -223,6 +226,7 @@ func (c *Comm) leave() error {
 	if again {
 		return nil
 	}
+	c.flushTrace()
 	if c.between != nil {
 		c.reach.rest(c.control.Waiter.Timeout, c.Masked)
 		c.between.Leave()
@@ -252,6 +256,7 @@ func (c *Comm) Close() error {
 		ctx, cancel := context.WithTimeoutCause(context.Background(), c.control.Waiter.Timeout, ErrTimeout)
 		defer cancel()
 		if err := c.device.quiesce(ctx, "close"); err != nil && ctx.Err() != nil {
+			c.flushTrace()
 			// A kernel that reads unmapped memory destroys the whole context, so keep it mapped.
 			return errors.Join(append(errs, err)...)
 		}
@@ -268,5 +273,5 @@ func (c *Comm) Close() error {
 			errs = append(errs, r.Release())
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, c.closeTrace())...)
 }

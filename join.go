@@ -25,7 +25,9 @@ import (
 // [bootstrap.Detect]); without an environment this is the only rank. Join is collective and returns
 // when all ranks have joined.
 func Join(ctx context.Context, options ...Option) (*Comm, error) {
-	cfg := config{deadline: DefaultDeadline, hugePages: true, driver: cuda.Open}
+	cfg := config{
+		deadline: DefaultDeadline, hugePages: true, driver: cuda.Open, trace: os.Getenv(TraceVariable),
+	}
 	for _, o := range options {
 		o(&cfg)
 	}
@@ -68,6 +70,7 @@ func joinAs(ctx context.Context, options config) (_ *Comm, err error) {
 		return nil, errors.Join(err, b.Close())
 	}
 	c.options = options
+	c.options.traced = c.trace
 	c.logJoin(time.Since(begun))
 	return c, nil
 }
@@ -129,6 +132,14 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 		ends:        ends{how: map[int]string{}, asked: map[int]bool{}, foreign: cfg.foreign},
 	}
 	c.gate = c.Operations().Gate("communicator")
+	if err := c.openTrace(cfg, roster.name(), host); err != nil {
+		return nil, errors.Join(giveUp(b, err), listener.Close())
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.closeTrace())
+		}
+	}()
 	c.record = &c.noRecord
 	var cpus channel.CPUs
 	addresses := make([]shm.Address, c.size)

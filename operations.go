@@ -10,6 +10,7 @@ import (
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/device"
 	"github.com/weftgo/weft/engine"
+	"github.com/weftgo/weft/trace"
 )
 
 // Operations is what implementers of operations use of a communicator, beside what its users do:
@@ -146,6 +147,9 @@ func (o Operations) AllocHost(ctx context.Context, size int) (*Window, error) {
 	}
 	return o.comm.allocHost(ctx, op, size)
 }
+
+// Trace is where the rank's operations are recorded: nil where they are not.
+func (o Operations) Trace() *trace.Writer { return o.comm.trace }
 
 // Shelf has the buffers that the communicator's objects receive into, so that each knows memory of
 // another's.

@@ -10,6 +10,7 @@ import (
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/kernel"
 	"github.com/weftgo/weft/fabric"
+	"github.com/weftgo/weft/trace"
 )
 
 // DefaultDeadline bounds every wait of a communicator unless [WithDeadline] says otherwise.
@@ -22,8 +23,10 @@ type config struct {
 	policy    *channel.Policy
 	logger    *slog.Logger
 	hugePages bool
-	foreign   bool   // the launcher knows the ranks under other numbers
-	host      string // which this rank takes its host for
+	foreign   bool          // the launcher knows the ranks under other numbers
+	host      string        // which this rank takes its host for
+	trace     string        // directory
+	traced    *trace.Writer // of the communicator that this one is made of
 
 	context  *cuda.Context
 	onDevice bool
@@ -64,6 +67,11 @@ func WithLogger(l *slog.Logger) Option { return func(c *config) { c.logger = l }
 // WithHostID names the host that this rank is on, as WEFT_HOSTID does for a process: ranks that give different names
 // share no memory. Goroutines of one process play ranks of several hosts by it.
 func WithHostID(name string) Option { return func(c *config) { c.host = name } }
+
+// WithTrace has the rank record what its operations do, in a file of the directory, which it makes if need be: see
+// package trace, and "weft trace". Every rank that is to be seen has the option, each with a directory of its own host.
+// Communicators that are made of this one are recorded, too. The default is [TraceVariable]; "" is off.
+func WithTrace(dir string) Option { return func(c *config) { c.trace = dir } }
 
 // WithHugePages lets windows use huge pages from the system's pool, if that has any. The default is
 // true.
