@@ -158,6 +158,9 @@ func (f *far) await(ctx context.Context, r *Rounds, op string, round uint64, wai
 			peer = r.Live[i]
 			c := r.pads[peer].at(round).round
 			done = func() bool { return c.Load() >= round }
+			if r.tape != nil && !done() {
+				r.tape.hand()
+			}
 		} else {
 			if p := f.mirrors.Waits(); p >= 0 {
 				peer = p
@@ -181,6 +184,9 @@ func (f *far) await(ctx context.Context, r *Rounds, op string, round uint64, wai
 		}
 		if err != nil {
 			return err
+		}
+		if i < len(r.Live) && r.tape != nil {
+			r.tape.sees(r, peer, round)
 		}
 	}
 	return nil

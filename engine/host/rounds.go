@@ -8,6 +8,7 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/channel"
+	"github.com/weftgo/weft/trace"
 )
 
 // Config describes the owner of [Rounds]: a group, say, or a handle.
@@ -59,6 +60,10 @@ type Rounds struct {
 	mine    *pad
 	cursor  int // in this rank's ring
 	numbers channel.Sequence
+
+	tape   *tape  // nil: nothing is recorded
+	steps  uint16 // of a recorded operation, from which on these rounds are
+	opened uint64 // the first round of the operation that began last
 }
 
 // New makes the rounds of an owner. It is collective, and allocates all their memory.
@@ -84,6 +89,9 @@ func New(ctx context.Context, comm *weft.Comm, c Config) (*Rounds, error) {
 		}
 	}
 	r.mine = r.pads[comm.Rank()]
+	if !c.Within {
+		r.tape = newTape(r)
+	}
 	return r, nil
 }
 
@@ -93,6 +101,18 @@ func New(ctx context.Context, comm *weft.Comm, c Config) (*Rounds, error) {
 // publish from now on. All that this rank had written to ranks of other hosts before has landed there, whoever
 // wrote it.
 func (r *Rounds) Begin(op string) error {
+	err := r.Resume(op)
+	if err == nil && r.tape != nil {
+		r.opened = r.Next()
+		if r.steps == 0 {
+			r.tape.begin(op)
+		}
+	}
+	return err
+}
+
+// Resume is Begin for the second half of an operation.
+func (r *Rounds) Resume(op string) error {
 	if err := r.Comm.Operations().Begin(op); err != nil {
 		return err
 	}
@@ -195,6 +215,9 @@ func (r *Rounds) Refuse(err error) (round uint64) {
 
 // Publish publishes the next round and returns its number.
 func (r *Rounds) Publish() (round uint64) {
+	if r.tape != nil {
+		r.tape.publishes(r)
+	}
 	h := r.mine.at(r.Next())
 	round = r.numbers.Next()
 	h.round.Publish(round)
@@ -221,7 +244,13 @@ func (r *Rounds) await(ctx context.Context, op string, round uint64, waits []int
 	for _, p := range r.Live {
 		c := r.pads[p].at(round).round
 		if c.Load() >= round {
+			if r.tape != nil && r.far == nil {
+				r.tape.sees(r, p, round)
+			}
 			continue
+		}
+		if r.tape != nil {
+			r.tape.hand()
 		}
 		var begun time.Time
 		if waits != nil {
@@ -234,6 +263,12 @@ func (r *Rounds) await(ctx context.Context, op string, round uint64, waits []int
 		if err != nil {
 			return r.Comm.Operations().Fail(err)
 		}
+		if r.tape != nil {
+			r.tape.sees(r, p, round)
+		}
+	}
+	if r.tape != nil {
+		r.tape.stamp()
 	}
 	if r.Step != nil {
 		r.Step()
@@ -243,7 +278,12 @@ func (r *Rounds) await(ctx context.Context, op string, round uint64, waits []int
 
 // Leave says that this rank has finished reading the operands of the operation that it opened in its
 // last round.
-func (r *Rounds) Leave() { r.mine.left.Publish(r.numbers.Last()) }
+func (r *Rounds) Leave() {
+	if t := r.tape; t != nil && t.open && t.begun == 0 {
+		t.add(trace.Stored, 0, -1, trace.Now())
+	}
+	r.mine.left.Publish(r.numbers.Last())
+}
 
 // AwaitLeft waits until every live rank of this host has left the operation that opened in the round, and until what
 // was shipped to others has left this rank's memory. A caller may then change the operands that peers read where

@@ -63,6 +63,7 @@ func New(ctx context.Context, comm *weft.Comm, o Options) (*Engine, error) {
 		if e.call.hosts, err = newHosts(ctx, comm, ring); err != nil {
 			return nil, errors.Join(err, rounds.Window.Close())
 		}
+		e.call.hosts.within.RecordWith(rounds)
 	}
 	e.exchange = newExchange(&e.call, boxes)
 	for i := range o.Own {
@@ -140,6 +141,7 @@ func (e *Engine) Run(ctx context.Context, s *weft.Stream, given *spec.Call, refu
 	named := -1
 	if refused == nil {
 		c.begin(given)
+		c.Moves(c.Bytes)
 		named, refused = e.named(given.Algorithm)
 	}
 	if e.check {
@@ -174,7 +176,11 @@ func (e *Engine) Run(ctx context.Context, s *weft.Stream, given *spec.Call, refu
 	}
 	// If this rank was told of a failure meanwhile the others may have gone on without it, and what
 	// it has read may be what they wrote later.
-	return a.Name, c.Comm.Operations().Begin(c.name)
+	if err := c.Comm.Operations().Begin(c.name); err != nil {
+		return a.Name, err
+	}
+	c.End()
+	return a.Name, nil
 }
 
 // choose chooses the call's algorithm. Ranks tell each other what the choice depends on, if need be.

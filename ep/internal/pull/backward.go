@@ -88,9 +88,9 @@ func (h *host) CombineBackward(ctx context.Context, s *weft.Stream, a spec.Sprea
 		}
 	}
 	if !wantWeights {
-		return nil
+		return h.ended(nil)
 	}
-	return h.bringDots(ctx, r, a.GradWeights, op)
+	return h.ended(h.bringDots(ctx, r, a.GradWeights, op))
 }
 
 // gradRow is what combine backward does with a row and the gradient of its token's output: the row's

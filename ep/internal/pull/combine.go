@@ -97,6 +97,7 @@ func (c *gather) send(ctx context.Context, own error) error {
 		return err
 	}
 	h.rounds.PutOperands(rows, numbers)
+	h.rounds.Moves(c.Rows.Bytes())
 	h.sent.op, h.sent.round = c.op, h.rounds.Open(uint64(c.call))
 	return c.ship(ctx)
 }
@@ -224,9 +225,9 @@ func (c *gather) receive(ctx context.Context) error {
 		return err
 	}
 	if c.borrowed {
-		return h.rounds.AwaitLeft(ctx, c.op, c.round)
+		return h.ended(h.rounds.AwaitLeft(ctx, c.op, c.round))
 	}
-	return nil
+	return h.ended(nil)
 }
 
 // home sums the rows of this rank's tokens.

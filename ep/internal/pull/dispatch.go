@@ -90,6 +90,7 @@ func (h *host) sendRows(ctx context.Context, op string, s *weft.Stream, r *spec.
 		return hostDispatch{}, err
 	}
 	h.rounds.PutOperands(data, scales)
+	h.rounds.Moves(r.Tokens * h.Spec.RowSize())
 	h.sent.op, h.sent.round = op, h.rounds.Open(uint64(newCall(callDispatch, r, a.BringsWeights())))
 	if err := h.far.ship(ctx, rowsMove{
 		op: op, round: round, r: h.routingOf(r), data: data, scales: scales,
@@ -189,7 +190,7 @@ func (d *hostDispatch) finish(ctx context.Context) (a spec.Arrived, err error) {
 	if a, err = h.receiveRows(ctx, d); err == nil && d.borrowed {
 		err = h.rounds.AwaitLeft(ctx, d.op, d.round)
 	}
-	return a, err
+	return a, h.ended(err)
 }
 
 // block takes memory for what arrives.

@@ -224,7 +224,7 @@ func onHost(op string, s *weft.Stream) error {
 
 // resume begins the second half of the operation that opened in a round.
 func (h *host) resume(op string, round uint64) error {
-	if err := h.rounds.Begin(op); err != nil {
+	if err := h.rounds.Resume(op); err != nil {
 		return err
 	}
 	if h.rounds.Last() != round {
@@ -265,6 +265,14 @@ func (h *host) leave(ctx context.Context, op string) error {
 		return err
 	}
 	return h.Comm.Operations().Begin(op)
+}
+
+// ended says, for traces, that an operation has ended, unless it failed. It returns the error.
+func (h *host) ended(err error) error {
+	if err == nil {
+		h.rounds.End()
+	}
+	return err
 }
 
 // parallelBytes is the size of a move from which it is worth sharing among goroutines.

@@ -66,7 +66,7 @@ func (h *host) route(ctx context.Context, op string, kind int, s *weft.Stream, t
 			Err: fmt.Errorf("%w: its routing contradicts itself", weft.ErrMismatch),
 		})
 	}
-	return r, nil
+	return r, h.ended(nil)
 }
 
 // metadata is a rank's routing metadata of the operation that opens in a round.

@@ -210,6 +210,7 @@ func (l *Loaded) Run(ctx context.Context, s *weft.Stream, given *launch.Launch, 
 	run.begin(given)
 	defer run.end()
 	r.PutOperands(run.refer())
+	r.Moves(max(given.In.Bytes(), given.Out.Bytes()))
 	round := r.Open(callOf(given, l.number))
 	if err := r.AwaitCalls(ctx, name, round, nil, nil); err != nil {
 		return err
@@ -219,7 +220,11 @@ func (l *Loaded) Run(ctx context.Context, s *weft.Stream, given *launch.Launch, 
 	}
 	// If this rank was told of a failure meanwhile the others may have gone on without it, and what it has read may be
 	// what they wrote later.
-	return l.engine.comm.Operations().Begin(name)
+	if err := l.engine.comm.Operations().Begin(name); err != nil {
+		return err
+	}
+	r.End()
+	return nil
 }
 
 // RunOpened runs a launch that the owner of the engine's rounds has opened, in a round that has the operands: input and
