@@ -40,6 +40,8 @@ func TestMain(m *testing.M) {
 				os.Exit(joined())
 			case channelRank:
 				os.Exit(signalled())
+			case barrierRank:
+				os.Exit(barriers(len(os.Args) > 2))
 			}
 		}
 		os.Exit(execute(os.Args[1:]))

@@ -70,7 +70,7 @@ func newRoot() *cobra.Command {
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "FlagUsages ", "FlagUsagesWrapped 100 "))
 	root.SetFlagErrorFunc(mistake)
-	root.AddCommand(newRun(), newDoctor(), newBench(), newTune(), newCompile(), newPlan(), newCompletion())
+	root.AddCommand(newRun(), newDoctor(), newBench(), newTune(), newCompile(), newPlan(), newTrace(), newCompletion())
 	root.InitDefaultHelpCmd()
 	if help, _, err := root.Find([]string{"help"}); err == nil {
 		help.Args = topic

@@ -1,0 +1,220 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/trace"
+)
+
+func newTrace() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "trace",
+		Short: "Record what operations of a job do, draw it, and say who was waited for",
+		Args:  noArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	describe(cmd, "trace_root")
+	cmd.AddCommand(newTraceRun(), newTraceMerge(), newTraceSummary())
+	return cmd
+}
+
+// readTrace reads directories and files, and aligns what they have.
+func readTrace(names []string) (*trace.Trace, error) {
+	var files []*trace.File
+	for _, name := range names {
+		info, err := os.Stat(name)
+		if err != nil {
+			return nil, err
+		}
+		if !info.IsDir() {
+			f, err := trace.Read(name)
+			if err != nil {
+				return nil, err
+			}
+			files = append(files, f)
+			continue
+		}
+		more, err := trace.ReadDir(name)
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, more...)
+	}
+	slices.SortStableFunc(files, func(a, b *trace.File) int { return a.Rank - b.Rank })
+	return trace.Align(files)
+}
+
+// wantTraces wants directories or files.
+func wantTraces(_ *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return usageError{fmt.Errorf("want a directory with files of ranks, or such files (*%s)", trace.Extension)}
+	}
+	return nil
+}
+
+// draw writes a trace as Chrome's JSON to a file; "-" is out.
+func draw(t *trace.Trace, name string, out io.Writer, o trace.ChromeOptions) error {
+	if name == "-" {
+		return t.Chrome(out, o)
+	}
+	f, err := os.Create(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(t.Chrome(f, o), f.Close())
+}
+
+func newTraceMerge() *cobra.Command {
+	var out string
+	var o trace.ChromeOptions
+	cmd := &cobra.Command{
+		Use:   "merge [flags] DIR|FILE...",
+		Short: "Make one drawing of the files of all ranks",
+		Args:  wantTraces,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			t, err := readTrace(args)
+			if err != nil {
+				return err
+			}
+			return draw(t, out, cmd.OutOrStdout(), o)
+		},
+	}
+	describe(cmd, "trace_merge")
+	cmd.Flags().StringVarP(&out, "out", "o", "-", "the `FILE` to write; -: standard output")
+	cmd.Flags().BoolVar(&o.Blocks, "blocks", false, "give each block of a kernel a row of its own")
+	return cmd
+}
+
+func newTraceSummary() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "summary [flags] DIR|FILE...",
+		Short: "Say what operations took, which rank was last, and why",
+		Args:  wantTraces,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			t, err := readTrace(args)
+			if err != nil {
+				return err
+			}
+			s := t.Summarise()
+			if asJSON {
+				return json.NewEncoder(cmd.OutOrStdout()).Encode(s)
+			}
+			return s.Text(cmd.OutOrStdout())
+		},
+	}
+	describe(cmd, "trace_summary")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	return cmd
+}
+
+func newTraceRun() *cobra.Command {
+	var out, dir string
+	cmd := &cobra.Command{
+		Use:   "run [flags] [--] PROGRAM [ARGS...]",
+		Short: "Run a program with traces on, and draw them",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usageError{errors.New("no program given")}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error { return traceRun(cmd.ErrOrStderr(), out, dir, args) },
+	}
+	describe(cmd, "trace_run")
+	f := cmd.Flags()
+	f.SetInterspersed(false) // arguments after the program are the program's
+	f.StringVarP(&out, "out", "o", "weft-trace.json", "the `FILE` to write")
+	f.StringVar(&dir, "dir", "", "keep the files of the ranks in this `DIR`; without it they are removed")
+	return cmd
+}
+
+// traceRun runs a program whose ranks record what they do, then draws it and says what is in it.
+func traceRun(report io.Writer, out, dir string, args []string) (err error) {
+	if dir == "" {
+		if dir, err = os.MkdirTemp("", "weft-trace-"); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	} else if old, _ := filepath.Glob(filepath.Join(dir, "*"+trace.Extension)); len(old) > 0 {
+		return usageError{fmt.Errorf("--dir %s has %d files of another run: name a new directory", dir, len(old))}
+	}
+	if dir, err = filepath.Abs(dir); err != nil {
+		return err
+	}
+	status, err := follow(dir, args)
+	if err != nil {
+		return err
+	}
+	t, err := readTrace([]string{dir})
+	if err == nil {
+		err = draw(t, out, os.Stdout, trace.ChromeOptions{})
+	}
+	if err == nil {
+		fmt.Fprintf(report, "weft: trace run: %s is for ui.perfetto.dev\n", out)
+		err = t.Summarise().Text(report)
+	}
+	if status != 0 {
+		if err != nil {
+			fmt.Fprintf(report, "weft: trace run: %v\n", err)
+		}
+		return exitError{status: status}
+	}
+	return err
+}
+
+// follow runs a program with traces in a directory, and passes signals on. It returns the program's exit status.
+func follow(dir string, args []string) (status int, err error) {
+	runtime.LockOSThread() // the program gets its signal when the thread that started it ends
+	defer runtime.UnlockOSThread()
+	c := exec.CommandContext(context.Background(), args[0], args[1:]...)
+	c.Env = append(os.Environ(), weft.TraceVariable+"="+dir)
+	c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr
+	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
+	defer signal.Stop(signals)
+	if err := c.Start(); err != nil {
+		status := 126
+		if errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist) {
+			status = 127
+		}
+		return 0, exitError{status, err}
+	}
+	ended := make(chan struct{})
+	defer close(ended)
+	go func() {
+		for {
+			select {
+			case s := <-signals:
+				if s == syscall.SIGTERM || s == syscall.SIGHUP { // the others come from a terminal, to both
+					_ = c.Process.Signal(s)
+				}
+			case <-ended:
+				return
+			}
+		}
+	}()
+	err = c.Wait()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		if w, ok := exit.Sys().(syscall.WaitStatus); ok && w.Signaled() {
+			return 128 + int(w.Signal()), nil
+		}
+		return exit.ExitCode(), nil
+	}
+	return 0, err
+}
