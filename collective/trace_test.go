@@ -147,3 +147,21 @@ func TestTraceOfFailure(t *testing.T) {
 		t.Fatalf("%+v", s.Unfinished)
 	}
 }
+
+// BenchmarkTrace is a barrier whose rank is alone, so that nothing is waited for: what recording costs.
+func BenchmarkTrace(b *testing.B) {
+	for _, on := range []bool{false, true} {
+		name, dir := "off", ""
+		if on {
+			name, dir = "on", b.TempDir()
+		}
+		b.Run(name, func(b *testing.B) {
+			group := newJob(b, 1, weft.WithTrace(dir)).group(b, Options{})[0]
+			for b.Loop() {
+				if err := group.Barrier(context.Background(), nil); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

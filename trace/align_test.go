@@ -47,7 +47,9 @@ func (s *synthetic) run(calls int) {
 			clock = ClockHost
 		}
 		f := &File{Header: Header{Rank: r, Size: n, Host: k.host, Comm: "c"}, Path: fmt.Sprint(r)}
-		f.Tracks = []FileTrack{{Track: Track{Lane: "group 1", Clock: clock, Ops: []string{"barrier"}}, Comm: "c", Rank: r, Size: n}}
+		f.Tracks = []FileTrack{{
+			Track: Track{Lane: "group 1", Clock: clock, Ops: []string{"barrier"}}, Comm: "c", Rank: r, Size: n,
+		}}
 		s.files = append(s.files, f)
 		host := k
 		if k.clock != "" {
@@ -170,7 +172,8 @@ func TestAlignHalf(t *testing.T) {
 	}
 	for _, set := range []int64{-5000, 5000} {
 		a, err := Align([]*File{
-			file(0, 0, Event{Time: 1000, Site: Signalled, Peer: -1}), file(1, set, Event{Time: 1000, Site: Arrived, Peer: 0}),
+			file(0, 0, Event{Time: 1000, Site: Signalled, Peer: -1}),
+			file(1, set, Event{Time: 1000, Site: Arrived, Peer: 0}),
 		})
 		if err != nil || a.Backward != 0 || a.Clocks[1].Ahead > min(set, 0) || a.Clocks[1].Ahead < min(set, 0)-rounding || a.Clocks[1].Within >= 0 {
 			t.Fatal(set, a.Backward, a.Clocks[1], err)

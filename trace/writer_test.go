@@ -215,3 +215,26 @@ func FuzzRecord(f *testing.F) {
 		}
 	})
 }
+
+func BenchmarkEvents(b *testing.B) {
+	w, err := Create(b.TempDir(), Header{Size: 1})
+	if err != nil {
+		b.Fatal(err)
+	}
+	id := w.Track(Track{Lane: "x", Clock: ClockHost})
+	batch := make([]Event, 4)
+	for i := range batch {
+		batch[i] = Event{Site: Arrived, Op: NoOp, Peer: int16(i)}
+	}
+	n := uint64(0)
+	for b.Loop() {
+		for i := range batch {
+			batch[i].Time, batch[i].Epoch = Now(), n
+		}
+		n++
+		w.Events(id, batch)
+	}
+	if err := w.Close(); err != nil {
+		b.Fatal(err)
+	}
+}

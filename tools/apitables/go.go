@@ -17,6 +17,7 @@ const module = "github.com/weftgo/weft"
 // packages are those that users import, the likeliest first.
 var packages = []string{
 	"", "ep", "collective", "plan", "bootstrap", "channel", "cuda", "fabric", "port", "port/service",
+	"trace",
 }
 
 func goTables(root string) (string, error) {
