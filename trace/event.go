@@ -64,7 +64,8 @@ type Event struct {
 	Op uint32
 	// Block tells apart what runs side by side in one operation, such as thread blocks.
 	Block uint16
-	// Step tells apart several exchanges of one operation: an Arrived is of what its peer Signalled in the same step.
+	// Step tells apart several exchanges of one operation: an Arrived is of what its peer Signalled in the same step, and
+	// the same block if that signalled anything in it.
 	Step uint16
 	// Peer is whom it concerns, by its rank in the track's communicator; -1: all, or none.
 	Peer int16

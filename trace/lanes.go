@@ -59,6 +59,8 @@ type operation struct {
 	lane  *Lane
 	epoch uint64
 	parts []part // by rank, of those that recorded something
+	// blocks says whether there is any block but 0.
+	blocks bool
 }
 
 type part struct {
@@ -99,10 +101,11 @@ func (l *Lane) operations(yield func(o *operation)) {
 		if !any {
 			return
 		}
-		o.epoch, o.parts = first, o.parts[:0]
+		o.epoch, o.parts, o.blocks = first, o.parts[:0], false
 		for i, t := range l.Tracks {
 			from := at[i]
 			for at[i] < len(t.Events) && t.Events[at[i]].Epoch == first {
+				o.blocks = o.blocks || t.Events[at[i]].Block != 0
 				at[i]++
 			}
 			if at[i] > from {
@@ -121,11 +124,13 @@ type arrow struct {
 	publication, way int // numbers of the publication in the operation, and of the arrow
 }
 
-// arrows finds the arrows of an operation. An arrival is of the earliest publication that it can be of.
+// arrows finds the arrows of an operation. An arrival is of what its peer signalled in the same step and block. If that
+// block signalled nothing there, it is of the earliest publication of the step that it can be of.
 type arrows struct {
-	sent map[uint64][]publication // by rank and step
-	free [][]publication
-	n    int
+	blocks map[uint64][]publication // by rank, step and block: what was signalled
+	steps  map[uint64][]publication // by rank and step
+	free   [][]publication
+	n      int
 }
 
 type publication struct {
@@ -134,15 +139,40 @@ type publication struct {
 	n     int
 }
 
-func (a *arrows) of(o *operation, yield func(w arrow)) {
-	if a.sent == nil {
-		a.sent = map[uint64][]publication{}
+// add adds a publication to a list.
+func (a *arrows) add(to map[uint64][]publication, key uint64, p publication) {
+	list, ok := to[key]
+	if n := len(a.free); !ok && n > 0 {
+		list, a.free = a.free[n-1], a.free[:n-1]
 	}
-	for k, list := range a.sent {
+	to[key] = append(list, p)
+}
+
+func (a *arrows) clear(lists map[uint64][]publication) {
+	for _, list := range lists {
 		a.free = append(a.free, list[:0])
-		delete(a.sent, k)
 	}
-	key := func(rank int, step uint16) uint64 { return uint64(rank)<<16 | uint64(step) }
+	clear(lists)
+}
+
+// first is the first of a list that is for a rank. Lists are in the order of times.
+func first(list []publication, rank int) *publication {
+	for i := range list {
+		if to := list[i].event.Peer; to < 0 || int(to) == rank {
+			return &list[i]
+		}
+	}
+	return nil
+}
+
+func (a *arrows) of(o *operation, yield func(w arrow)) {
+	if a.steps == nil {
+		a.steps, a.blocks = map[uint64][]publication{}, map[uint64][]publication{}
+	}
+	a.clear(a.steps)
+	a.clear(a.blocks)
+	step := func(rank int, e *Event) uint64 { return uint64(rank)<<16 | uint64(e.Step) }
+	block := func(rank int, e *Event) uint64 { return step(rank, e)<<16 | uint64(e.Block) }
 	for _, site := range []Site{Signalled, Pushed} {
 		for _, p := range o.parts {
 			for i := range p.events {
@@ -150,17 +180,15 @@ func (a *arrows) of(o *operation, yield func(w arrow)) {
 				if e.Site != site {
 					continue
 				}
-				k := key(p.track.Rank, e.Step)
-				list, ok := a.sent[k]
-				if ok && site == Pushed && list[0].event.Site == Signalled {
+				k := step(p.track.Rank, e)
+				if list := a.steps[k]; site == Pushed && len(list) > 0 && list[0].event.Site == Signalled {
 					continue
 				}
-				if !ok && len(a.free) > 0 {
-					list = a.free[len(a.free)-1]
-					a.free = a.free[:len(a.free)-1]
-				}
 				a.n++
-				a.sent[k] = append(list, publication{p.track, e, a.n})
+				a.add(a.steps, k, publication{p.track, e, a.n})
+				if site == Signalled && o.blocks {
+					a.add(a.blocks, block(p.track.Rank, e), publication{p.track, e, a.n})
+				}
 			}
 		}
 	}
@@ -171,12 +199,13 @@ func (a *arrows) of(o *operation, yield func(w arrow)) {
 			if e.Site != Arrived || e.Peer < 0 || int(e.Peer) == p.track.Rank {
 				continue
 			}
-			for _, s := range a.sent[key(int(e.Peer), e.Step)] { // by time
-				if s.event.Peer < 0 || int(s.event.Peer) == p.track.Rank {
-					way++
-					yield(arrow{s.track, p.track, s.event, e, o.lane, s.n, way})
-					break
-				}
+			s := first(a.blocks[block(int(e.Peer), e)], p.track.Rank)
+			if s == nil {
+				s = first(a.steps[step(int(e.Peer), e)], p.track.Rank)
+			}
+			if s != nil {
+				way++
+				yield(arrow{s.track, p.track, s.event, e, o.lane, s.n, way})
 			}
 		}
 	}
