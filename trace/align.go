@@ -27,6 +27,8 @@ const (
 	widestSpan   = int64(1e9)
 	narrowSpan   = int64(1e9) / 64
 	mostWindows  = 1 << 14
+	mostClocks   = 1 << 11
+	longest      = int64(100 * 24 * 3600 * 1e9)
 	anchorsSlack = 100 // nanoseconds: of interpolation between anchors
 	rounding     = 4   // nanoseconds: of halves, and of interpolation between knots
 )
@@ -41,7 +43,14 @@ func Align(files []*File) (*Trace, error) {
 	if err := t.findClocks(); err != nil {
 		return nil, err
 	}
+	if len(t.Clocks) > mostClocks {
+		return nil, fmt.Errorf("trace: %d clocks: at most %d can be aligned; name the files of fewer hosts", len(t.Clocks),
+			mostClocks)
+	}
 	t.byAnchors()
+	if long := t.End - t.Start; long < 0 || long > longest {
+		return nil, errors.New("trace: events are more than 100 days apart: name the files of one job")
+	}
 	if len(t.Clocks) > 1 && t.Start < t.End {
 		t.byCausality()
 	}

@@ -310,8 +310,8 @@ func TestSummary(t *testing.T) {
 	}
 }
 
-// TestArrowsOfBlocks: an arrival is of its own block's signal, or else of the earliest, and of a push only where nothing
-// was signalled.
+// TestArrowsOfBlocks: an arrival is of its own block's signal, or else of the earliest, and of a push only where
+// nothing was signalled.
 func TestArrowsOfBlocks(t *testing.T) {
 	at := func(time uint64, site Site, block uint16, peer int16) Event {
 		return Event{Time: time, Site: site, Block: block, Peer: peer, Op: NoOp}
@@ -319,12 +319,19 @@ func TestArrowsOfBlocks(t *testing.T) {
 	lane := &Lane{Size: 2}
 	for rank, events := range [][]Event{
 		{
-			at(1, Pushed, 0, -1), at(3, Signalled, 1, 1), at(4, Signalled, 0, -1), at(5, Signalled, 2, 0),
+			at(1, Pushed, 0, -1),
+			at(3, Signalled, 1, 1),
+			at(4, Signalled, 0, -1),
+			at(5, Signalled, 2, 0),
 			{Time: 6, Site: Pushed, Step: 1, Peer: -1, Op: NoOp},
 		},
 		{
-			at(7, Arrived, 0, 0), at(7, Arrived, 1, 0), at(8, Arrived, 2, 0), at(8, Arrived, 9, 0),
-			{Time: 9, Site: Arrived, Step: 1, Peer: 0, Op: NoOp}, {Time: 9, Site: Arrived, Step: 2, Peer: 0, Op: NoOp},
+			at(7, Arrived, 0, 0),
+			at(7, Arrived, 1, 0),
+			at(8, Arrived, 2, 0),
+			at(8, Arrived, 9, 0),
+			{Time: 9, Site: Arrived, Step: 1, Peer: 0, Op: NoOp},
+			{Time: 9, Site: Arrived, Step: 2, Peer: 0, Op: NoOp},
 		},
 	} {
 		lane.Tracks = append(lane.Tracks, &AlignedTrack{
@@ -341,5 +348,24 @@ func TestArrowsOfBlocks(t *testing.T) {
 	}
 	if want := []uint64{4, 3, 3, 3, 6}; !slices.Equal(got, want) {
 		t.Fatal(got, want)
+	}
+}
+
+// TestAlignNonsense: times that no job has are refused.
+func TestAlignNonsense(t *testing.T) {
+	for _, time := range []uint64{1 << 60, 1 << 63, math.MaxUint64} {
+		file := &File{
+			Header: Header{Size: 2}, Anchors: []Anchor{{ClockHost, 0, math.MaxInt64 - 5, 1}},
+			Tracks: []FileTrack{{Track: Track{Lane: "x", Clock: ClockHost}, Size: 2, Events: []Event{
+				{Site: Signalled, Peer: -1, Op: NoOp}, {Time: time, Site: Signalled, Peer: -1, Op: NoOp},
+			}}},
+		}
+		_, err := Align([]*File{file})
+		if time != math.MaxUint64 && err == nil {
+			t.Error(time)
+		}
+	}
+	if _, err := Align(nil); err == nil {
+		t.Error("no files")
 	}
 }

@@ -22,7 +22,6 @@ type Clock struct {
 	bound   int64 // of the distance to the host's clock; 0: none
 	knots   []knot
 	fixed   int64 // the correction where there are no knots
-	known   bool
 }
 
 // knot is a correction at a time.
