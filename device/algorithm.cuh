@@ -91,6 +91,7 @@ struct Call {
 	// threads of the block call it.
 	__device__ __forceinline__ void signal(u32 peer, u32 phase = 0) const {
 		__syncthreads();
+		WEFT_TRACED(if (threadIdx.x == 0 && phase < 2) operation.trace.signalled(phase, peer);)
 		if (threadIdx.x == 0) raise(peer, phase);
 	}
 
@@ -105,6 +106,7 @@ struct Call {
 	// False: the wait ended without one of them, on every thread of the block. All threads of the block
 	// call it.
 	__device__ __forceinline__ bool barrier(u32 phase = 0) {
+		WEFT_TRACED(if (threadIdx.x == 0 && phase < 2) operation.trace.signalled(phase);)
 		__syncthreads();
 		for (u32 r = threadIdx.x; r < ranks(); r += blockDim.x)
 			if (holds(peers, r)) raise(r, phase);
@@ -126,6 +128,7 @@ struct Call {
 		Count next = {epoch, operation.turn == 2 ? 0 : operation.turn + 1, 0};
 		for (u32 b = blockIdx.x + threadIdx.x * gridDim.x; b < args.counts; b += blockDim.x * gridDim.x)
 			*count_of(args.state, b) = next;
+		WEFT_TRACED(operation.trace.first_at(SITE_END);)
 	}
 
 private:
@@ -147,6 +150,7 @@ private:
 		const char *word = operation.own + signal_at(peer);
 		u64 v = load_acquire_sys_u64(word);
 		while (v < mark_of(phase) && !wait.over && wait.more(peer, mark_of(phase), v)) v = load_acquire_sys_u64(word);
+		WEFT_TRACED(if (phase < 2 && !wait.over) operation.trace.arrived(peer, phase);)
 	}
 };
 

@@ -66,6 +66,7 @@ struct Channel {
 	// the wait ended without it, on every thread of the block. All threads of the block call it.
 	__device__ __forceinline__ bool wait(Wait &w, u64 at, u64 epoch) const {
 		if (threadIdx.x == 0) await_epoch(w, peer, here + at, (u32)epoch);
+		WEFT_TRACED(if (threadIdx.x == 0 && !w.over) w.trace.arrived(peer);)
 		return __syncthreads_or(w.over) == 0;
 	}
 

@@ -7,6 +7,7 @@
 // block of its own grid.
 #pragma once
 #include "ranks.cuh"
+#include "trace.cuh"
 
 namespace weft {
 
@@ -47,7 +48,7 @@ struct State {
 	u64 masked[2]; // the ranks that are left out: mask
 	u64 timeout;   // of a wait, in nanoseconds
 	u32 stopped;   // a wait timed out: nothing runs until the host restarts the lane
-	u32 zero;
+	u32 trace;	   // 0, or how the ring of a traced lane is laid out: trace.cuh
 
 	__device__ __forceinline__ RankSet mask() const {
 		RankSet s;
@@ -103,6 +104,7 @@ struct Operation {
 	u64 epoch; // its number: 1 for the lane's first
 	u32 turn;  // of three
 	char *own; // this rank's part of the window
+	WEFT_TRACED(Trace trace; bool received = false;) // received: the operation has begun in a kernel that sent
 
 	// begin reads the values that every thread needs. False: the State is stopped, and the
 	// operation is refused. first is the lane's first Count, op the operation's number for records.
@@ -113,6 +115,8 @@ struct Operation {
 		epoch = count.epoch + 1;
 		turn = count.turn;
 		own = g.window[g.rank];
+		WEFT_TRACED(trace = Trace(g, s, epoch, first);)
+		WEFT_TRACED(if (stopped == 0 && !received && threadIdx.x == 0) trace.begin(op);)
 		if (stopped != 0) refuse(g, op, epoch);
 		return stopped == 0;
 	}
@@ -120,6 +124,7 @@ struct Operation {
 	// end is leave of this operation.
 	__device__ __forceinline__ void end(State *s, bool ends = true, u32 first = 0) const {
 		leave(s, epoch - 1, turn, ends, first);
+		WEFT_TRACED(if (ends) trace.first_at(SITE_END);)
 	}
 };
 

@@ -88,7 +88,7 @@ type State struct {
 	Masked  [2]uint64 // ranks that are left out: bit r of word r/64 is rank r
 	Timeout uint64    // of a wait, in nanoseconds
 	Stopped uint32
-	_       uint32
+	Trace   uint32 // 0, or how the ring of a traced lane is laid out: TraceRing.Word
 }
 
 // Count is a block's counters: the Count of comm.cuh.

@@ -9,6 +9,7 @@
 //	ptx.cuh      the PTX instructions that Weft uses, as functions, by section of the PTX ISA
 //	ranks.cuh    sets of ranks, and ways through them
 //	comm.cuh     Group, State, Count, Record; the Operation under way
+//	trace.cuh    records of when an operation came where, in kernels that trace
 //	wait.cuh     waits for peers with deadline and abort word
 //	flags.cuh    values that are their own flags
 //	channel.cuh  put, get, signal, wait and packets: enough for most kernels of your own

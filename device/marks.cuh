@@ -13,6 +13,7 @@ __device__ __forceinline__ u64 mark_at(u64 marks, u32 rank) { return marks + ((u
 // mark reports to every rank that this block has stored its share. The last threads do, which wait
 // for the fence; others may go on. All threads of the block call it.
 __device__ __forceinline__ void mark(const Group &g, const Operation &o, u64 marks) {
+	WEFT_TRACED(if (threadIdx.x == 0) o.trace.signalled(1);)
 	__syncthreads();
 	for (u32 r = blockDim.x - 1 - threadIdx.x; r < g.ranks; r += blockDim.x) {
 		if (holds(o.mask, r)) continue;
@@ -27,6 +28,7 @@ __device__ __forceinline__ void mark(const Group &g, const Operation &o, u64 mar
 __device__ __forceinline__ bool await_marks(const Group &g, const Operation &o, Wait &w, u64 marks) {
 	for (u32 r = threadIdx.x; r < g.ranks; r += blockDim.x) {
 		if (!holds(o.mask, r)) await_epoch(w, r, o.own + mark_at(marks, r), (u32)o.epoch);
+		WEFT_TRACED(if (!holds(o.mask, r) && r != g.rank && !w.over) o.trace.arrived(r, 1);)
 	}
 	return __syncthreads_or(w.over) == 0;
 }

@@ -38,6 +38,7 @@ __device__ __forceinline__ uint4 await_peer(Wait &w, const char *own, u64 region
 	uint4 v = load_acquire_sys16(p);
 	while (!full(v) && !w.over && w.more(src, 0, v.w)) v = load_acquire_sys16(p);
 	check_call(w, src, v, call);
+	WEFT_TRACED(if (blockIdx.x == 0 && src != w.group.rank && !w.over) w.trace.arrived(src);)
 	return v;
 }
 
@@ -64,6 +65,7 @@ template <class F> __device__ __forceinline__ void await_peers(Wait &w, char *ow
 		uint4 opening = make_uint4(0, 0, call, 0);
 		if (!holds(mask, src)) opening = await16(w, src, own + opening_at(g, region, turn, src));
 		check_call(w, src, opening, call);
+		WEFT_TRACED(if (src != g.rank && !holds(mask, src) && !w.over) w.trace.arrived(src);)
 		f(src, opening);
 		empty_opening(g, own, region, turn, src);
 	}

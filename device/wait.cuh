@@ -30,9 +30,12 @@ struct Wait {
 	u32 op, polls;
 	u32 look;  // after how many periods of 2^20 ns the abort word is looked at
 	bool over; // it has given up
+	WEFT_TRACED(Trace trace;) // of the operation, if its counts are the lane's first
 
 	__device__ Wait(const Group &g, State *s, u32 op, u64 epoch)
-		: group(g), state(s), epoch(epoch), start(0), op(op), polls(0), look(threadIdx.x / 32), over(false) {}
+		: group(g), state(s), epoch(epoch), start(0), op(op), polls(0), look(threadIdx.x / 32), over(false) {
+		WEFT_TRACED(trace = Trace(g, s, epoch);)
+	}
 
 	// give_up ends the operation for a reason of the caller's.
 	__device__ __forceinline__ void give_up(u32 peer, u32 cause, u64 expected, u64 seen) {

@@ -25,6 +25,7 @@ __device__ __forceinline__ bool one_shot_plain(const AllReduce &a, Collective &c
 	c.note(a.lane, RANKS * p.slot_bytes, true);
 	Vectors all;
 	if (p.has && seen.await(all, own)) p.put(a.out.at, Fold::sum(all.v));
+	WEFT_TRACED(c.o.trace.first_at(SITE_STORED);)
 	let_next_start();
 	return true;
 }
@@ -73,6 +74,7 @@ __global__ void __launch_bounds__(THREADS, 1) all_reduce_one_shot(const __grid_c
 		arrivals.fold(fold, i, own);
 		if (!wait.over) out.store(i, fold.result());
 	}
+	WEFT_TRACED(c.o.trace.first_at(SITE_STORED);)
 	let_next_start();
 }
 

@@ -29,6 +29,7 @@ __device__ __forceinline__ bool two_shot_plain(const AllReduce &a, Collective &c
 	c.note(a.lane, 2 * RANKS * p.slot_bytes, true);
 	if (p.has && inputs.await(all, all.of(me))) {
 		uint4 sum = Fold::sum(all.v);
+		WEFT_TRACED(c.o.trace.first_at(SITE_REDUCED);)
 		p.send(results, sum);
 		sums.look();
 		p.put(a.out.at + me * share, sum);
@@ -39,6 +40,7 @@ __device__ __forceinline__ bool two_shot_plain(const AllReduce &a, Collective &c
 			}
 		}
 	}
+	WEFT_TRACED(c.o.trace.first_at(SITE_STORED);)
 	let_next_start();
 	return true;
 }
@@ -83,6 +85,7 @@ __global__ void __launch_bounds__(THREADS, 1) all_reduce_two_shot(const __grid_c
 	c.clear(a.lane);
 	c.note(a.lane, 2 * g.ranks * a.slot_bytes, full);
 	Arrivals sums(wait, a.lane, live, c.o.own + results, a.slot_bytes);
+	WEFT_TRACED(sums.phase = 1; c.o.trace.signalled_first(1);) // what is reduced is sent behind it
 	u32 taken = c.at; // the thread's next vector to take from all other shares
 	auto take_next = [&] {
 		auto has = [&](u32 r) { return taken < shares.size(live.number(r)); };
@@ -110,7 +113,9 @@ __global__ void __launch_bounds__(THREADS, 1) all_reduce_two_shot(const __grid_c
 		});
 		if (i >= taken + AHEAD * c.step) take_next();
 	}
+	WEFT_TRACED(c.o.trace.first_at(SITE_REDUCED);)
 	while (taken < shares.longest()) take_next();
+	WEFT_TRACED(c.o.trace.first_at(SITE_STORED);)
 	let_next_start();
 }
 

@@ -26,16 +26,27 @@ struct Meeting {
 
 	__device__ __forceinline__ Meeting(const Group &g, const Lane &l, const Live &live, const Direct &d, u64 epoch)
 		: g(g), lane(l), live(live), ready(d.ready + (u64)blockIdx.x * g.ranks * 8),
-		  done(d.done + (u64)blockIdx.x * g.ranks * 8), epoch(epoch) {}
+		  done(d.done + (u64)blockIdx.x * g.ranks * 8), epoch(epoch) {
+		WEFT_TRACED(trace = Trace(g, l.state, epoch);)
+	}
 
 	__device__ __forceinline__ bool meets() const { return threadIdx.x < g.ranks && holds(live.others, threadIdx.x); }
 
 	__device__ __forceinline__ char *theirs(u64 words) const { return g.window[threadIdx.x] + words + g.rank * 8; }
 
+#if WEFT_TRACE
+	Trace trace;
+	// note_word notes that a rank's word has come.
+	__device__ __forceinline__ void note_word(u64 words, bool there) const {
+		if (there && meets()) trace.arrived(threadIdx.x, words == ready ? 0 : 1);
+	}
+#endif
+
 	// await is false in any thread of the block if one rank's word has not come.
 	__device__ __forceinline__ bool await(u64 words) const {
 		bool there = !meets() || poll_begun(g, lane.state, lane.op, epoch, threadIdx.x,
 											g.window[g.rank] + words + threadIdx.x * 8, epoch);
+		WEFT_TRACED(note_word(words, there);)
 		return __syncthreads_and(there);
 	}
 
@@ -43,7 +54,9 @@ struct Meeting {
 	// is there: they have ended. Meanwhile the operation, which uses no slots, does what it owes the lane. It is false
 	// in all threads of the block if the wait is over.
 	__device__ __forceinline__ bool begin(const Collective &c) const {
+		WEFT_TRACED(u64 time = nanoseconds();) // the same in all lanes of a warp
 		if (meets()) store_relaxed_sys_u64(theirs(ready), epoch);
+		WEFT_TRACED(if (threadIdx.x == 0) trace.signalled_at(time);)
 		c.clear(lane);
 		c.note(lane, 0, true);
 		return await(ready);
@@ -52,6 +65,7 @@ struct Meeting {
 	// end says that this block has stored and read what it had to, and waits for the others. A block that has
 	// stored nothing at its peers needs no fence: what a thread has read it has before it says so.
 	__device__ __forceinline__ void end(bool stored = true) const {
+		WEFT_TRACED(trace.signalled_first(1);)
 		__syncthreads();
 		if (meets()) {
 			if (stored) fence_sys();

@@ -41,6 +41,7 @@ __global__ void __launch_bounds__(THREADS, 1) helpers_reduce(const __grid_consta
 	u64 results = c.turn + g.ranks * a.slot_bytes; // the second half
 	u32 from = is_root ? 0 : helpers.first(g.rank), own = is_root ? 0 : helpers.size(g.rank);
 	Arrivals inputs(wait, a.lane, live, c.o.own + c.turn, a.slot_bytes);
+	WEFT_TRACED(c.o.trace.signalled_first(1);)
 	if (c.at < own) inputs.look(c.at);
 	c.clear(a.lane);
 	c.note(a.lane, 2 * g.ranks * a.slot_bytes, full);
@@ -58,6 +59,7 @@ __global__ void __launch_bounds__(THREADS, 1) helpers_reduce(const __grid_consta
 		});
 	}
 	Arrivals sums(wait, a.lane, live, c.o.own + results, a.slot_bytes);
+	WEFT_TRACED(sums.phase = 1;)
 	if (is_root) helpers.take(c, sums, out);
 	let_next_start();
 }

@@ -97,6 +97,7 @@ __global__ void __launch_bounds__(THREADS, 1) move_lines(const __grid_constant__
 				wait.over = true;
 				return;
 			}
+			WEFT_TRACED(if (threadIdx.x == 0) c.o.trace.arrived(r);)
 			piece.store(out(r), a.out.unit, v);
 			if (a.lane.clear != 0) store16(from + (a.lane.cleared - a.lane.slots), empty16());
 		});

@@ -33,20 +33,32 @@ struct Plain {
 	// send sends every other rank this one's vector.
 	__device__ __forceinline__ void send(u64 slots, uint4 v) const {
 		u64 at = slot(slots, g.rank);
+		WEFT_TRACED(u64 time = nanoseconds();)
 #pragma unroll
 		for (u32 r = 0; r < RANKS; r++) {
 			if (r != g.rank) weft::send(g.window[r] + at, v);
 		}
+		WEFT_TRACED(note_sent(slots, time);)
 	}
 
 	// send_each sends every other rank a vector of its own.
 	__device__ __forceinline__ void send_each(u64 slots, const Vectors &all) const {
 		u64 at = slot(slots, g.rank);
+		WEFT_TRACED(u64 time = nanoseconds();)
 #pragma unroll
 		for (u32 r = 0; r < RANKS; r++) {
 			if (r != g.rank) weft::send(g.window[r] + at, all.v[r]);
 		}
+		WEFT_TRACED(note_sent(slots, time);)
 	}
+
+#if WEFT_TRACE
+	// Slots of the turn's second half have what was reduced.
+	__device__ __forceinline__ u32 phase_of(u64 slots) const { return slots == c.turn ? 0 : 1; }
+	__device__ __forceinline__ void note_sent(u64 slots, u64 time) const {
+		if (threadIdx.x == 0) c.o.trace.signalled_at(time, phase_of(slots));
+	}
+#endif
 
 #if WEFT_EXACT && WEFT_ENCODING != 3
 	// send_sides sends the side words of those vectors that need one. It comes while all are on the way.
@@ -74,8 +86,11 @@ struct Seen {
 	const Plain &p;
 	const char *slots; // rank 0's
 	Looks looks;
+	WEFT_TRACED(u32 phase, noted = 0;) // noted: ranks whose vectors were seen
 
-	__device__ __forceinline__ Seen(const Plain &p, u64 slots) : p(p), slots(p.l.own + p.slot(slots, 0)) {}
+	__device__ __forceinline__ Seen(const Plain &p, u64 slots) : p(p), slots(p.l.own + p.slot(slots, 0)) {
+		WEFT_TRACED(phase = p.phase_of(slots);)
+	}
 
 	__device__ __forceinline__ const char *slot(u32 rank) const { return slots + (u64)p.slot_bytes * rank; }
 
@@ -97,6 +112,7 @@ struct Seen {
 				if (r == p.g.rank) continue;
 				if (tries != 0 && !there(looks.s[r])) looks.s[r] = weft::look(slot(r));
 				here &= there(looks.s[r]);
+				WEFT_TRACED(note(r);)
 			}
 		}
 #pragma unroll
@@ -104,6 +120,7 @@ struct Seen {
 			if (r == p.g.rank || there(looks.s[r])) continue;
 			looks.s[r] = poll(p.g, p.l.state, p.l.op, p.c.o.epoch, r, slot(r));
 			if (!there(looks.s[r])) return false;
+			WEFT_TRACED(note(r);)
 		}
 #pragma unroll
 		for (u32 r = 0; r < RANKS; r++) {
@@ -119,6 +136,15 @@ struct Seen {
 		}
 		return true;
 	}
+
+#if WEFT_TRACE
+	// note notes that a rank's vector was seen, the first time.
+	__device__ __forceinline__ void note(u32 rank) {
+		if (threadIdx.x != 0 || !there(looks.s[rank]) || (noted >> rank & 1) != 0) return;
+		noted |= 1u << rank;
+		p.c.o.trace.arrived(rank, phase);
+	}
+#endif
 
 	// restore_all gives the peers' vectors the bits that they had.
 	__device__ __forceinline__ bool restore_all(Vectors &all) const {

@@ -387,9 +387,11 @@ struct Collective {
 	u64 turn;	  // this operation's turn of slots, in a window
 	Count count;
 	u32 stopped;
+	WEFT_TRACED(u64 called; bool begun = false;)
 
 	__device__ __forceinline__ Collective(const Lane &l) {
 		wait_for_previous();
+		WEFT_TRACED(called = nanoseconds();)
 		count = *count_of(l.state, blockIdx.x);
 		stopped = l.state->stopped;
 		o.mask = l.state->mask();
@@ -403,9 +405,17 @@ struct Collective {
 		o.turn = count.turn;
 		o.own = l.own;
 		turn = l.slots + o.turn * l.turn_bytes;
+		WEFT_TRACED(o.trace = Trace(g, l.state, o.epoch);)
+		WEFT_TRACED(begun = stopped == 0 && threadIdx.x == 0;)
+		WEFT_TRACED(if (begun) o.trace.put(SITE_BEGIN, SITE_BEGIN, NO_PEER, l.op, called);)
 		if (__builtin_expect(stopped != 0, 0)) refuse_operation(g, l.op, o.epoch);
 		return stopped == 0;
 	}
+
+	// Kernels end in many ways, the operation in one.
+	WEFT_TRACED(__device__ __forceinline__ ~Collective() {
+		if (begun) o.trace.at(SITE_END);
+	})
 
 	// What the operation before left: whether every rank had a word of every other, and how many vectors of
 	// its turn, from the beginning on, are not ones.
@@ -463,6 +473,7 @@ struct Arrivals {
 	u64 slot_bytes;
 	u32 ranks;
 	Looks looks;
+	WEFT_TRACED(u32 phase = 0;) // 1: of what was reduced
 
 	__device__ __forceinline__ Arrivals(Wait &w, const Lane &l, const Live &live, char *slots, u64 slot_bytes)
 		: wait(w), lane(l), live(live), slots(slots), slot_bytes(slot_bytes), ranks(RANKS != 0 ? RANKS : w.group.ranks) {}
@@ -482,6 +493,7 @@ struct Arrivals {
 	__device__ __forceinline__ uint4 take(u32 rank, u32 vector, const Slot &seen) {
 		uint4 v = await(wait, rank, slot(rank, vector), seen);
 		if (!wait.over) wait.over = !restore(wait.group, lane, wait.epoch, rank, slot(rank, vector), v);
+		WEFT_TRACED(if (threadIdx.x == 0 && !wait.over) wait.trace.arrived(rank, phase);)
 		if (lane.clear != 0) empty(lane, slot(rank, vector));
 		return v;
 	}
@@ -558,6 +570,7 @@ __device__ __noinline__ bool poll_begun(const Group &g, State *state, u32 op, u6
 // full. All lanes of the warp call it, before they send.
 __device__ __forceinline__ void await_begun(const Group &g, const Lane &l, const Collective &c, Wait &w,
 											const RankSet &to) {
+	WEFT_TRACED(c.o.trace.signalled_first();) // what is sent comes behind it
 	if (c.full_before()) return;
 #pragma unroll 1
 	for (u32 r = threadIdx.x & 31; r < g.ranks; r += 32) {

@@ -325,8 +325,10 @@ template <Order ORDER> __device__ __forceinline__ void pull(const Pull &a) {
 	u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32, warps = blockDim.x / 32;
 	// is on its way meanwhile
 	u32 call = call_tag(a.call, *Described(a.described, a.shape.local, a.group.ranks).routing);
+	WEFT_TRACED(o.received = (a.flags & SEND) == 0;)
 	if (!o.begin(a.group, a.state, a.first, OP_COMBINE)) return;
 	Wait w(a.group, a.state, OP_COMBINE, o.epoch);
+	WEFT_TRACED(w.trace = o.trace;)
 	if ((a.flags & SEND) != 0 && blockIdx.x == 0) announce_all(a.group, o, a.openings, call, a.at);
 	if ((a.flags & RECEIVE) != 0) {
 		count_and_empty(a.group, o, w, a.openings);
@@ -345,11 +347,13 @@ template <Order ORDER> __device__ __forceinline__ void pull(const Pull &a) {
 #if __CUDA_ARCH__ >= 900
 		if ((a.flags & BULK) != 0 && warp < a.carriers) sum_bulk<ORDER>(a, o, rows, share, warp, lane);
 #endif
+		WEFT_TRACED(o.trace.first_at(SITE_REDUCED);)
 		mark(a.group, o, a.marks);
 		if (!await_marks(a.group, o, w, a.marks)) return;
 		if (a.scalars.home != nullptr) a.scalars.take(a.shape, o, a.home, a.tokens);
 	}
 	leave(a.state, o.epoch - 1, o.turn, (a.flags & RECEIVE) != 0, a.first);
+	WEFT_TRACED(if ((a.flags & RECEIVE) != 0) o.trace.first_at(SITE_END);)
 }
 
 } // namespace weft

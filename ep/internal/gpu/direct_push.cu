@@ -310,6 +310,7 @@ template <bool WEIGHTS> __device__ __forceinline__ void push(const Push &a) {
 	bool bulk = (a.flags & BULK) != 0;
 	Described d(a.described, a.shape.local, a.group.ranks);
 	u32 call = call_tag(a.call, *d.routing); // is on its way meanwhile
+	WEFT_TRACED(o.received = (a.flags & SEND) == 0;)
 	if (!o.begin(a.group, a.state, 0, OP_DISPATCH)) return;
 	Wait w(a.group, a.state, OP_DISPATCH, o.epoch);
 #if __CUDA_ARCH__ >= 900 && !WEFT_QUANTIZE
@@ -335,6 +336,7 @@ template <bool WEIGHTS> __device__ __forceinline__ void push(const Push &a) {
 #if __CUDA_ARCH__ >= 900 && !WEFT_QUANTIZE
 		if (bulk && warp < a.carriers) send_bulk(a, o, targets, carrier, share, warp, lane);
 #endif
+		WEFT_TRACED(o.trace.first_at(SITE_PUSHED);)
 		mark(a.group, o, a.marks);
 	}
 	if ((a.flags & RECEIVE) != 0) {
@@ -369,7 +371,9 @@ template <bool WEIGHTS> __device__ __forceinline__ void push(const Push &a) {
 		carrier.finish();
 #endif
 	}
+	WEFT_TRACED(if ((a.flags & RECEIVE) != 0) o.trace.first_at(SITE_PLACED);)
 	leave(a.state, o.epoch - 1, o.turn, (a.flags & RECEIVE) != 0);
+	WEFT_TRACED(if ((a.flags & RECEIVE) != 0) o.trace.first_at(SITE_END);)
 }
 
 } // namespace weft

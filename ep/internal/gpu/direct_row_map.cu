@@ -993,6 +993,7 @@ __device__ __forceinline__ void clear_rest(const RowMap &a, const Sources &sourc
 // announce_words opens the operation, before anything else, so that no rank waits long for it. It needs
 // no fence, for the opening refers to no other memory.
 __device__ __forceinline__ void announce_words(const RowMap &a, const Operation &o) {
+	WEFT_TRACED(o.trace.signalled_first();)
 	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
 		announce(a.group, o.mask, a.openings, o.turn, r, a.call, 0, 0);
 		send_number(a, o, r, total_at(a, o, a.group.rank, columns(a)), a.tokens);
@@ -1029,6 +1030,7 @@ __device__ __forceinline__ void map_rows(const RowMap &a) {
 			await_words(a, o, w); // before any data of theirs is awaited: they may have made another call
 		sources.learn(a, o, w, tokens);
 		if (!await_marks(a.group, o, w, a.marks)) return;
+		WEFT_TRACED(o.trace.first_at(SITE_COUNTED);)
 		Map theirs(at + map_bytes(a.map_entries), a.map_entries, sources.most(a), incoming(a));
 		theirs.count([&](u32 t, u32 first, u32 n) { add_arrived(a, o, own.q, sources, theirs, t, first, n); },
 					 [](u32, u32) {});
@@ -1039,7 +1041,9 @@ __device__ __forceinline__ void map_rows(const RowMap &a) {
 	} else {
 		mark(a.group, o, a.marks); // no block waits for it, but later operations count on marks that grow
 	}
+	WEFT_TRACED(o.trace.first_at(SITE_ROUTED);)
 	leave(a.state, o.epoch - 1, o.turn, true);
+	WEFT_TRACED(o.trace.first_at(SITE_END);)
 }
 
 } // namespace weft

@@ -59,6 +59,7 @@ struct Batch {
 	u32 flags;
 	bool few; // of dispatch: tokens
 	char *own;
+	WEFT_TRACED(Trace trace;)
 };
 
 // Pair is what is known of a selection. Go: pair.

@@ -485,6 +485,7 @@ __device__ __forceinline__ void gradients(const Gradients &a) {
 	u32 call = call_tag(a.call, *d.routing); // is on its way meanwhile
 	if (!o.begin(a.group, a.state, a.first, rows ? OP_COMBINE_BACKWARD : OP_DISPATCH_BACKWARD)) return;
 	Wait w(a.group, a.state, rows ? OP_COMBINE_BACKWARD : OP_DISPATCH_BACKWARD, o.epoch);
+	WEFT_TRACED(w.trace = o.trace;)
 	if (blockIdx.x == 0) announce_all(a.group, o, a.openings, call, a.at);
 	count_and_empty(a.group, o, w, a.openings);
 	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
@@ -513,10 +514,12 @@ __device__ __forceinline__ void gradients(const Gradients &a) {
 #if __CUDA_ARCH__ >= 900
 	carrier.finish();
 #endif
+	WEFT_TRACED(o.trace.first_at(SITE_PLACED);)
 	mark(a.group, o, a.marks);
 	if (!await_marks(a.group, o, w, a.marks)) return;
 	if (a.scalars.home != nullptr) a.scalars.take(a.shape, o, a.home, a.tokens);
 	leave(a.state, o.epoch - 1, o.turn, true, a.first);
+	WEFT_TRACED(o.trace.first_at(SITE_END);)
 }
 
 } // namespace weft

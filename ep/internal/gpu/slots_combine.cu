@@ -381,10 +381,19 @@ __device__ __forceinline__ void refill(const Combine &a, const Batch &b, u32 t, 
 
 // ---- The notify block.
 
+#if WEFT_TRACE
+// A launch that receives alone goes on with the operation that another began.
+__device__ __forceinline__ void begin_trace(const Combine &a, Batch &b, u32 stopped) {
+	b.trace = Trace(a.group, a.state, b.epoch + 1, a.first);
+	if (threadIdx.x == 0 && stopped == 0 && (b.flags & SEND) != 0) b.trace.begin(OP_COMBINE);
+}
+#endif
+
 // open_batch reads what every block has to know. False: the operation is refused.
 __device__ __forceinline__ bool open_batch(const Combine &a, Batch &b, const Count &count, u32 stopped) {
 	b.epoch = count.epoch;
 	b.turn = count.turn;
+	WEFT_TRACED(begin_trace(a, b, stopped);)
 	if (stopped == 0) return true;
 	refuse(a.group, OP_COMBINE, b.epoch + 1);
 	return false;
@@ -397,6 +406,7 @@ __device__ __forceinline__ void notify(const Combine &a, Batch &b) {
 	b.mask = a.state->mask();
 	if (!open_batch(a, b, count, stopped)) return;
 	Wait w(a.group, a.state, OP_COMBINE, b.epoch + 1);
+	WEFT_TRACED(w.trace = b.trace; if (send) b.trace.signalled_first();)
 	for (u32 r = threadIdx.x; send && r < a.group.ranks; r += blockDim.x)
 		announce(a.group, b.mask, a.heads, b.turn, r, call, a.tokens, a.free);
 	if (receive && threadIdx.x < 32) {
@@ -412,6 +422,7 @@ __device__ __forceinline__ void notify(const Combine &a, Batch &b) {
 		if (threadIdx.x == 0) *had(a, b.turn) = a.tokens;
 	}
 	leave(a.state, b.epoch, b.turn, receive, a.first);
+	WEFT_TRACED(if (receive) b.trace.first_at(SITE_END);)
 }
 
 // ---- The others.
@@ -468,6 +479,7 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 	let_next_start(); // once the notify block does
 	b.buffer = VALUE ? b.turn : (u32)(b.epoch & 1);
 	Wait w(a.group, a.state, OP_COMBINE, b.epoch + 1);
+	WEFT_TRACED(w.trace = b.trace;)
 
 	// The handle may be made for far more tokens than any rank has. What is beyond this rank's own
 	// is looked at once it is known that there is something.
@@ -492,7 +504,9 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 			if (VALUE) break;
 		}
 	}
+	WEFT_TRACED(if (sends) b.trace.first_at(SITE_PUSHED);)
 	if (!VALUE && sends) {
+		WEFT_TRACED(b.trace.signalled_first();)
 		__syncthreads();
 		for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
 			if (holds(b.mask, r)) continue;
@@ -505,6 +519,7 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 		for (u32 src = threadIdx.x; src < a.group.ranks; src += blockDim.x) {
 			if (!holds(b.mask, src))
 				await_epoch(w, src, b.own + a.returned + ((u64)src * b.blocks + blockIdx.x) * 4, (u32)b.epoch + 1);
+			WEFT_TRACED(if (!holds(b.mask, src) && src != a.group.rank && !w.over) w.trace.arrived(src);)
 		}
 		__syncthreads();
 		w.over = __any_sync(0xFFFFFFFFu, w.over);
@@ -523,7 +538,9 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 		if (VALUE) refill(a, b, p.t, p.share, lane, old); // while rows are on their way
 		if (p.t < a.tokens) sum_share<VALUE, GROUP>(a, b, w, p.t, p.share, lane, h);
 	}
+	WEFT_TRACED(if (sums) b.trace.first_at(SITE_REDUCED);)
 	leave(a.state, b.epoch, b.turn, sums, a.first);
+	WEFT_TRACED(if (sums) b.trace.first_at(SITE_END);)
 }
 
 // FUSED: the kernel is for launches that send and receive, and does not ask.

@@ -611,10 +611,20 @@ __device__ __forceinline__ bool await_credit(const Dispatch &a, const Batch &b, 
 	return __syncthreads_or(w.over) == 0;
 }
 
+#if WEFT_TRACE
+// A launch that receives alone goes on with the operation that another began.
+__device__ __forceinline__ void begin_trace(const Dispatch &a, Batch &b, u32 stopped) {
+	b.trace = Trace(a.group, a.state, b.epoch + 1);
+	if (threadIdx.x == 0 && stopped == 0 && (b.flags & SEND) != 0)
+		b.trace.begin((b.flags & MOVE) != 0 ? OP_DISPATCH : OP_PREPARE);
+}
+#endif
+
 // open_batch reads what every block has to know. False: the operation is refused.
 __device__ __forceinline__ bool open_batch(const Dispatch &a, Batch &b, const Count &count, u32 stopped) {
 	b.epoch = count.epoch;
 	b.turn = count.turn;
+	WEFT_TRACED(begin_trace(a, b, stopped);)
 	if (stopped == 0) return true;
 	refuse(a.group, (b.flags & MOVE) != 0 ? OP_DISPATCH : OP_PREPARE, b.epoch + 1);
 	return false;
@@ -649,6 +659,7 @@ template <bool VALUE> __device__ __forceinline__ void notify(const Dispatch &a, 
 	Wait w(a.group, a.state, (b.flags & MOVE) != 0 ? OP_DISPATCH : OP_PREPARE, b.epoch + 1);
 	if (!last) let_next_start(); // once the last one does
 	if (send && last) {
+		WEFT_TRACED(if (threadIdx.x == blockDim.x - 1) b.trace.signalled();) // as its first store comes next
 		announce_all(a, b, call);
 		if (is_direct<VALUE>(b) && (b.flags & MOVE) != 0 && !await_credit(a, b, w, true, credit)) return;
 	}
@@ -663,8 +674,10 @@ template <bool VALUE> __device__ __forceinline__ void notify(const Dispatch &a, 
 		} else if (!from_records(b)) {
 			reset_counts(a, b);
 		}
+		WEFT_TRACED(if (route) b.trace.first_at(SITE_COUNTED);)
 	}
 	leave(a.state, b.epoch, b.turn, receive);
+	WEFT_TRACED(if (receive) b.trace.first_at(SITE_END);)
 }
 
 template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Dispatch &a, Batch &b) {
@@ -717,7 +730,9 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Disp
 		if (i + k.step < k.end) fetch<UNITS>(a, b, Item::of(pieces, i + k.step), lane, next);
 		send_piece<VALUE, UNITS>(a, b, windows, lane, f, records && metadata == 0);
 	}
+	WEFT_TRACED(if (send && move) b.trace.first_at(SITE_PUSHED);)
 	if (!VALUE && send && move) {
+		WEFT_TRACED(b.trace.signalled_first();)
 		__syncthreads();
 		for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
 			if (holds(b.mask, r)) continue;
@@ -760,9 +775,12 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Disp
 		for (u32 r = threadIdx.x; move && r < ranks; r += blockDim.x) {
 			if (!holds(b.mask, r))
 				await_epoch(w, r, b.own + a.arrived + ((u64)r * b.blocks + blockIdx.x) * 4, (u32)b.epoch + 1);
+			WEFT_TRACED(if (!holds(b.mask, r) && r != a.group.rank && !w.over) w.trace.arrived(r);)
 		}
 	}
+	WEFT_TRACED(if (receive && move) b.trace.first_at(SITE_PLACED);)
 	leave(a.state, b.epoch, b.turn, receive);
+	WEFT_TRACED(if (receive) b.trace.first_at(SITE_END);)
 }
 
 // What a kernel is for. Most calls do everything at once: kernels for these alone, one of them for

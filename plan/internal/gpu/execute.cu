@@ -123,6 +123,7 @@ template <bool PACKETS, bool BEYOND> struct Block {
 												  : (u32)++counts[2 * i + 1];
 			peer &= ~(SHARED_SIGNALS | SHARED_WAITS);
 			if (!over) over = !poll_signals(a.group, a.state, site, epoch, peer, word, want);
+			WEFT_TRACED(if (!over) Trace(a.group, a.state, epoch).arrived(peer);)
 		});
 	}
 
@@ -320,6 +321,10 @@ template <bool PACKETS> struct Quick {
 		return true;
 	}
 
+	WEFT_TRACED(__device__ __forceinline__ void note_arrived(u32 peer) const {
+		Trace(a.group, a.state, m.epoch).arrived(peer);
+	})
+
 	// await waits for the next signal of an end.
 	__device__ __forceinline__ void await(u32 i, u32 site) {
 		u32 peer = peers()[2 * i], shared = peer & SHARED_WAITS;
@@ -327,10 +332,14 @@ template <bool PACKETS> struct Quick {
 		const char *word = (const char *)words[2 * i + 1];
 #pragma unroll 1
 		for (u32 tries = 0; tries < TRIES; tries++) {
-			if ((int)((u32)load_acquire_sys_u64(word) - want) >= 0) return;
+			if ((int)((u32)load_acquire_sys_u64(word) - want) >= 0) {
+				WEFT_TRACED(note_arrived(peer & ~(SHARED_SIGNALS | SHARED_WAITS));)
+				return;
+			}
 		}
 		peer &= ~(SHARED_SIGNALS | SHARED_WAITS);
 		if (!over) over = !poll_signals(a.group, a.state, site, m.epoch, peer, word, want);
+		WEFT_TRACED(if (!over) note_arrived(peer);)
 	}
 };
 
@@ -477,6 +486,7 @@ __global__ void __launch_bounds__(THREADS, 1) execute(const __grid_constant__ Pl
 	if (a.shared != 0 && me < a.uses) count = ((const ulonglong2 *)kept)[me];
 	opening.read();
 	if (__builtin_expect(stopped != 0, 0)) return refuse_launch(a.group, epoch);
+	WEFT_TRACED(if (me == 0) Trace(a.group, a.state, epoch).begin(0);)
 	u32 flag = flag_of(epoch);
 	bool second = (epoch & 1) == 0, same = before == a.chunk || before == 0; // chunks of one size
 	if (a.shared != 0) {
@@ -514,6 +524,7 @@ __global__ void __launch_bounds__(THREADS, 1) execute(const __grid_constant__ Pl
 			b.at = move_short<PACKETS>(a, Sizes(a), b.code, b.operands + 2 * a.uses, b.flag, b.at);
 		}
 	}
+	WEFT_TRACED(if (me == 0) Trace(a.group, a.state, epoch).at(SITE_END);)
 	if (BEYOND && a.streams != nullptr && blockIdx.x < a.own && threadIdx.x == 0) atomic_add_gpu4(a.ended, 1);
 	if (a.early == 0) {
 		__syncthreads(); // no thread waits any more
