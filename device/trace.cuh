@@ -7,11 +7,12 @@
 //	           the State downwards
 //	operation  a line of records for each of the lane's counts: for each block
 //	line       FIXED_SITES records, and two for each rank; 128 bytes or a multiple
-//	record     16 bytes, written by one store: the time, the operation's number, the site, the peer, a detail
+//	record     16 bytes, written by one store: the time, the operation's number, and in a word the site, the peer, a
+//	           detail and a check of the other words, for the host may read while it is written
 //
-// Each site has a record of its own in a line, so nothing counts and nothing is atomic. Who comes to a site again in the
-// same operation overwrites what it left: of arrivals the last one stays. A record whose number is not the expected one
-// is of another operation, or of none.
+// Each site has a record of its own in a line, so nothing counts and nothing is atomic. Who comes to a site again in
+// the same operation overwrites what it left: of arrivals the last one stays. A record whose number is not the expected
+// one is of another operation, or of none.
 //
 // State.trace is 0 or says how the ring is laid out. The host sets and clears it while kernels run, of graphs too.
 //
@@ -41,7 +42,7 @@ enum Site {
 };
 
 constexpr u32 FIXED_SITES = 16; // records of a line before those of arrivals. Go: device.TraceSites
-constexpr u32 NO_PEER = 255;
+constexpr u32 NO_PEER = 255, TRACE_CHECK = 0x9E3779B1; // Go: device.TraceNoPeer, traceCheck
 
 // Trace is where a thread leaves the records of an operation's block.
 struct Trace {
@@ -60,7 +61,8 @@ struct Trace {
 		u64 back = (u64)((epoch & ((1u << (armed & 31)) - 1)) + 1) * ((u64)(armed >> 5) * 128);
 		u64 line = ((u64)(FIXED_SITES + 2 * ranks) * 16 + 127) / 128 * 128;
 		char *at = (char *)state - back + block * line + place * 16;
-		store16(at, make_uint4((u32)time, (u32)(time >> 32), epoch, (u32)site | peer << 8 | detail << 16));
+		u32 low = (u32)time, high = (u32)(time >> 32), check = (low ^ high << 7 ^ epoch << 13) * TRACE_CHECK >> 20;
+		store16(at, make_uint4(low, high, epoch, (u32)site | peer << 4 | (detail & 255) << 12 | check << 20));
 	}
 
 	// at is a site that a block comes to once.
@@ -80,6 +82,11 @@ struct Trace {
 	}
 	__device__ __forceinline__ void signalled_first(u32 phase = 0) const {
 		if (threadIdx.x == 0) signalled(phase);
+	}
+	// signalled_by_all is for signals that any thread of the block may send next. All threads call it.
+	__device__ __forceinline__ void signalled_by_all(u32 phase = 0) const {
+		signalled_first(phase);
+		__syncthreads();
 	}
 	__device__ __forceinline__ void signalled_at(u64 time, u32 phase = 0, u32 peer = NO_PEER) const {
 		put(phase == 0 ? (u32)SITE_SIGNALLED : FIXED_SITES - 1, SITE_SIGNALLED, peer, phase, time);

@@ -1,6 +1,9 @@
 package device
 
-import "math/bits"
+import (
+	"encoding/binary"
+	"math/bits"
+)
 
 // TraceDefine is the preprocessor's name that has kernels trace: see trace.cuh. Without it they have no instruction of
 // it.
@@ -12,13 +15,23 @@ const (
 	TraceSites       = 16
 )
 
-// TraceRecord is a record of a traced lane, as trace.cuh has it.
+// TraceRecord is a record of a traced lane.
 type TraceRecord struct {
 	Time   uint64 // of %globaltimer, in nanoseconds
 	Epoch  uint32 // the low half of the operation's number
 	Site   uint8  // a trace.Site
 	Peer   uint8  // TraceNoPeer: none
-	Detail uint16 // of Begin: the operation; of signals and arrivals: the phase
+	Detail uint8  // of a beginning: the operation; of signals and arrivals: the phase
+}
+
+const traceCheck = 0x9E3779B1
+
+// ParseTraceRecord reads a record as trace.cuh lays it out. It is false if none is there, or not all of it yet.
+func ParseTraceRecord(b []byte) (r TraceRecord, ok bool) {
+	low, high := binary.LittleEndian.Uint32(b), binary.LittleEndian.Uint32(b[4:])
+	epoch, word := binary.LittleEndian.Uint32(b[8:]), binary.LittleEndian.Uint32(b[12:])
+	r = TraceRecord{uint64(high)<<32 | uint64(low), epoch, uint8(word & 15), uint8(word >> 4), uint8(word >> 12)}
+	return r, r.Site != 0 && (low^high<<7^epoch<<13)*traceCheck>>20 == word>>20
 }
 
 // TraceNoPeer is the peer of records that concern no peer, or all.

@@ -34,6 +34,9 @@ type LaneSpec struct {
 	Within bool
 	// Multicast: where windows have multicast addresses, the lane's has one.
 	Multicast bool
+	// Parts are what the lane's counts are of, in their order, where kernels of different grids make it up: in traces
+	// each is a track of its own. Without them all counts are of the same operations.
+	Parts []Part
 	// Patience is how many times the communicator's deadline a wait of the lane's kernels may take; 0: once.
 	Patience int
 	// Moved is called when the lane's memory gets addresses, when it gets others, and when former
@@ -49,7 +52,7 @@ type LaneSpec struct {
 // of so many blocks. Kernels of different grids that make up one lane have counts behind each
 // other.
 func NewLocal(counts int) *Workspace {
-	w := &Workspace{}
+	w := &Workspace{counts: counts}
 	w.Zeros(device.StateBytes + int64(counts)*device.CountBytes)
 	return w
 }
@@ -64,7 +67,8 @@ type Lane struct {
 	comm   *weft.Comm
 	device *weft.Device
 	window *weft.Window
-	local  *cuda.Memory
+	local  *cuda.Memory // the ring of a lane that is traced, and the local workspace behind it
+	trace  *laneTrace   // nil: it is not traced
 	former []memory
 	graphs bool // one knows the present memory
 
@@ -94,12 +98,13 @@ func (m memory) close() error {
 // it, so operations may begin. The caller closes it.
 func NewLane(ctx context.Context, comm *weft.Comm, spec LaneSpec) (*Lane, error) {
 	l := &Lane{spec: spec, comm: comm, device: comm.Device(), generation: comm.Operations().Generation()}
-	var err error
+	var err, untraced error
+	l.trace, untraced = newTrace(ctx, comm, spec)
 	if l.window, err = l.alloc(ctx); err != nil {
-		return nil, err
+		return nil, errors.Join(err, l.trace.close())
 	}
-	if l.local, err = l.device.Context().Alloc(int(spec.Local.Size())); err == nil {
-		err = l.begin()
+	if l.local, err = l.allocLocal(); err == nil {
+		err = cmp.Or(untraced, l.begin())
 	}
 	if err == nil {
 		spec.Moved(l)
@@ -127,6 +132,11 @@ func (l *Lane) alloc(ctx context.Context) (*weft.Window, error) {
 	return l.comm.Operations().AllocDevice(ctx, int(l.spec.Window.Size()))
 }
 
+// allocLocal allocates the memory that only this rank's GPU reaches.
+func (l *Lane) allocLocal() (*cuda.Memory, error) {
+	return l.device.Context().Alloc(l.trace.bytes() + int(l.spec.Local.Size()))
+}
+
 // meets says whether the lane's kernels on this rank meet those of another.
 func (l *Lane) meets(rank int) bool {
 	return !l.spec.Within || l.comm.Host(rank) == l.comm.Host(l.comm.Rank())
@@ -136,10 +146,16 @@ func (l *Lane) meets(rank int) bool {
 // lane runs.
 func (l *Lane) begin() error {
 	s := l.device.Stream()
-	if err := cmp.Or(l.spec.Window.begin(s, l.window.Pointer()), l.spec.Local.begin(s, l.local.Pointer()),
+	if n := l.trace.bytes(); n > 0 {
+		if err := s.Memset(l.local.Pointer(), 0, n); err != nil {
+			return err
+		}
+	}
+	if err := cmp.Or(l.spec.Window.begin(s, l.window.Pointer()), l.spec.Local.begin(s, l.Local(0)),
 		s.Synchronize()); err != nil {
 		return err
 	}
+	l.trace.begin(l.Local(0), l.comm.Operations().Generation())
 	mask := l.comm.Mask()
 	for r := range l.comm.Size() {
 		if !l.meets(r) {
@@ -150,11 +166,12 @@ func (l *Lane) begin() error {
 	return l.setState(device.State{
 		Masked:  [2]uint64(masked[:]),
 		Timeout: uint64(max(l.comm.Deadline(), time.Millisecond)) * uint64(max(l.spec.Patience, 1)),
+		Trace:   l.trace.word(),
 	})
 }
 
 func (l *Lane) setState(s device.State) error {
-	return l.device.Context().Upload(l.local.Pointer(), unsafe.Slice((*byte)(unsafe.Pointer(&s)), unsafe.Sizeof(s)))
+	return l.device.Context().Upload(l.Local(0), unsafe.Slice((*byte)(unsafe.Pointer(&s)), unsafe.Sizeof(s)))
 }
 
 // Window is the memory that all ranks reach. It is another one after some masks: see
@@ -162,7 +179,9 @@ func (l *Lane) setState(s device.State) error {
 func (l *Lane) Window() *weft.Window { return l.window }
 
 // Local is where an offset in the local workspace is. The state is at 0.
-func (l *Lane) Local(offset int64) cuda.Pointer { return l.local.Pointer().Add(int(offset)) }
+func (l *Lane) Local(offset int64) cuda.Pointer {
+	return l.local.Pointer().Add(l.trace.bytes() + int(offset))
+}
 
 // Group is the ranks, in the form that kernels take. waits is the array in which they count the
 // waits for each rank, or 0. The window of a rank of another host is this rank's own: see LaneSpec.Far.
@@ -318,6 +337,7 @@ func (h Half) Finish(ctx context.Context) error { return h.lane.Finish(ctx, h.st
 // addresses find it stopped for good. With LaneSpec.Far they do so after every mask. Old memory that no graph knows is
 // freed.
 func (l *Lane) restart(ctx context.Context, op string) error {
+	l.trace.end()
 	move := byte(0)
 	for r := range l.comm.Size() {
 		if l.comm.Masked(r) || l.window.PeerPointer(r) == 0 && l.meets(r) {
@@ -360,7 +380,7 @@ func (l *Lane) restart(ctx context.Context, op string) error {
 // relocate takes new memory, and stops graphs that hold the present addresses.
 func (l *Lane) relocate(ctx context.Context, op string) error {
 	err := l.setState(device.State{Stopped: 1})
-	local, again := l.device.Context().Alloc(int(l.spec.Local.Size()))
+	local, again := l.allocLocal()
 	if err := l.comm.Operations().VerifySame(ctx, op, "memory", cmp.Or(err, again)); err != nil {
 		if local != nil {
 			err = errors.Join(err, local.Close())
@@ -433,10 +453,11 @@ func (l *Lane) Close() (released bool, err error) {
 	l.closed = true
 	ended, err := quiesce(l.comm, "close "+l.spec.Owner, "the "+l.spec.Owner+"'s memory stays")
 	if !ended {
+		l.trace.flush()
 		return false, err
 	}
 	l.released = true
-	errs := []error{err, l.window.Close()}
+	errs := []error{err, l.trace.close(), l.window.Close()}
 	for _, f := range l.former {
 		errs = append(errs, f.close())
 	}

@@ -35,9 +35,13 @@ type Program struct {
 const sharedPercent = 50
 
 // Load loads the kernels on all ranks, or fails on all: it is collective. Kernels are compiled for the
-// domain of the communicator, unless the cache has them. The caller closes the program.
+// domain of the communicator, and to trace if that is traced, unless the cache has them. The caller closes the
+// program.
 func Load(ctx context.Context, comm *weft.Comm, op string, sources ...Source) (*Program, error) {
 	d := comm.Device()
+	if comm.Operations().Trace() != nil {
+		sources = traced(sources)
+	}
 	p, err := LoadLocal(ctx, d.Context(), d.Kernels(), ForDomain(comm.Size(), sources...)...)
 	if err := comm.Operations().VerifySame(ctx, op, "kernels", err); err != nil {
 		return nil, errors.Join(err, p.Close())

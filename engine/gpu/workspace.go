@@ -9,8 +9,9 @@ import (
 // Workspace lays out memory for kernels, as offsets from its beginning, with the initial content of
 // each region. It is plain data: the memory is the [Lane]'s.
 type Workspace struct {
-	size  int64
-	fills []fill
+	size   int64
+	fills  []fill
+	counts int // of a lane's local workspace: see NewLocal
 }
 
 // fill is a region's initial content.

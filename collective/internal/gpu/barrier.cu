@@ -23,12 +23,14 @@ __global__ void __launch_bounds__(THREADS, 1) barrier(const __grid_constant__ Ba
 	Live live(g, c.o.mask);
 	u32 r = threadIdx.x;
 	bool meets = blockIdx.x == 0 && r < g.ranks && holds(live.others, r);
-	WEFT_TRACED(u64 time = nanoseconds(); bool came = false;)
+	WEFT_TRACED(bool came = false;)
+	WEFT_TRACED(c.o.trace.signalled_by_all();)
 	if (meets) store_relaxed_sys_u64(g.window[r] + a.lane.heard + g.rank * 8, c.o.epoch);
-	WEFT_TRACED(if (threadIdx.x == 0) c.o.trace.signalled_at(time);)
 	c.clear(a.lane);
 	c.note(a.lane, 0, true);
-	if (meets) WEFT_TRACED(came =) poll_begun(g, a.lane.state, a.lane.op, c.o.epoch, r, c.o.own + a.lane.heard + r * 8, c.o.epoch);
+	if (meets)
+		WEFT_TRACED(came =)
+		poll_begun(g, a.lane.state, a.lane.op, c.o.epoch, r, c.o.own + a.lane.heard + r * 8, c.o.epoch);
 	WEFT_TRACED(if (came) c.o.trace.arrived(r);)
 	let_next_start();
 }

@@ -54,9 +54,8 @@ struct Meeting {
 	// is there: they have ended. Meanwhile the operation, which uses no slots, does what it owes the lane. It is false
 	// in all threads of the block if the wait is over.
 	__device__ __forceinline__ bool begin(const Collective &c) const {
-		WEFT_TRACED(u64 time = nanoseconds();) // the same in all lanes of a warp
+		WEFT_TRACED(trace.signalled_by_all();)
 		if (meets()) store_relaxed_sys_u64(theirs(ready), epoch);
-		WEFT_TRACED(if (threadIdx.x == 0) trace.signalled_at(time);)
 		c.clear(lane);
 		c.note(lane, 0, true);
 		return await(ready);

@@ -406,15 +406,17 @@ struct Collective {
 		o.own = l.own;
 		turn = l.slots + o.turn * l.turn_bytes;
 		WEFT_TRACED(o.trace = Trace(g, l.state, o.epoch);)
-		WEFT_TRACED(begun = stopped == 0 && threadIdx.x == 0;)
-		WEFT_TRACED(if (begun) o.trace.put(SITE_BEGIN, SITE_BEGIN, NO_PEER, l.op, called);)
+		WEFT_TRACED(begun = stopped == 0;)
+		WEFT_TRACED(if (begun && threadIdx.x == 0) o.trace.put(SITE_BEGIN, SITE_BEGIN, NO_PEER, l.op, called);)
 		if (__builtin_expect(stopped != 0, 0)) refuse_operation(g, l.op, o.epoch);
 		return stopped == 0;
 	}
 
-	// Kernels end in many ways, the operation in one.
+	// Kernels end in many ways, and a block when its last thread does.
 	WEFT_TRACED(__device__ __forceinline__ ~Collective() {
-		if (begun) o.trace.at(SITE_END);
+		if (!begun) return;
+		__syncthreads();
+		o.trace.first_at(SITE_END);
 	})
 
 	// What the operation before left: whether every rank had a word of every other, and how many vectors of

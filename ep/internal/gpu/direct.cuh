@@ -27,7 +27,7 @@ namespace weft {
 // announce_all opens the operation at every rank, with a word. One block calls it, before anything else.
 // The fence makes what the stream stored before visible to a rank that has seen the opening.
 __device__ __forceinline__ void announce_all(const Group &g, const Operation &o, u64 openings, u32 call, u32 word) {
-	WEFT_TRACED(o.trace.signalled_first();) // thread 0 stores to rank 0 alone; all fence before
+	WEFT_TRACED(o.trace.signalled_by_all();)
 	for (u32 r = threadIdx.x; r < g.ranks; r += blockDim.x) {
 		fence_sys();
 		announce(g, o.mask, openings, o.turn, r, call, word, 0);

@@ -371,8 +371,8 @@ template <bool WEIGHTS> __device__ __forceinline__ void push(const Push &a) {
 		carrier.finish();
 #endif
 	}
-	WEFT_TRACED(if ((a.flags & RECEIVE) != 0) o.trace.first_at(SITE_PLACED);)
 	leave(a.state, o.epoch - 1, o.turn, (a.flags & RECEIVE) != 0);
+	WEFT_TRACED(if ((a.flags & RECEIVE) != 0) o.trace.first_at(SITE_PLACED);)
 	WEFT_TRACED(if ((a.flags & RECEIVE) != 0) o.trace.first_at(SITE_END);)
 }
 

@@ -993,7 +993,7 @@ __device__ __forceinline__ void clear_rest(const RowMap &a, const Sources &sourc
 // announce_words opens the operation, before anything else, so that no rank waits long for it. It needs
 // no fence, for the opening refers to no other memory.
 __device__ __forceinline__ void announce_words(const RowMap &a, const Operation &o) {
-	WEFT_TRACED(o.trace.signalled_first();)
+	WEFT_TRACED(o.trace.signalled_by_all();)
 	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
 		announce(a.group, o.mask, a.openings, o.turn, r, a.call, 0, 0);
 		send_number(a, o, r, total_at(a, o, a.group.rank, columns(a)), a.tokens);

@@ -37,6 +37,7 @@ type handle struct {
 	grids   [operations]grid
 	whole   bool // a block has an SM to itself
 	counts  int  // of the lane's: one a block
+	parts   []enginegpu.Part
 
 	lane          *enginegpu.Lane
 	window, local *enginegpu.Workspace
@@ -105,7 +106,7 @@ func (h *handle) open(ctx context.Context) error {
 	}
 	lane := enginegpu.LaneSpec{
 		Op: opNew, Owner: "handle", Words: laneWords, Window: h.window, Local: h.local, Ring: h.ring,
-		RingInWindow: h.received.inWindow, Moved: h.moved,
+		RingInWindow: h.received.inWindow, Moved: h.moved, Parts: h.parts,
 	}
 	if h.ports != nil {
 		lane.Far = h.ports.open

@@ -42,6 +42,9 @@ const (
 	operations
 )
 
+// String is the operation's name in traces.
+func (o operation) String() string { return [operations]string{"dispatch", "combine", "gradients"}[o] }
+
 // costs are those of blocks: enginegpu.Cost. The error is that of the first question that the driver
 // did not answer.
 type costs struct{ err error }
@@ -91,6 +94,7 @@ func (h *handle) fit(ctx context.Context) (err error) {
 		reserved = max(reserved, min(d.blocks(), h.room.Blocks))
 		d.first = h.counts
 		h.counts += d.blocks()
+		h.parts = append(h.parts, enginegpu.Part{Name: d.of.String(), Counts: d.blocks()})
 		h.grids[d.of] = d.grid
 		text += fmt.Sprintf("%d and %d blocks of %d threads; ", d.moving, d.notify, d.threads)
 	}

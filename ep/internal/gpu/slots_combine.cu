@@ -406,7 +406,8 @@ __device__ __forceinline__ void notify(const Combine &a, Batch &b) {
 	b.mask = a.state->mask();
 	if (!open_batch(a, b, count, stopped)) return;
 	Wait w(a.group, a.state, OP_COMBINE, b.epoch + 1);
-	WEFT_TRACED(w.trace = b.trace; if (send) b.trace.signalled_first();)
+	WEFT_TRACED(w.trace = b.trace;)
+	WEFT_TRACED(if (send) b.trace.signalled_by_all();)
 	for (u32 r = threadIdx.x; send && r < a.group.ranks; r += blockDim.x)
 		announce(a.group, b.mask, a.heads, b.turn, r, call, a.tokens, a.free);
 	if (receive && threadIdx.x < 32) {

@@ -659,7 +659,7 @@ template <bool VALUE> __device__ __forceinline__ void notify(const Dispatch &a, 
 	Wait w(a.group, a.state, (b.flags & MOVE) != 0 ? OP_DISPATCH : OP_PREPARE, b.epoch + 1);
 	if (!last) let_next_start(); // once the last one does
 	if (send && last) {
-		WEFT_TRACED(if (threadIdx.x == blockDim.x - 1) b.trace.signalled();) // as its first store comes next
+		WEFT_TRACED(b.trace.signalled_by_all();)
 		announce_all(a, b, call);
 		if (is_direct<VALUE>(b) && (b.flags & MOVE) != 0 && !await_credit(a, b, w, true, credit)) return;
 	}
@@ -778,8 +778,8 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Disp
 			WEFT_TRACED(if (!holds(b.mask, r) && r != a.group.rank && !w.over) w.trace.arrived(r);)
 		}
 	}
-	WEFT_TRACED(if (receive && move) b.trace.first_at(SITE_PLACED);)
 	leave(a.state, b.epoch, b.turn, receive);
+	WEFT_TRACED(if (receive && move) b.trace.first_at(SITE_PLACED);)
 	WEFT_TRACED(if (receive) b.trace.first_at(SITE_END);)
 }
 

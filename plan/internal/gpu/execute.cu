@@ -524,7 +524,7 @@ __global__ void __launch_bounds__(THREADS, 1) execute(const __grid_constant__ Pl
 			b.at = move_short<PACKETS>(a, Sizes(a), b.code, b.operands + 2 * a.uses, b.flag, b.at);
 		}
 	}
-	WEFT_TRACED(if (me == 0) Trace(a.group, a.state, epoch).at(SITE_END);)
+	WEFT_TRACED(__syncthreads(); if (me == 0) Trace(a.group, a.state, epoch).at(SITE_END);)
 	if (BEYOND && a.streams != nullptr && blockIdx.x < a.own && threadIdx.x == 0) atomic_add_gpu4(a.ended, 1);
 	if (a.early == 0) {
 		__syncthreads(); // no thread waits any more
