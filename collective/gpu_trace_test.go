@@ -6,13 +6,25 @@ import (
 	"testing"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/internal/ranktest"
 	"github.com/weftgo/weft/internal/tracetest"
 	"github.com/weftgo/weft/trace"
 )
 
 // TestTraceOnEmulatedGPUs: of collectives of every way of moving data, arrivals come behind what signalled them, and
 // operations nest.
-func TestTraceOnEmulatedGPUs(t *testing.T) {
+func TestTraceOnEmulatedGPUs(t *testing.T) { testTrace(t, emulatedGPUs(t, 3)) }
+
+// TestTraceOnGPUs is the same of ranks that share a GPU, and with it a clock.
+func TestTraceOnGPUs(t *testing.T) {
+	g := ranktest.Real(t)
+	if len(g.Contexts) > 1 {
+		t.Skip("the clocks of several GPUs are not compared here")
+	}
+	testTrace(t, g)
+}
+
+func testTrace(t *testing.T, g *ranktest.GPUs) {
 	const ranks = 3
 	dir := t.TempDir()
 	t.Setenv(weft.TraceVariable, dir)
@@ -27,7 +39,7 @@ func TestTraceOnEmulatedGPUs(t *testing.T) {
 		{kind: Barrier},
 	}
 	t.Run("run", func(t *testing.T) { // the files are whole when its ranks have left
-		onGPUs(t, emulatedGPUs(t, ranks), ranks, Options{Staging: gpuStaging, SMs: 4}, func(ctx context.Context,
+		onGPUs(t, g, ranks, Options{Staging: gpuStaging, SMs: 4}, func(ctx context.Context,
 			r *gpuRank,
 		) error {
 			for i, c := range cases {
