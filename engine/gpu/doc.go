@@ -36,4 +36,18 @@
 // It then stops the lane: later kernels end at once, and the communicator has failed. After
 // [weft.Comm.SetMask] the next call begins the lane anew with the ranks that go on: see
 // [Lane.Enter]. A lane's memory goes when nothing of the rank's runs on its GPU: [Lane.Close].
+//
+// # Traces
+//
+// Programs of a communicator that is traced are compiled to leave records, which the others have no instruction of, and
+// lanes have a ring for them before their State: device/trace.cuh. A goroutine of the communicator copies what is new
+// 20 times a second, and asks the GPU for the time once a second. At most eight blocks of an operation become events;
+// what the ring had no room for is counted. No such kernel has run on a GPU yet, only on emulated ones.
+//
+//	begin, end                        every kernel that begins with Operation or Collective, and plans
+//	signalled, arrived of each peer   collectives through slots, direct ones and barriers; openings and marks of expert
+//	                                  parallelism, and its rows with a word a block; calls of own algorithms
+//	arrived alone                     plans, Channel::wait of kernels of one's own
+//	reduced, stored                   all-reduces; reduced: combines
+//	counted, routed, placed, pushed   prepares and dispatches
 package gpu
