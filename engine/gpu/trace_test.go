@@ -17,7 +17,9 @@ import (
 )
 
 // tracedRanks runs a rank on each of so many emulated GPUs, and gives what each has recorded.
-func tracedRanks(t *testing.T, ranks int, deadline time.Duration, body func(ctx context.Context, comm *weft.Comm, g *Gatherer) error) []*trace.File {
+func tracedRanks(t *testing.T, ranks int, deadline time.Duration,
+	body func(ctx context.Context, comm *weft.Comm, g *Gatherer) error,
+) []*trace.File {
 	t.Helper()
 	dir := t.TempDir()
 	g, err := ranktest.Emulate(cudatest.Config{Devices: ranks}, emulate.Options{}, t.TempDir())
