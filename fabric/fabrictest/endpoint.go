@@ -185,6 +185,9 @@ func (e *endpoint) Write(post *provider.Post) error {
 	}
 	e.underway++
 	n.written[e] += post.Bytes
+	if post.Bytes > 8 {
+		n.carried[e] += post.Bytes
+	}
 	l.queue = append(l.queue, p)
 	for n.class.Prompt && !l.cut && len(l.queue) > 0 {
 		n.move(l)

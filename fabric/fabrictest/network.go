@@ -23,6 +23,7 @@ type Network struct {
 	links     []*link // with something underway or said about them
 	late      []*packet
 	written   map[*endpoint]int // bytes that were posted
+	carried   map[*endpoint]int // those of writes of more than a word
 	mistakes  []error
 }
 
@@ -31,6 +32,7 @@ func New(class Class, seed uint64) *Network {
 	return &Network{
 		class: class, random: rand.New(rand.NewPCG(seed, 0x5eed)),
 		endpoints: map[string]*endpoint{}, ranks: map[int]*endpoint{}, written: map[*endpoint]int{},
+		carried: map[*endpoint]int{},
 	}
 }
 
@@ -51,6 +53,13 @@ func (n *Network) Written(rank int) int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.written[n.ranks[rank]]
+}
+
+// Carried is Written without the words that count signals: of writes of more than 8 bytes.
+func (n *Network) Carried(rank int) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.carried[n.ranks[rank]]
 }
 
 // Check returns the mistakes that were seen so far.
