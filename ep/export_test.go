@@ -40,6 +40,14 @@ func SetPortTokens(tokens int) (undo func()) {
 	return func() { thresholds.PortTokens = before }
 }
 
+// SetHostCopies makes rows between hosts go once to each, by kernels and port channels, whatever they spare, where
+// CopiesVariable asks for it, and gives what undoes it.
+func SetHostCopies() (undo func()) {
+	before := thresholds.HostCopyBytes
+	thresholds.HostCopyBytes = 0
+	return func() { thresholds.HostCopyBytes = before }
+}
+
 // WarnAgain has the log say again why kernels drive no card, as it does once in a process.
 func WarnAgain() { gpu.HookWarnAgain() }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -71,81 +72,86 @@ func eachHost(t *testing.T, body func(t *testing.T, m *gpuMachine)) {
 // left out; the others go on, and then all do. What was on its way meanwhile is nowhere taken for anything else.
 func TestLateRankBetweenGPUs(t *testing.T) {
 	eachHost(t, func(t *testing.T, m *gpuMachine) {
-		const ranks, late = 3, 1
 		ways := ways
 		if !emulate.Everything() && testing.Short() {
 			ways = ways[:2]
 		}
-		for i, way := range ways {
-			op := []string{"prepare", "dispatch", "combine", "receive"}[i%4]
-			t.Run(way.name+"/"+op, func(t *testing.T) {
-				m := m.parallel(t)
-				s := sized(way.spec, ranks)
-				tokens := min(s.MaxTokens, 20)
-				batch := func(seed uint64, masked ...int) *eptest.Batch {
-					return evenly(s, ranks, seed, tokens).Batch(masked...)
+		withoutLate(t, m, 3, ways)
+	})
+}
+
+// withoutLate is TestLateRankBetweenGPUs, of so many ranks.
+func withoutLate(t *testing.T, m *gpuMachine, ranks int, ways []way) {
+	const late = 1
+	for i, way := range ways {
+		op := []string{"prepare", "dispatch", "combine", "receive"}[i%4]
+		t.Run(way.name+"/"+op, func(t *testing.T) {
+			m := m.parallel(t)
+			s := sized(way.spec, ranks)
+			tokens := min(s.MaxTokens, 20)
+			batch := func(seed uint64, masked ...int) *eptest.Batch {
+				return evenly(s, ranks, seed, tokens).Batch(masked...)
+			}
+			whole := []*eptest.Batch{batch(0), batch(1), batch(2)}
+			rest := []*eptest.Batch{batch(8, late), batch(9, late)}
+			over := make(chan struct{})
+			ready := make(chan struct{}, ranks)
+			members(t, m, ranks, s, 2*time.Second, func(ctx context.Context, r *member) error {
+				round, err := whole[0].Round(r.e, r.Comm, r.handle)
+				if err != nil {
+					return err
 				}
-				whole := []*eptest.Batch{batch(0), batch(1), batch(2)}
-				rest := []*eptest.Batch{batch(8, late), batch(9, late)}
-				over := make(chan struct{})
-				ready := make(chan struct{}, ranks)
-				members(t, m, ranks, s, 2*time.Second, func(ctx context.Context, r *member) error {
-					round, err := whole[0].Round(r.e, r.Comm, r.handle)
-					if err != nil {
+				if r.Rank() == late {
+					time.Sleep(300 * time.Millisecond)
+				}
+				if err := r.exchange(ctx, round); err != nil {
+					return err
+				}
+				if op == "combine" {
+					if err := errors.Join(round.PrepareDispatch(ctx, r.stream), r.Wait(ctx, r.stream)); err != nil {
 						return err
 					}
-					if r.Rank() == late {
-						time.Sleep(300 * time.Millisecond)
-					}
-					if err := r.exchange(ctx, round); err != nil {
+				}
+				if err := eptest.Meet(r.Comm); err != nil {
+					return err
+				}
+				if r.Rank() == late {
+					if err := await(ctx, over); err != nil {
 						return err
 					}
-					if op == "combine" {
-						if err := errors.Join(round.PrepareDispatch(ctx, r.stream), r.Wait(ctx, r.stream)); err != nil {
-							return err
-						}
+					if err := round.PrepareDispatch(ctx, r.stream); err == nil {
+						return errors.New("the late rank goes on alone")
 					}
-					if err := eptest.Meet(r.Comm); err != nil {
-						return err
-					}
-					if r.Rank() == late {
-						if err := await(ctx, over); err != nil {
-							return err
-						}
-						if err := round.PrepareDispatch(ctx, r.stream); err == nil {
-							return errors.New("the late rank goes on alone")
-						}
-					} else if err := r.without(ctx, round, op, late, rest); err != nil {
-						return err
-					} else {
-						ready <- struct{}{}
-						for range ranks - 1 {
-							if r.Rank() == 0 {
-								if err := await(ctx, ready); err != nil {
-									return err
-								}
+				} else if err := r.without(ctx, round, op, late, rest); err != nil {
+					return err
+				} else {
+					ready <- struct{}{}
+					for range ranks - 1 {
+						if r.Rank() == 0 {
+							if err := await(ctx, ready); err != nil {
+								return err
 							}
 						}
-						if r.Rank() == 0 {
-							close(over)
-						} else if err := await(ctx, over); err != nil {
-							return err
-						}
 					}
-					if err := r.SetMask(ctx); err != nil {
+					if r.Rank() == 0 {
+						close(over)
+					} else if err := await(ctx, over); err != nil {
 						return err
 					}
-					round.Release()
-					for i, b := range whole {
-						if err := r.batch(ctx, b); err != nil {
-							return fmt.Errorf("batch %d of all: %w", i, err)
-						}
+				}
+				if err := r.SetMask(ctx); err != nil {
+					return err
+				}
+				round.Release()
+				for i, b := range whole {
+					if err := r.batch(ctx, b); err != nil {
+						return fmt.Errorf("batch %d of all: %w", i, err)
 					}
-					return round.Free()
-				})
+				}
+				return round.Free()
 			})
-		}
-	})
+		})
+	}
 }
 
 // without makes a call that a rank does not, and goes on without that rank.
@@ -279,40 +285,44 @@ func TestMismatchBetweenGPUs(t *testing.T) {
 
 // TestGraphsBetweenGPUs replays operations of several launches, of batches of different sizes.
 func TestGraphsBetweenGPUs(t *testing.T) {
-	eachHost(t, func(t *testing.T, m *gpuMachine) {
-		const ranks = 2
-		for _, way := range ways {
-			t.Run(way.name, func(t *testing.T) {
-				s := sized(way.spec, ranks)
-				s.Live = 24
-				var batches [][]*eptest.Batch
-				for n, tokens := range []int{min(s.MaxTokens, 9), 0} {
-					var contents []*eptest.Batch
-					for v := range uint64(2) {
-						seed := uint64(n)*10 + v
-						contents = append(contents, routed(s, seed, []int{tokens, 3}, spread(s, seed)).Batch())
-					}
-					batches = append(batches, contents)
+	eachHost(t, func(t *testing.T, m *gpuMachine) { replay(t, m, 2, ways) })
+}
+
+// replay is TestGraphsBetweenGPUs, of so many ranks.
+func replay(t *testing.T, m *gpuMachine, ranks int, ways []way) {
+	for _, way := range ways {
+		t.Run(way.name, func(t *testing.T) {
+			s := sized(way.spec, ranks)
+			s.Live = 24
+			var batches [][]*eptest.Batch
+			for n, first := range []int{min(s.MaxTokens, 9), 0} {
+				tokens := slices.Repeat([]int{3}, ranks)
+				tokens[0] = first
+				var contents []*eptest.Batch
+				for v := range uint64(2) {
+					seed := uint64(n)*10 + v
+					contents = append(contents, routed(s, seed, tokens, spread(s, seed)).Batch())
 				}
-				members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
-					g, err := newReplayed(ctx, r, "fyc pdc", batches)
-					if err != nil {
-						return err
+				batches = append(batches, contents)
+			}
+			members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+				g, err := newReplayed(ctx, r, "fyc pdc", batches)
+				if err != nil {
+					return err
+				}
+				for i := range m.times(3, 1000) {
+					if err := errors.Join(g.fresh(ctx, r, batches, i%2), g.exec.Launch(r.stream.CUDA()),
+						r.Wait(ctx, r.stream)); err != nil {
+						return fmt.Errorf("replay %d: %w", i, err)
 					}
-					for i := range m.times(3, 1000) {
-						if err := errors.Join(g.fresh(ctx, r, batches, i%2), g.exec.Launch(r.stream.CUDA()),
-							r.Wait(ctx, r.stream)); err != nil {
-							return fmt.Errorf("replay %d: %w", i, err)
-						}
-						if err := g.check(); err != nil {
-							return fmt.Errorf("replay %d: %w", i, err)
-						}
+					if err := g.check(); err != nil {
+						return fmt.Errorf("replay %d: %w", i, err)
 					}
-					return errors.Join(r.rest(ctx), g.close())
-				})
+				}
+				return errors.Join(r.rest(ctx), g.close())
 			})
-		}
-	})
+		})
+	}
 }
 
 // TestGradientsInGraphsBetweenGPUs: the memory of gradients between hosts is made by the first call of one, is counted

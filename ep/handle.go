@@ -41,10 +41,16 @@ func NewHandle(ctx context.Context, comm *weft.Comm, s Spec) (*Handle, error) {
 	if err == nil && e == spec.GPUEngine {
 		s, err = tuned(s, comm)
 	}
+	text := s.Text()
+	if err == nil && e == spec.GPUEngine && comm.Operations().Spans() {
+		var once bool
+		once, err = spec.CopiesByHost()
+		text += fmt.Sprintf(" once to each host: %v", once)
+	}
 	if err != nil {
 		err = fmt.Errorf("%s: %w", op, err)
 	}
-	if err := comm.Operations().VerifySame(ctx, op, s.Text(), err); err != nil {
+	if err := comm.Operations().VerifySame(ctx, op, text, err); err != nil {
 		return nil, err
 	}
 	h := &Handle{base: spec.NewBase(comm, s)}

@@ -18,12 +18,14 @@ const (
 	Direct
 )
 
-// Choice says how a handle on GPUs moves rows. It is a function of the Spec and the number of ranks
-// alone, so it is the same on every rank.
+// Choice says how a handle on GPUs moves rows. It is a function of the Spec and the number of ranks, between hosts also
+// of which host they are on, and of what ranks have agreed on ([CopiesVariable]). So it is the same on every rank.
 type Choice struct {
 	// Ports says that there are ranks whose memory is not mapped. What goes to them is stored here first, and port
 	// channels carry it: see ports.go of ep/internal/gpu.
 	Ports bool
+	// OncePerHost says that they carry a row of a dispatch once to each host, and not to each rank.
+	OncePerHost bool
 	// The ways of the two. A dispatch is direct wherever a combine is: the home of a token then reads
 	// its rows in place. Where a rank sums its rows of a token first, sums go home by slots.
 	Dispatch, Combine Way
@@ -138,10 +140,17 @@ func Choose(s Spec, ranks int) Choice {
 
 // ChoiceOf is the Choice of the handles of a communicator.
 func ChoiceOf(s Spec, comm *weft.Comm) Choice {
-	if comm.Operations().Spans() {
-		return ChooseBetween(s, comm.Size())
+	if !comm.Operations().Spans() {
+		return Choose(s, comm.Size())
 	}
-	return Choose(s, comm.Size())
+	c := ChooseBetween(s, comm.Size())
+	var hosts []int
+	for rank := range comm.Size() {
+		hosts = append(hosts, comm.Host(rank))
+	}
+	once, err := CopiesByHost()
+	c.OncePerHost = once && err == nil && s.OncePerHost(hosts)
+	return c
 }
 
 // ChooseBetween is Choose for ranks of several hosts: by slots, whose blocks have flags. What a port channel carries

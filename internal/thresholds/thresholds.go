@@ -18,5 +18,9 @@ var (
 var CombineRanks = 1
 
 // PortTokens is the most tokens of a rank whose rows kernels and port channels take between GPUs of several hosts.
-// They take a row to each rank there, and a processor takes it to each host once.
+// They take a row to each rank there unless they are told otherwise, and a processor takes it to each host once.
 var PortTokens = 512
+
+// HostCopyBytes is how many bytes a rank must spare other hosts for rows to be taken once to each host: a second step,
+// inside the host, takes some 5 us, in which a card of 400 Gb/s moves so much.
+var HostCopyBytes = 256 << 10

@@ -13,7 +13,8 @@
 //
 // Far ranks, whose memory is not mapped, are reached through slots: between the launch that sends and the
 // one that receives a kernel of ports_dispatch.cuh or ports_combine.cuh carries rows by port channels.
-// ports.cuh has the protocol, ports.go the channels.
+// ports.cuh has the protocol, ports.go the channels. Or ports_hosts.cuh takes rows of a dispatch once to each host,
+// where a rank stores them in the windows of all: places.go says which one.
 //
 // Kernels poll for what peers send: Wait::more of device/wait.cuh is the step between two polls,
 // where a wait looks at the deadline and the abort word. gather in slots_combine.cu awaits rows.

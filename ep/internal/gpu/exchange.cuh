@@ -71,7 +71,7 @@ struct alignas(8) Pair {
 };
 
 #ifndef WEFT_PORTS
-#define WEFT_PORTS 0 // 1: there are ranks whose memory is not mapped
+#define WEFT_PORTS 0 // there are ranks whose memory is not mapped, and rows go 1: to each of them, 2: once to each host
 #endif
 
 // place_of is whose place in rank r's window has what only r is sent: this rank's. In this rank's own window, which

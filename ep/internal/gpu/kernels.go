@@ -88,6 +88,7 @@ const (
 	directDispatch = "weft::direct::dispatch"
 	directCombine  = "weft::direct::combine"
 	portsDispatch  = "weft::ports::carry_rows"
+	portsOnce      = "weft::ports::carry_once"
 	portsCombine   = "weft::ports::carry_sums"
 )
 

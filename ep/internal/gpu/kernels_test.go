@@ -20,7 +20,7 @@ import (
 )
 
 // mostSpecs bounds what has to be compiled for one architecture.
-const mostSpecs = 210
+const mostSpecs = 220
 
 // TestKernels compiles the kernels, without a warning, and holds registers, stack, spills and shared
 // memory to testdata/kernels.txt. What was compiled is kept in the user's cache directory, so that only
@@ -107,6 +107,12 @@ func arguedPrograms(arch string) []argued {
 				layout.Of("Ports", reflect.TypeFor[portArgs](), nil) +
 				layout.Of("RowCarry", reflect.TypeFor[carryArgs[dispatchArgs]](), nil) +
 				layout.Constants(map[string]int{"(int)sizeof(PortHeader)": portHeaderBytes}),
+		},
+		{
+			dispatchKernel(dispatchForm{kind: byFlag, units: 1, ports: true, once: true}, arch),
+			layout.Constants(map[string]int{
+				"LISTS": placeLists, "KEEPS_OURS": keepsOurs, "KEEPS_THEIRS": keepsTheirs,
+			}),
 		},
 		{
 			combineKernel(combineForm{sums: spec.RankSums, of: weft.BFloat16, kind: byFlag, group: 4, ports: true}, arch),

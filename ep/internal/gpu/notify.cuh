@@ -62,8 +62,7 @@ __device__ __forceinline__ void send_counts(const Dispatch &a, const Batch &b, c
 			u32 i = base + (threadIdx.x & 31), r = i < end ? rank_of(a.shape, from + i) : a.group.rank;
 			char *window = windows.each(r);
 			if (i < end && !holds(b.mask, r))
-				store_relaxed_sys4(
-					window + count_at(a, b.turn, place_of(a.group, window, r), COUNTS + from + i - r * local), m.words[i]);
+				store_relaxed_sys4(window + told_at(a, b, window, r, COUNTS + from + i - r * local), m.words[i]);
 		}
 		if (end == a.shape.experts) break;
 		__syncthreads();
@@ -103,7 +102,7 @@ __device__ __forceinline__ void send_token_counts(const Dispatch &a, const Batch
 	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
 		char *window = a.group.window[r];
 		if (!holds(b.mask, r))
-			store_relaxed_sys4(window + count_at(a, b.turn, place_of(a.group, window, r), TOKENS_HERE), m.tokens_here[r]);
+			store_relaxed_sys4(window + told_at(a, b, window, r, TOKENS_HERE), m.tokens_here[r]);
 	}
 }
 

@@ -22,13 +22,16 @@
 
 namespace weft {
 
+enum { KEEPS_OURS = 1, KEEPS_THEIRS = 2 }; // the peer for this rank, and this rank for the peer. Go: keepsOurs
+
 // PortLink is a channel, or a queue pair of a card, and what it carries between. Go: portLink.
 struct PortLink {
 	PortChannel channel;
 	u64 out, in; // offsets of this rank's outbox and inboxes
 	u64 to;		 // of the peer's inboxes, in its memory
 	u64 *taken;	 // signals of the peer that were consumed, in this GPU's memory
-	u32 part, zero;
+	u32 part;
+	u32 role; // who keeps for whom: see ports_hosts.cuh
 	// Of a queue pair, in whose order a flag comes behind a box. It has the number of boxes that came.
 	NicQueue queue;
 	NicMemory theirs, ours;
@@ -45,6 +48,9 @@ struct Ports {
 	u32 count, parts;
 	u32 blocks; // that move rows, of the kernels whose flags are to be set
 	u32 card;	// not 0: links are queue pairs
+	// Where rows go once to each host:
+	const u32 *places;
+	u64 told; // offset in a window, of [2][ranks][parts] words
 
 	// send writes an outbox to the inbox whose turn it is, and a signal behind it.
 	__device__ __forceinline__ void send(Wait &w, PortLink &l, u64 bytes) const {
@@ -63,6 +69,20 @@ struct Ports {
 		u64 come = load_acquire_sys_u64(memory + l.own);
 		while (come <= n && w.more(l.channel.peer, n + 1, come)) come = load_acquire_sys_u64(memory + l.own);
 		if (come <= n) return 0;
+		*l.taken = n + 1;
+		return 1 + (u32)(n & 1);
+	}
+
+	// come is await without a wait: it gives 0, too, if nothing has come.
+	__device__ __forceinline__ u32 come(Wait &w, const PortLink &l) const {
+		u64 n = load_relaxed_sys_u64(l.taken);
+		if (card == 0) {
+			if (l.channel.poll()) return 1 + (u32)(n & 1);
+			u64 v = load_acquire_sys_u64(&l.channel.line->arrived);
+			if ((v & PORT_TOP) != 0 && (v & ~PORT_TOP) <= n) w.give_up(l.channel.peer, CAUSE_LOST, n + 1, v & ~PORT_TOP);
+			return 0;
+		}
+		if (load_acquire_sys_u64(memory + l.own) <= n) return 0;
 		*l.taken = n + 1;
 		return 1 + (u32)(n & 1);
 	}

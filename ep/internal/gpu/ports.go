@@ -31,6 +31,10 @@ type ports struct {
 	box   int64 // bytes of what a channel carries at once, at most
 	table int64 // in this GPU's own memory: [far][parts] links
 
+	once   bool  // a row of a dispatch goes once to each host
+	places int64 // in this GPU's own memory: the Places of ports_hosts.cuh
+	told   int64 // in the window: what keepers tell
+
 	memory  *cuda.HostMemory // an outbox and two inboxes for each link, and a flag by which a card's are counted
 	service *service.Service
 	back    Gradients // nil until it is asked for
@@ -47,6 +51,7 @@ type portArgs struct {
 	box           uint64
 	count, parts  uint32
 	blocks, card  uint32
+	places, told  uint64
 }
 
 // portLink is a channel, or a queue pair of a card, and what it carries between: the PortLink of ports.cuh.
@@ -54,7 +59,7 @@ type portLink struct {
 	channel      device.PortChannel
 	out, in, to  uint64
 	taken        uint64
-	part, _      uint32
+	part, role   uint32
 	queue        device.NicQueue
 	theirs, ours device.NicMemory
 	flag, own    uint64
@@ -75,11 +80,18 @@ func throughPorts(_ *spec.Spec, c *spec.Choice) bool { return c.Ports }
 func noPrograms(string) []kernel.Spec { return nil }
 
 func newPorts(h *handle) *ports {
-	p := &ports{h: h, far: farRanks(h.Comm, h.Comm.Rank())}
+	p := &ports{h: h, far: farRanks(h.Comm, h.Comm.Rank()), once: h.choice.OncePerHost}
 	g, s := &h.Geometry, &h.Spec
 	p.parts = min(max(1, spec.CeilDiv(g.Tokens*slotBytes(s), partBytes)), mostParts, g.Tokens)
 	p.parts = max(1, min(p.parts, port.MaxKernelChannels/g.Ranks))
-	p.box = boxBytes(g, s, spec.CeilDiv(g.Tokens, p.parts))
+	members := 0 // of a host, at most
+	for r := range h.Comm.Size() {
+		members = max(members, h.Comm.Size()-len(farRanks(h.Comm, r)))
+	}
+	if !p.once {
+		members = 0
+	}
+	p.box = boxBytes(g, s, spec.CeilDiv(g.Tokens, p.parts), members)
 	return p
 }
 
@@ -98,11 +110,11 @@ func slotBytes(s *spec.Spec) int { return s.RowSize() + aligned16(s.ScaleSize())
 
 func aligned16(n int) int { return (n + 15) &^ 15 }
 
-// boxBytes is how much a part of so many tokens takes at most: the RowBox of ports_dispatch.cuh, and the SumBox of
-// ports_combine.cuh.
-func boxBytes(g *spec.Geometry, s *spec.Spec, tokens int) int64 {
-	rows := aligned16((countWords+g.Local)*4) + aligned16(tokens*g.TopK*pairBytes) + aligned16(tokens*4) +
-		tokens*slotBytes(s)
+// boxBytes is how much a part of so many tokens takes at most: the RowBox of ports_dispatch.cuh, or for a host of so
+// many members the HostBox of ports_hosts.cuh; and the SumBox of ports_combine.cuh.
+func boxBytes(g *spec.Geometry, s *spec.Spec, tokens, members int) int64 {
+	rows := aligned16(max(1, members)*(countWords+g.Local)*4) + aligned16(tokens*g.TopK*pairBytes) +
+		aligned16(tokens*(1+spec.CeilDiv(members, 32))*4) + tokens*slotBytes(s)
 	each := 1 // that go home of a token
 	if spec.CombineSums(*s) == spec.ExactSums {
 		each = g.TopK
@@ -119,8 +131,13 @@ func (p *ports) links(rank int) int { return len(farRanks(p.h.Comm, rank)) * p.p
 
 func (p *ports) load(*programs) {}
 
-func (p *ports) layout(_, local *enginegpu.Workspace) {
+func (p *ports) layout(window, local *enginegpu.Workspace) {
 	p.table = local.Raw(p.tableBytes())
+	if p.once {
+		ranks := int64(p.h.Comm.Size())
+		p.places = local.Raw(placeLists * ranks * 4)
+		p.told = window.Zeros(2 * ranks * int64(p.parts) * 4)
+	}
 }
 
 // tableBytes is the size of the table, and of the queue pairs' states behind it.
@@ -164,6 +181,9 @@ func (p *ports) open(ctx context.Context, op string, lane *enginegpu.Lane) error
 		raw := make([]byte, p.tableBytes())
 		copy(raw, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(table))), len(table)*int(portLinkBytes)))
 		err = p.h.device.Context().Upload(lane.Local(p.table), raw)
+	}
+	if err == nil && p.once {
+		err = p.h.device.Context().Upload(lane.Local(p.places), placesOf(comm).words())
 	}
 	if err := ops.VerifySame(ctx, op, "port channels", err); err != nil {
 		return err
@@ -217,12 +237,13 @@ func (p *ports) lay() (table []portLink) {
 	comm, box := p.h.Comm, uint64(p.box)
 	own := comm.Rank()
 	links := uint64(p.links(own))
+	at := placesOf(comm)
 	for _, peer := range p.far {
-		theirs := p.linkOf(peer, own)
+		theirs, role := p.linkOf(peer, own), at.role(own, peer)
 		for part := range p.parts {
 			i, there := uint64(len(table)), uint64(theirs+part)
 			table = append(table, portLink{
-				channel: device.PortChannel{Peer: uint32(peer)}, part: uint32(part),
+				channel: device.PortChannel{Peer: uint32(peer)}, part: uint32(part), role: role,
 				out: i * box, in: (links + 2*i) * box, to: (uint64(p.links(peer)) + 2*there) * box,
 				flag: uint64(p.flagsAt(peer)) + 8*there, own: uint64(p.flagsAt(own)) + 8*i,
 			})
@@ -353,6 +374,9 @@ func (c *carrier[A]) point(h *handle) {
 	c.pointed(func(a *carryArgs[A]) {
 		a.ports.links, a.ports.memory = h.localAt(h.ports.table), uint64(h.ports.memory.Pointer())
 		a.ports.card = uint32(h.ports.way)
+		if h.ports.once {
+			a.ports.places, a.ports.told = h.localAt(h.ports.places), uint64(h.ports.told)
+		}
 	})
 }
 
@@ -383,11 +407,11 @@ func enqueue[A any](h *handle, m doer, c *carrier[A], args *A, stream *cuda.Stre
 }
 
 // carryBy adds the kernel that carries to a program.
-func carryBy(s *kernel.Spec, name, header string) {
+func carryBy(s *kernel.Spec, name string, headers ...string) {
 	s.Name += ", ports"
 	s.Kernels = append(s.Kernels, name)
 	s.Defines["WEFT_PORTS"] = "1"
-	for _, h := range []string{"ports.cuh", header} {
+	for _, h := range append(headers, "ports.cuh") {
 		s.Headers[h] = kernelText(h)
 	}
 }

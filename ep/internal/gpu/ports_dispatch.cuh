@@ -5,18 +5,9 @@
 //
 // A row is one slot, scales behind it: once a token, whatever experts of the peer it goes to.
 #pragma once
-#include "ports.cuh"
-#include "slots_dispatch.cuh"
+#include "ports_rows.cuh"
 
 namespace weft {
-
-// Go: carryArgs of dispatchArgs.
-struct RowCarry {
-	Ports ports;
-	Dispatch of;
-};
-
-static_assert(sizeof(RowCarry) == WEFT_DISPATCH_BYTES + sizeof(Ports) + WIDER, "not the size of the host's struct");
 
 // RowBox is where the parts of a box are.
 struct RowBox {
@@ -33,14 +24,6 @@ struct RowBox {
 		rows = index + aligned16((u64)tokens * 4);
 	}
 };
-
-__device__ __forceinline__ u64 record_at(const Dispatch &a, const Batch &b, u32 src, u64 i) {
-	return a.records + (((u64)b.turn * a.group.ranks + src) * a.selections.by + i) * sizeof(Pair);
-}
-
-__device__ __forceinline__ char *slot_of(const Dispatch &a, const Batch &b, u32 src, u32 t) {
-	return b.own + a.rows + b.buffer * a.turn_bytes + ((u64)src * a.shape.capacity + t) * a.slot_bytes;
-}
 
 __device__ __forceinline__ u64 pack_rows(const RowCarry &c, const Batch &b, u32 call, const PortLink &l, char *out) {
 	const Dispatch &a = c.of;
@@ -59,7 +42,7 @@ __device__ __forceinline__ u64 pack_rows(const RowCarry &c, const Batch &b, u32 
 		}
 		if (move && __any_sync(0xFFFFFFFFu, e != 0 && rank_of(a.shape, e - 1) == peer)) {
 			row = next_row(lane);
-			copy_row(out + box.rows + (u64)(row - 1) * a.slot_bytes, slot_of(a, b, me, t), a.slot_bytes, lane);
+			copy_row(out + box.rows + (u64)(row - 1) * a.slot_bytes, b.own + slot_at(a, b, me, t), a.slot_bytes, lane);
 		}
 		if (lane == 0) ((u32 *)(out + box.index))[j] = row;
 	}
@@ -85,7 +68,7 @@ __device__ __forceinline__ bool land_rows(const RowCarry &c, const Batch &b, Wai
 			*(uint2 *)(b.own + record_at(a, b, src, (u64)t * topk + lane)) = record;
 		}
 		if (move && row != 0)
-			copy_row(slot_of(a, b, src, t), in + box.rows + (u64)(row - 1) * a.slot_bytes, a.slot_bytes, lane);
+			copy_row(b.own + slot_at(a, b, src, t), in + box.rows + (u64)(row - 1) * a.slot_bytes, a.slot_bytes, lane);
 	}
 	if (l.part != 0) return true;
 	if (threadIdx.x == 0) store16(b.own + opening_at(a.group, a.heads, b.turn, src), h.opening);

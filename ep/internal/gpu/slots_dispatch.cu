@@ -808,8 +808,10 @@ template <bool VALUE, u32 UNITS, Purpose FOR> __device__ __forceinline__ void di
 
 } // namespace weft
 
-#if WEFT_PORTS
+#if WEFT_PORTS == 1
 #include "ports_dispatch.cuh"
+#elif WEFT_PORTS == 2
+#include "ports_hosts.cuh"
 #endif
 
 namespace weft::slots {

@@ -88,6 +88,13 @@ __device__ __forceinline__ u64 count_at(const Dispatch &a, u32 turn, u32 src, u3
 	return a.counts + (((u64)turn * a.group.ranks + src) * (COUNTS + a.shape.local) + i) * 4;
 }
 
+// told_at is where rank r's window has the i-th word that this rank sends it. Where rows go once to each host, what
+// is for a far rank stands in a turn of its own: what comes from there may be here before it was packed.
+__device__ __forceinline__ u64 told_at(const Dispatch &a, const Batch &b, const char *window, u32 r, u32 i) {
+	if (WEFT_PORTS == 2 && r != a.group.rank && window == a.group.window[a.group.rank]) return count_at(a, 3, r, i);
+	return count_at(a, b.turn, place_of(a.group, window, r), i);
+}
+
 // Choice is what is read of a selection: an expert's index, whose width the launch knows.
 struct Choice {
 	u32 low, high;

@@ -60,7 +60,11 @@ func (d *slotDispatch) layout(window, local *enginegpu.Workspace) {
 	ranks, tokens := int64(g.Ranks), int64(g.Tokens)
 	d.heads = window.Ones(3 * ranks * device.OpeningBytes)
 	if s.Layout.ByExpert() {
-		d.counts = window.Ones(3 * ranks * int64(countWords+g.Local) * 4)
+		turns := int64(3)
+		if d.h.choice.OncePerHost {
+			turns++ // of what is for far ranks
+		}
+		d.counts = window.Ones(turns * ranks * int64(countWords+g.Local) * 4)
 	}
 	d.records = window.Ones(3 * ranks * tokens * int64(g.TopK) * int64(pairBytes))
 	d.arrived = window.Zeros(ranks * int64(d.request.moving) * 4)
@@ -255,6 +259,8 @@ func slotDispatchPrograms(arch string) (all []kernel.Spec) {
 			ports := f
 			ports.kind, ports.ports = byFlag, true
 			all = append(all, dispatchKernel(ports, arch))
+			ports.once = true
+			all = append(all, dispatchKernel(ports, arch))
 			for ; f.units <= spec.MostUnits(spec.Spec{Quantize: from}); f.units *= 2 {
 				for _, f.kind = range []kind{byValue, byMany, byFlag} {
 					all = append(all, dispatchKernel(f, arch))
@@ -271,6 +277,7 @@ func slotDispatchPrograms(arch string) (all []kernel.Spec) {
 func dispatchFormOf(t *spec.Choice, s *spec.Spec) dispatchForm {
 	f := dispatchForm{
 		byExpert: s.Layout.ByExpert(), quantize: s.Quantize, kind: byFlag, units: t.DispatchUnits, ports: t.Ports,
+		once: t.OncePerHost,
 	}
 	if t.ValueDispatch {
 		f.kind = byValue
@@ -333,6 +340,7 @@ type dispatchForm struct {
 	units    int  // of a piece
 	gathers  bool // every token goes to everybody: an all-gather, which profilers are told of by that name
 	ports    bool // there are far ranks
+	once     bool // to whose hosts rows go once
 }
 
 // gatherForm is the only form of a dispatch that gathers: it carries a few bytes, which may be any.
@@ -349,8 +357,13 @@ func dispatchKernel(f dispatchForm, arch string) kernel.Spec {
 	s := kernelSpec(fmt.Sprintf("%s, %s %d, %v%s", bare(name), f.kind, f.units, layout, quantising(f.quantize)),
 		"slots_dispatch.cu", arch,
 		[]string{name}, "slots_dispatch.cuh", "expert_index.cuh", "notify.cuh", "quantize.cuh")
-	if f.ports {
-		carryBy(&s, portsDispatch, "ports_dispatch.cuh")
+	switch {
+	case f.once:
+		carryBy(&s, portsOnce, "ports_hosts.cuh", "ports_rows.cuh")
+		s.Name += ", once"
+		s.Defines["WEFT_PORTS"] = "2"
+	case f.ports:
+		carryBy(&s, portsDispatch, "ports_dispatch.cuh", "ports_rows.cuh")
 	}
 	s.Defines["WEFT_KERNEL"] = bare(name)
 	s.Defines["WEFT_BY_EXPERT"] = number(f.byExpert)
