@@ -29,7 +29,8 @@ func (c *Comm) openTrace(cfg config, name, host string) (err error) {
 		Command: filepath.Base(os.Args[0]),
 	})
 	if err != nil {
-		return fmt.Errorf("join: %w", err)
+		return fmt.Errorf("join: %w; have %s or WithTrace name a directory that can be written, or neither", err,
+			TraceVariable)
 	}
 	if c.rank == 0 {
 		c.logger.Info("operations are traced", "op", "join", "directory", cfg.trace)
