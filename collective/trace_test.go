@@ -143,7 +143,7 @@ func TestTraceOfFailure(t *testing.T) {
 	})
 	s := aligned(t, dir).Summarise() // nothing has been closed
 	if len(s.Unfinished) != 1 || s.Unfinished[0].String() !=
-		"barrier 2 of group 1 host did not end on ranks 0, 2: rank 1 never began it" {
+		"barrier 2 of group 1 host did not end on ranks 0, 2: rank 1 recorded nothing of it" {
 		t.Fatalf("%+v", s.Unfinished)
 	}
 }

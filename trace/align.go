@@ -39,6 +39,19 @@ func Align(files []*File) (*Trace, error) {
 	if len(files) == 0 {
 		return nil, errors.New("trace: no files")
 	}
+	type place struct {
+		comm string
+		rank int
+	}
+	of := map[place]*File{}
+	for _, f := range files {
+		p := place{f.Comm, f.Rank}
+		if of[p] != nil {
+			return nil, fmt.Errorf("trace: %s and %s are both of rank %d of a job: name each file once", of[p].Path, f.Path,
+				f.Rank)
+		}
+		of[p] = f
+	}
 	t := &Trace{Files: files, Lanes: lanesOf(files)}
 	if err := t.findClocks(); err != nil {
 		return nil, err

@@ -304,9 +304,12 @@ func TestSummary(t *testing.T) {
 	if err := sum.Text(&text); err != nil {
 		t.Fatal(err)
 	}
-	const want = "unfinished: barrier 99 of group 1 did not end on ranks 0, 2, 3: rank 1 never began it"
+	const want = "unfinished: barrier 99 of group 1 did not end on ranks 0, 2, 3: rank 1 recorded nothing of it"
 	if !strings.Contains(text.String(), want) {
 		t.Fatal(text.String())
+	}
+	if _, err := Align([]*File{s.files[0], s.files[1], s.files[0]}); err == nil {
+		t.Fatal("a file twice")
 	}
 }
 

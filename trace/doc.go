@@ -2,7 +2,7 @@
 //
 // # Data flow
 //
-//	engines      --Events-->  Writer      --one file a rank-->  Read  -->  Align  -->  Chrome, Perfetto, Summarise
+//	engines      --Events-->  Writer      --one file a rank-->  Read  -->  Align  -->  Chrome, Summarise
 //	of each rank              of the rank                        of all ranks
 //
 // An engine makes a [Track] for each of its lanes: a sequence of operations that all ranks of a communicator run in
@@ -19,7 +19,8 @@
 //
 // The Writer keeps what it is given in memory, and writes it after 200 ms at most, sooner if there is much, and at
 // once when it is told to. So a process that is killed loses the last 200 ms, and a reader takes a file up to its last
-// whole record. If the disk cannot follow, events are dropped and counted.
+// whole record. A Writer that is closed ends its file with a record that says so: without it the last events may be
+// missing. If the disk cannot follow, events are dropped and counted.
 //
 // # Clocks
 //

@@ -18,6 +18,7 @@ const (
 	kindLost
 	kindAnchor
 	kindOps
+	kindEnd // the Writer was closed: nothing is missing
 )
 
 const (

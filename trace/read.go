@@ -19,6 +19,9 @@ type File struct {
 	Anchors []Anchor
 	// Cut says why the file ends before its end: its rank was killed as it wrote, say. Empty: it does not.
 	Cut string
+	// Ended: the rank has closed the file. Otherwise its last events may not be in it: the rank was killed or ended
+	// without that, it still runs, or nothing more could be written.
+	Ended bool
 }
 
 // FileTrack is a track with its events, in the order in which the Writer got them.
@@ -52,27 +55,30 @@ func Read(path string) (*File, error) {
 	return f, nil
 }
 
-// ReadDir reads all files of a directory, and of directories below it: of several hosts, say.
+// ReadDir reads all files of a directory, and of directories below it: of several hosts, say. Its error says which
+// files could not be read; the others are given all the same.
 func ReadDir(dir string) ([]*File, error) {
 	var files []*File
+	var broken []error
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || !strings.HasSuffix(path, Extension) {
 			return err
 		}
-		f, err := Read(path)
-		if err == nil {
+		if f, err := Read(path); err == nil {
 			files = append(files, f)
+		} else {
+			broken = append(broken, err)
 		}
-		return err
+		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	if len(files) == 0 {
+	if len(files) == 0 && len(broken) == 0 {
 		return nil, fmt.Errorf("trace: no *%s in %s", Extension, dir)
 	}
 	slices.SortStableFunc(files, func(a, b *File) int { return a.Rank - b.Rank })
-	return files, nil
+	return files, errors.Join(broken...)
 }
 
 // mostRanks is more than any job has.
@@ -131,6 +137,8 @@ func (f *File) take(record []byte) error {
 	case kindOps:
 		t := track()
 		t.Ops = append(t.Ops, string(in.b))
+	case kindEnd:
+		f.Ended = true
 	case kindLost:
 		track().Lost += in.number()
 	case kindAnchor:

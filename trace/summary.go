@@ -12,12 +12,15 @@ import (
 
 // Summary says what operations took and who was waited for. Times are nanoseconds; ranks are those of the job.
 type Summary struct {
-	Ranks      int         `json:"ranks"`
+	Ranks      int         `json:"ranks"`  // of the job
+	Traced     int         `json:"traced"` // ranks that have a file
 	Files      int         `json:"files"`
+	Comms      []string    `json:"comms"` // communicators that were joined: of several jobs, or of one that did so again
 	Seconds    float64     `json:"seconds"`
 	Events     int         `json:"events"`
 	Lost       uint64      `json:"lost"`
-	Cut        []string    `json:"cut,omitempty"` // files that end before their end
+	Cut        []string    `json:"cut,omitempty"`  // files that end before their end
+	Open       []int       `json:"open,omitempty"` // ranks with a file that they have not closed: see File.Ended
 	Arrows     int         `json:"arrows"`
 	Backward   int         `json:"backward"`
 	Clocks     []ClockLine `json:"clocks"`
@@ -69,8 +72,8 @@ type Hang struct {
 	Comm  string `json:"comm"`
 	Name  string `json:"name"`
 	Epoch uint64 `json:"epoch"`
-	// Missing never began it. Silent began it, and published nothing. Waiting have not ended it; For are the ranks of
-	// which one of these saw nothing.
+	// Missing recorded nothing of it. Silent began it, and published nothing. Waiting have not ended it; For are the
+	// ranks of which one of these saw nothing.
 	Missing []int `json:"missing,omitempty"`
 	Silent  []int `json:"silent,omitempty"`
 	Waiting []int `json:"waiting,omitempty"`
@@ -95,8 +98,16 @@ type lateness struct {
 // Summarise goes through the trace.
 func (t *Trace) Summarise() *Summary {
 	s := &Summary{Files: len(t.Files), Arrows: t.Arrows, Backward: t.Backward}
+	traced := map[int]bool{}
 	for _, f := range t.Files {
 		s.Ranks = max(s.Ranks, f.Size)
+		traced[f.Rank] = true
+		if !slices.Contains(s.Comms, f.Comm) {
+			s.Comms = append(s.Comms, f.Comm)
+		}
+		if !f.Ended && !slices.Contains(s.Open, f.Rank) {
+			s.Open = append(s.Open, f.Rank)
+		}
 		if f.Cut != "" {
 			s.Cut = append(s.Cut, fmt.Sprintf("%s: %s", f.Path, f.Cut))
 		}
@@ -105,6 +116,8 @@ func (t *Trace) Summarise() *Summary {
 			s.Lost += f.Tracks[i].Lost
 		}
 	}
+	s.Traced = len(traced)
+	slices.Sort(s.Open)
 	if s.Events > 0 {
 		s.Seconds = float64(t.End-t.Start) / 1e9
 	}
@@ -349,7 +362,7 @@ func (h Hang) String() string {
 	text := fmt.Sprintf("%s %d of %s did not end on %s", h.Name, h.Epoch, h.Lane, ranks(h.Waiting))
 	switch {
 	case len(h.Missing) > 0:
-		text += fmt.Sprintf(": %s never began it", ranks(h.Missing))
+		text += fmt.Sprintf(": %s recorded nothing of it", ranks(h.Missing))
 	case len(h.Silent) > 0:
 		text += fmt.Sprintf(": %s began it and published nothing", ranks(h.Silent))
 	case len(h.For) > 0:
@@ -380,15 +393,33 @@ func duration(ns int64) string {
 	}
 }
 
+// lane is the name of a communicator's lane: with the communicator's where another one has such a lane, too.
+func (s *Summary) lane(name, comm string) string {
+	for i := range s.Operations {
+		if o := &s.Operations[i]; o.Lane == name && o.Comm != comm {
+			return name + " of " + comm
+		}
+	}
+	return name
+}
+
 // Text writes the summary for people.
 func (s *Summary) Text(to io.Writer) error {
 	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "%d of %d ranks, %.3f s, %d events, %d lost; %d arrows, %d of them point backwards\n",
-		s.Files, s.Ranks, s.Seconds, s.Events, s.Lost, s.Arrows, s.Backward)
+		s.Traced, s.Ranks, s.Seconds, s.Events, s.Lost, s.Arrows, s.Backward)
+	if n := len(s.Comms); n > 1 {
+		fmt.Fprintf(w, "files of %d jobs, or of one that joined %d times: name those of one to see it alone\n", n, n)
+	}
 	for _, cut := range s.Cut {
 		fmt.Fprintf(w, "ends early: %s\n", cut)
 	}
+	if len(s.Open) > 0 {
+		fmt.Fprintf(w, "not closed: the files of %s (killed, ended without Close, or still running): "+
+			"last events may be missing\n", ranks(s.Open))
+	}
 	for _, h := range s.Unfinished {
+		h.Lane = s.lane(h.Lane, h.Comm)
 		fmt.Fprintf(w, "unfinished: %s\n", h)
 	}
 	if len(s.Clocks) > 1 {
@@ -403,7 +434,7 @@ func (s *Summary) Text(to io.Writer) error {
 	}
 	fmt.Fprint(w, "\noperation\tlane\tcalls\tp50\tp99\tlongest\n")
 	for _, o := range s.Operations {
-		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\t%s\n", o.Name, o.Lane, o.Calls, duration(o.P50), duration(o.P99),
+		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\t%s\n", o.Name, s.lane(o.Lane, o.Comm), o.Calls, duration(o.P50), duration(o.P99),
 			duration(o.Longest))
 	}
 	fmt.Fprint(w, "\nwaited for\tin\trank\ttime\tlast in\tby p50\tat the call\tinside\ton the way\n")
@@ -416,8 +447,8 @@ func (s *Summary) Text(to io.Writer) error {
 			if r.Waited == 0 && r.Last == 0 {
 				continue
 			}
-			fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%d\t%s\t%d\t%d\t%d\n", o.Name, o.Lane, r.Rank, duration(r.Waited), r.Last,
-				duration(r.Beyond), r.AtCall, r.Inside, r.OnTheWay)
+			fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%d\t%s\t%d\t%d\t%d\n", o.Name, s.lane(o.Lane, o.Comm), r.Rank,
+				duration(r.Waited), r.Last, duration(r.Beyond), r.AtCall, r.Inside, r.OnTheWay)
 		}
 	}
 	return w.Flush()

@@ -246,7 +246,11 @@ func (s *sink) leave() error {
 	s.anchor(ClockHost, own, unix, within)
 	s.closed = true
 	s.mu.Unlock()
-	if err := cmp.Or(s.flush(), s.file.Close()); err != nil {
+	err := s.flush()
+	if err == nil {
+		_, err = s.file.Write(appendFrame(nil, kindEnd, func(b []byte) []byte { return b }))
+	}
+	if err = cmp.Or(err, s.file.Close()); err != nil {
 		return fmt.Errorf("trace: %w", err)
 	}
 	return nil

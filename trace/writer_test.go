@@ -48,7 +48,7 @@ func TestFile(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		events := rapid.SliceOf(rapid.Custom(anyEvent)).Draw(r, "events")
 		f, _ := written(t, events)
-		if f.Rank != 1 || f.Size != 4 || f.Cut != "" || len(f.Tracks) != 1 || len(f.Anchors) == 0 {
+		if f.Ended || f.Rank != 1 || f.Size != 4 || f.Cut != "" || len(f.Tracks) != 1 || len(f.Anchors) == 0 {
 			r.Fatalf("%+v", f)
 		}
 		track := f.Tracks[0]
@@ -131,9 +131,15 @@ func TestFiles(t *testing.T) {
 		t.Fatal(len(files), err)
 	}
 	for _, f := range files {
-		if tr := f.Tracks[0]; len(tr.Events) != 1 || tr.Lost != 3 || f.Cut != "" {
+		if tr := f.Tracks[0]; len(tr.Events) != 1 || tr.Lost != 3 || f.Cut != "" || !f.Ended {
 			t.Fatalf("%+v", f)
 		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "rank-9"+Extension), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if files, err := ReadDir(dir); err == nil || len(files) != 4 {
+		t.Fatal(len(files), err)
 	}
 	if _, err := ReadDir(t.TempDir()); err == nil {
 		t.Fatal("an empty directory")

@@ -32,8 +32,9 @@ func newTrace() *cobra.Command {
 	return cmd
 }
 
-// readTrace reads directories and files, and aligns what they have.
-func readTrace(names []string) (*trace.Trace, error) {
+// readTrace reads directories and files, and aligns what they have. It reports which files of directories cannot be
+// read.
+func readTrace(report io.Writer, names []string) (*trace.Trace, error) {
 	var files []*trace.File
 	for _, name := range names {
 		info, err := os.Stat(name)
@@ -49,8 +50,11 @@ func readTrace(names []string) (*trace.Trace, error) {
 			continue
 		}
 		more, err := trace.ReadDir(name)
-		if err != nil {
+		switch {
+		case len(more) == 0:
 			return nil, err
+		case err != nil:
+			fmt.Fprintf(report, "weft: left out: %v\n", err)
 		}
 		files = append(files, more...)
 	}
@@ -86,7 +90,7 @@ func newTraceMerge() *cobra.Command {
 		Short: "Make one drawing of the files of all ranks",
 		Args:  wantTraces,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			t, err := readTrace(args)
+			t, err := readTrace(cmd.ErrOrStderr(), args)
 			if err != nil {
 				return err
 			}
@@ -106,7 +110,7 @@ func newTraceSummary() *cobra.Command {
 		Short: "Say what operations took, which rank was last, and why",
 		Args:  wantTraces,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			t, err := readTrace(args)
+			t, err := readTrace(cmd.ErrOrStderr(), args)
 			if err != nil {
 				return err
 			}
@@ -160,7 +164,7 @@ func traceRun(report io.Writer, out, dir string, args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	t, err := readTrace([]string{dir})
+	t, err := readTrace(report, []string{dir})
 	if err == nil {
 		err = draw(t, out, os.Stdout, trace.ChromeOptions{})
 	}

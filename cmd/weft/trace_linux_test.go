@@ -114,7 +114,7 @@ func TestTraceOfKilled(t *testing.T) {
 	dir := t.TempDir()
 	_, errs := command(t, 128+9, "trace", "run", "--out", filepath.Join(dir, "t.json"), "--",
 		"/proc/self/exe", "run", "-n", "3", "--grace", "2s", "/proc/self/exe", barrierRank, "dies")
-	if !strings.Contains(errs, "unfinished: barrier") || !strings.Contains(errs, "rank 1 never began it") {
+	if !strings.Contains(errs, "unfinished: barrier") || !strings.Contains(errs, "rank 1 recorded nothing of it") {
 		t.Errorf("%s", errs)
 	}
 }
