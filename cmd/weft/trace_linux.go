@@ -149,24 +149,43 @@ func newTraceRun() *cobra.Command {
 
 // traceRun runs a program whose ranks record what they do, then draws it and says what is in it.
 func traceRun(report io.Writer, out, dir string, args []string) (err error) {
-	if dir == "" {
+	if err := writable(out); err != nil {
+		return err // before the program has run for nothing
+	}
+	temporary := dir == ""
+	if temporary {
 		if dir, err = os.MkdirTemp("", "weft-trace-"); err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+		defer func() {
+			if temporary {
+				err = errors.Join(err, os.RemoveAll(dir))
+			}
+		}()
 	} else if old, _ := filepath.Glob(filepath.Join(dir, "*"+trace.Extension)); len(old) > 0 {
 		return usageError{fmt.Errorf("--dir %s has %d files of another run: name a new directory", dir, len(old))}
 	}
 	if dir, err = filepath.Abs(dir); err != nil {
 		return err
 	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
 	status, err := follow(dir, args)
 	if err != nil {
 		return err
 	}
-	t, err := readTrace(report, []string{dir})
-	if err == nil {
+	signal.Ignore(syscall.SIGPIPE) // a closed pipe is an error like others: the temporary directory goes
+	var t *trace.Trace
+	files, _ := filepath.Glob(filepath.Join(dir, "*"+trace.Extension))
+	if len(files) == 0 {
+		err = fmt.Errorf("%s recorded nothing: no rank of it joined on this host", args[0])
+	} else if t, err = readTrace(report, []string{dir}); err == nil {
 		err = draw(t, out, os.Stdout, trace.ChromeOptions{})
+	}
+	if err != nil && temporary && len(files) > 0 {
+		temporary = false
+		err = fmt.Errorf("%w; the files of the ranks are in %s, for weft trace merge", err, dir)
 	}
 	if err == nil {
 		fmt.Fprintf(report, "weft: trace run: %s is for ui.perfetto.dev\n", out)
@@ -177,6 +196,27 @@ func traceRun(report io.Writer, out, dir string, args []string) (err error) {
 			fmt.Fprintf(report, "weft: trace run: %v\n", err)
 		}
 		return exitError{status: status}
+	}
+	return err
+}
+
+// writable reports why a file cannot be written, and leaves it as it is.
+func writable(name string) error {
+	if name == "-" {
+		return nil
+	}
+	info, err := os.Stat(name)
+	if err == nil && !info.Mode().IsRegular() && !info.IsDir() {
+		return nil // a pipe is opened once
+	}
+	isNew := errors.Is(err, os.ErrNotExist)
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE, 0o666)
+	if err != nil {
+		return err
+	}
+	err = f.Close()
+	if isNew {
+		err = errors.Join(err, os.Remove(name))
 	}
 	return err
 }

@@ -79,6 +79,16 @@ func TestTraceRun(t *testing.T) {
 	if !strings.Contains(errs, "name a new directory") {
 		t.Errorf("%s", errs)
 	}
+	_, errs = command(t, 1, "trace", "run", "--out", drawing, "true")
+	if kept, err := os.ReadFile(drawing); err != nil || len(kept) != len(drawn) ||
+		!strings.Contains(errs, "true recorded nothing") {
+		t.Errorf("%s%v", errs, err)
+	}
+	began := filepath.Join(dir, "began")
+	command(t, 1, "trace", "run", "--out", filepath.Join(dir, "none", "t.json"), "touch", began)
+	if _, err := os.Stat(began); err == nil {
+		t.Error("the program ran though its drawing cannot be written")
+	}
 }
 
 // TestTraceOfHosts: ranks that take themselves for two hosts have two clocks, which come out as the one that they are.
