@@ -176,6 +176,17 @@ func traceRun(report io.Writer, out, dir string, args []string) (err error) {
 		return err
 	}
 	signal.Ignore(syscall.SIGPIPE) // a closed pipe is an error like others: the temporary directory goes
+	interrupt := make(chan os.Signal, 1)
+	signal.Notify(interrupt, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer signal.Stop(interrupt)
+	go func() {
+		s := <-interrupt
+		fmt.Fprintf(report, "weft: trace run: interrupted before %s was whole; the files of the ranks are in %s, for weft "+
+			"trace merge\n", out, dir)
+		if n, ok := s.(syscall.Signal); ok {
+			os.Exit(128 + int(n))
+		}
+	}()
 	var t *trace.Trace
 	files, _ := filepath.Glob(filepath.Join(dir, "*"+trace.Extension))
 	if len(files) == 0 {
