@@ -273,5 +273,6 @@ func (c *Comm) Close() error {
 			errs = append(errs, r.Release())
 		}
 	}
-	return errors.Join(append(errs, c.closeTrace())...)
+	c.closeTrace()
+	return errors.Join(errs...)
 }

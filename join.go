@@ -137,7 +137,7 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, c.closeTrace())
+			c.closeTrace()
 		}
 	}()
 	c.record = &c.noRecord

@@ -48,9 +48,12 @@ func (c *Comm) flushTrace() {
 	}
 }
 
-func (c *Comm) closeTrace() error {
+// closeTrace ends what has been recorded. That it could not be written is no failure of the job.
+func (c *Comm) closeTrace() {
 	if c.trace == nil {
-		return nil
+		return
 	}
-	return c.trace.Close()
+	if err := c.trace.Close(); err != nil {
+		c.logger.Warn("the trace is incomplete", "op", "trace", "error", err.Error())
+	}
 }
