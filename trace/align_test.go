@@ -372,3 +372,12 @@ func TestAlignNonsense(t *testing.T) {
 		t.Error("no files")
 	}
 }
+
+// TestHangText: operations are numbered from 1 in each generation.
+func TestHangText(t *testing.T) {
+	h := Hang{Name: "barrier", Lane: "group 1", Epoch: 2<<40 | 7, Waiting: []int{0}, For: []int{1}}
+	const want = "barrier 7 in generation 2 of group 1 did not end on rank 0: not all of it came from rank 1"
+	if got := h.String(); got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

@@ -56,7 +56,8 @@ const NoOp = ^uint32(0)
 type Event struct {
 	// Time is nanoseconds of the track's clock.
 	Time uint64
-	// Epoch is the number of the operation on its lane, the same on every rank.
+	// Epoch is the number of the operation on its lane, the same on every rank: above 40 bits for the communicator's
+	// generation, which grows when ranks are masked.
 	Epoch uint64
 	// Bytes is how many the operation moves, or this step; 0: not known.
 	Bytes uint64

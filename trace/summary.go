@@ -359,7 +359,7 @@ func (l *Lane) hang() (h Hang, any bool) {
 
 // String says it in a sentence.
 func (h Hang) String() string {
-	text := fmt.Sprintf("%s %d of %s did not end on %s", h.Name, h.Epoch, h.Lane, ranks(h.Waiting))
+	text := fmt.Sprintf("%s %s of %s did not end on %s", h.Name, ordinal(h.Epoch), h.Lane, ranks(h.Waiting))
 	switch {
 	case len(h.Missing) > 0:
 		text += fmt.Sprintf(": %s recorded nothing of it", ranks(h.Missing))
@@ -369,6 +369,14 @@ func (h Hang) String() string {
 		text += fmt.Sprintf(": not all of it came from %s", ranks(h.For))
 	}
 	return text
+}
+
+// ordinal is an operation's number in words.
+func ordinal(epoch uint64) string {
+	if generation := epoch >> 40; generation > 0 {
+		return fmt.Sprintf("%d in generation %d", epoch&(1<<40-1), generation)
+	}
+	return fmt.Sprint(epoch)
 }
 
 func ranks(list []int) string {
