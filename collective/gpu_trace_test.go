@@ -13,18 +13,12 @@ import (
 
 // TestTraceOnEmulatedGPUs: of collectives of every way of moving data, arrivals come behind what signalled them, and
 // operations nest.
-func TestTraceOnEmulatedGPUs(t *testing.T) { testTrace(t, emulatedGPUs(t, 3)) }
+func TestTraceOnEmulatedGPUs(t *testing.T) { testTrace(t, emulatedGPUs(t, 3), true) }
 
-// TestTraceOnGPUs is the same of ranks that share a GPU, and with it a clock.
-func TestTraceOnGPUs(t *testing.T) {
-	g := ranktest.Real(t)
-	if len(g.Contexts) > 1 {
-		t.Skip("the clocks of several GPUs are not compared here")
-	}
-	testTrace(t, g)
-}
+// TestTraceOnGPUs is the same of ranks that share a GPU, and with it a clock, or have one each.
+func TestTraceOnGPUs(t *testing.T) { testTrace(t, ranktest.Real(t), false) }
 
-func testTrace(t *testing.T, g *ranktest.GPUs) {
+func testTrace(t *testing.T, g *ranktest.GPUs, sameTime bool) {
 	const ranks = 3
 	dir := t.TempDir()
 	t.Setenv(weft.TraceVariable, dir)
@@ -56,9 +50,16 @@ func testTrace(t *testing.T, g *ranktest.GPUs) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	seen, err := tracetest.Check(files)
+	seen, err := tracetest.Check(files, sameTime)
 	if err != nil {
 		t.Fatal(err)
+	}
+	a, err := trace.Align(files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.Backward != 0 {
+		t.Errorf("%d arrows point backwards: %+v", a.Backward, a.Clocks)
 	}
 	if n := seen.Operations["all-reduce"]; n != 8*ranks {
 		t.Errorf("%d all-reduces, want 8 of each rank", n)
