@@ -11,6 +11,21 @@
 // __syncthreads before. A trigger that does not fit its memories is not pushed, and ends the operation with
 // CAUSE_INVALID. Waits are a Wait's. A channel that has failed ends them with CAUSE_LOST: its host knows the
 // reason. Package port says how the ring works.
+//
+// # Order
+//
+// A put needs a fence of system scope between what was stored and the trigger: the proxy, or a network card for it,
+// reads the source once it has seen the trigger. With the barrier before it, the fence covers the block's stores. A
+// signal and an add need it for what was read: the peer may write there as soon as it knows. The fence takes a GPU as
+// long as a way to the host and back. It comes before the slot is claimed. So the head is loaded meanwhile, threads of
+// a warp that push together make one fence, and no other trigger waits behind an empty slot for it.
+//
+// A flush needs none. It says nothing of what was read or stored. What was pushed before, by this thread or by one
+// that it has met, has an earlier slot, since all claims are atomic operations on one word. The proxy takes slots in
+// their order.
+//
+// The trigger's words need no order among themselves: each shows by its parity that it has arrived. They follow what
+// the proxy read of the slot a lap before, since they are stored only if the tail was raised behind that.
 #pragma once
 #include "wait.cuh"
 
@@ -129,41 +144,50 @@ private:
 		return false;
 	}
 
-	// push claims a slot when there is room and fills it. It does not wait for anything once it has claimed one.
-	__device__ __noinline__ bool push(Wait &w, u32 op, u64 to, u64 from, u64 bytes, u64 value, u64 &position) const {
+	// push claims a slot when there is room and fills it. It waits for nothing once it has claimed one. It has no
+	// collective of its warp, whose wait would have no end if a thread stayed away, and is inlined, so that neither the
+	// Wait nor the channel is read from memory behind the fence, which empties the SM's cache.
+	__device__ __forceinline__ bool push(Wait &w, u32 op, u64 to, u64 from, u64 bytes, u64 value, u64 &position) const {
+		PortHead *const h = head;
+		ulonglong2 *const all = slots;
+		const u32 last = mask, laps = lap;
+		ulonglong2 ends = load_relaxed_sys_u64x2(h); // next and tail, of any two moments
 		if (w.over) return false;
-		u64 seen = load_relaxed_sys_u64(&head->tail), next = load_relaxed_sys_u64(&head->next);
+		const ulonglong2 first = {bytes | (u64)channel << 40 | value >> 63 << 56 | (u64)op << 57, from | (u64)src << 48};
+		const ulonglong2 second = {to | (u64)dst << 48, value & ~PORT_TOP};
+		if (op != PORT_FLUSH) fence_sys();
 		for (;;) {
-			if (next - seen > mask) { // no room as far as is known, or another pusher knows more
-				seen = load_relaxed_sys_u64(tail);
-				if ((seen & PORT_TOP) != 0 || (load_relaxed_sys_u64(&line->flushed) & PORT_TOP) != 0) {
-					w.give_up(peer, CAUSE_LOST, next, seen & ~PORT_TOP);
-					return false;
-				}
-				store_relaxed_sys_u64(&head->tail, seen);
-				u64 now = load_relaxed_sys_u64(&head->next);
-				if (now - seen > mask && !w.more(peer, now - mask, seen)) return false;
-				next = now;
+			const u64 next = ends.x;
+			if (next - ends.y > last) { // no room as far as is known, or the tail is of a later moment than next
+				if (!room(w, ends)) return false;
 				continue;
 			}
-			u64 old = atomicCAS(&head->next, next, next + 1);
-			if (old == next) break;
-			next = old;
+			ends.x = atomic_cas_relaxed_gpu_u64(&h->next, next, next + 1);
+			if (ends.x != next) continue;
+			const u64 parity = ~(next >> laps) << 63;
+			ulonglong2 *slot = all + (next & last) * 2;
+			store_relaxed_sys_u64x2(slot, {first.x | parity, first.y | parity});
+			store_relaxed_sys_u64x2(slot + 1, {second.x | parity, second.y | parity});
+			position = next;
+			return true;
 		}
-		u64 parity = ~(next >> lap) << 63;
-		ulonglong2 *slot = slots + (next & mask) * 2;
-		ulonglong2 first = {bytes | (u64)channel << 40 | value >> 63 << 56 | (u64)op << 57 | parity,
-							from | (u64)src << 48 | parity};
-		ulonglong2 second = {to | (u64)dst << 48 | parity, (value & ~PORT_TOP) | parity};
-		fence_sys(); // the bytes, before the trigger that says so
-		store_relaxed_sys_u64x2(slot, first);
-		store_relaxed_sys_u64x2(slot + 1, second);
-		position = next;
-		return true;
+	}
+
+	// room looks where the proxy is, and who pushes next. False: the operation is over.
+	__device__ __forceinline__ bool room(Wait &w, ulonglong2 &ends) const {
+		u64 seen = load_relaxed_sys_u64(tail);
+		if ((seen & PORT_TOP) != 0 || (load_relaxed_sys_u64(&line->flushed) & PORT_TOP) != 0) {
+			w.give_up(peer, CAUSE_LOST, ends.x, seen & ~PORT_TOP);
+			return false;
+		}
+		store_relaxed_sys_u64(&head->tail, seen);
+		u64 now = load_relaxed_sys_u64(&head->next);
+		ends = {now, seen};
+		return now - seen <= mask || w.more(peer, now - mask, seen);
 	}
 
 	// reached waits until a word of the line has reached a value, or the channel has failed without.
-	__device__ __noinline__ bool reached(Wait &w, const u64 *word, u64 value) const {
+	__device__ __forceinline__ bool reached(Wait &w, const u64 *word, u64 value) const {
 		for (;;) {
 			u64 v = load_acquire_sys_u64(word);
 			if ((v & ~PORT_TOP) >= value) return true;

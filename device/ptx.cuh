@@ -161,6 +161,15 @@ __device__ __forceinline__ u32 atomic_cas_gpu4(void *p, u32 expected, u32 v) {
 	return old;
 }
 
+__device__ __forceinline__ u64 atomic_cas_relaxed_gpu_u64(void *p, u64 expected, u64 v) {
+	u64 old;
+	asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;"
+				 : "=l"(old)
+				 : "l"(p), "l"(expected), "l"(v)
+				 : "memory");
+	return old;
+}
+
 __device__ __forceinline__ void add_relaxed_sys_u64(void *p, u64 v) {
 	asm volatile("red.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }

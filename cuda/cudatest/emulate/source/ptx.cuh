@@ -250,6 +250,14 @@ __device__ __forceinline__ u32 atomic_cas_gpu4(void *p, u32 expected, u32 v) {
 	return expected;
 }
 
+__device__ __forceinline__ u64 atomic_cas_relaxed_gpu_u64(void *p, u64 expected, u64 v) {
+	emulate::poll();
+	emulate::reach(p, 8, __func__);
+	host::before_load(p, 8);
+	__atomic_compare_exchange_n((u64 *)p, &expected, v, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+	return expected;
+}
+
 __device__ __forceinline__ void add_relaxed_sys_u64(void *p, u64 v) {
 	emulate::reach(p, 8, __func__);
 	host::before_load(p, 8);
