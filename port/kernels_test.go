@@ -74,6 +74,7 @@ extern "C" __global__ void ping(const __grid_constant__ Arguments a) {
 			if (load_relaxed_sys4(a.memory + to + 4 * i) != (u32)(i * 3 + round * 7 + 1 - a.group.rank)) atomicAdd(&wrong, 1u);
 		__syncthreads();
 		if (threadIdx.x == 0 && wrong == 0) a.result[0] = a.result[0] + 1;
+		__syncthreads(); // before it is set anew: all may read it, for one to use
 	}
 	o.end(a.state);
 }
