@@ -103,21 +103,18 @@ struct Seen {
 
 	// await waits until all are there. own is this rank's. False: the wait is over.
 	__device__ __forceinline__ bool await(Vectors &all, uint4 own) {
-		bool here = false;
+		auto wants = [&](u32 r) { return r != p.g.rank; };
+		u32 missing = looks.missing(wants);
 #pragma unroll 1
-		for (u32 tries = 0; !here && tries < TRIES; tries++) {
-			here = true;
-#pragma unroll
-			for (u32 r = 0; r < RANKS; r++) {
-				if (r == p.g.rank) continue;
-				if (tries != 0 && !there(looks.s[r])) looks.s[r] = weft::look(slot(r));
-				here &= there(looks.s[r]);
-				WEFT_TRACED(note(r);)
-			}
+		for (u32 tries = 0; missing != 0 && tries < TRIES; tries++) {
+			WEFT_TRACED(note_all();)
+			looks.again(missing, slots, p.slot_bytes);
+			missing = looks.missing(wants);
 		}
+		WEFT_TRACED(note_all();)
 #pragma unroll
-		for (u32 r = 0; !here && r < RANKS; r++) {
-			if (r == p.g.rank || there(looks.s[r])) continue;
+		for (u32 r = 0; missing != 0 && r < RANKS; r++) {
+			if ((missing >> r & 1) == 0) continue;
 			looks.s[r] = poll(p.g, p.l.state, p.l.op, p.c.o.epoch, r, slot(r));
 			if (!there(looks.s[r])) return false;
 			WEFT_TRACED(note(r);)
@@ -138,6 +135,13 @@ struct Seen {
 	}
 
 #if WEFT_TRACE
+	__device__ __forceinline__ void note_all() {
+#pragma unroll
+		for (u32 r = 0; r < RANKS; r++) {
+			if (r != p.g.rank) note(r);
+		}
+	}
+
 	// note notes that a rank's vector was seen, the first time.
 	__device__ __forceinline__ void note(u32 rank) {
 		if (threadIdx.x != 0 || !there(looks.s[rank]) || (noted >> rank & 1) != 0) return;

@@ -456,6 +456,23 @@ constexpr u32 FLIGHT = RANKS != 0 ? RANKS : 4;
 struct Looks {
 	Slot s[FLIGHT];
 
+	// missing are those ranks, a bit each, in whose slots nothing was, where wants(j) for the rank first + j.
+	template <class W> __device__ __forceinline__ u32 missing(W wants) const {
+		u32 m = 0;
+#pragma unroll
+		for (u32 j = 0; j < FLIGHT; j++) m |= (u32)(wants(j) && !there(s[j])) << j;
+		return m;
+	}
+
+	// again looks at the slots of missing ranks once more. All looks are on their way before one of them is back: one
+	// after the other they would take as many times as long.
+	__device__ __forceinline__ void again(u32 missing, const char *slots, u64 slot_bytes) {
+#pragma unroll
+		for (u32 j = 0; j < FLIGHT; j++) {
+			if ((missing >> j & 1) != 0) s[j] = look(slots + j * slot_bytes);
+		}
+	}
+
 	template <class W> __device__ __forceinline__ void look_at(u32 first, u32 ranks, const RankSet &from,
 															  const char *slots, u64 slot_bytes, W wants) {
 #pragma unroll
