@@ -78,9 +78,6 @@ struct Plain {
 #endif
 };
 
-// TRIES is how often a thread looks at all its slots before it waits for one after the other, by the clock.
-constexpr u32 TRIES = 64;
-
 // Seen is what a thread saw in the slots of its vector.
 struct Seen {
 	const Plain &p;
@@ -103,15 +100,8 @@ struct Seen {
 
 	// await waits until all are there. own is this rank's. False: the wait is over.
 	__device__ __forceinline__ bool await(Vectors &all, uint4 own) {
-		auto wants = [&](u32 r) { return r != p.g.rank; };
-		u32 missing = looks.missing(wants);
-#pragma unroll 1
-		for (u32 tries = 0; missing != 0 && tries < TRIES; tries++) {
-			WEFT_TRACED(note_all();)
-			looks.again(missing, slots, p.slot_bytes);
-			missing = looks.missing(wants);
-		}
-		WEFT_TRACED(note_all();)
+		u32 missing = looks.try_all(slots, p.slot_bytes, [&](u32 r) { return r != p.g.rank; },
+									[&](u32 r) { WEFT_TRACED(note(r);) });
 #pragma unroll
 		for (u32 r = 0; missing != 0 && r < RANKS; r++) {
 			if ((missing >> r & 1) == 0) continue;
@@ -135,13 +125,6 @@ struct Seen {
 	}
 
 #if WEFT_TRACE
-	__device__ __forceinline__ void note_all() {
-#pragma unroll
-		for (u32 r = 0; r < RANKS; r++) {
-			if (r != p.g.rank) note(r);
-		}
-	}
-
 	// note notes that a rank's vector was seen, the first time.
 	__device__ __forceinline__ void note(u32 rank) {
 		if (threadIdx.x != 0 || !there(looks.s[rank]) || (noted >> rank & 1) != 0) return;

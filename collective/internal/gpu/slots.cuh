@@ -451,6 +451,9 @@ __device__ __forceinline__ u64 slot_of(u64 turn, u32 src, u64 slot_bytes, u64 ve
 // Slots of a vector are looked at together: FLIGHT ranks' at a time.
 constexpr u32 FLIGHT = RANKS != 0 ? RANKS : 4;
 
+// TRIES is how often a thread looks at all its slots before it waits for one after the other, by the clock.
+constexpr u32 TRIES = 64;
+
 // Looks are what was seen in the slots of a vector, of FLIGHT ranks from first on. A thread looks for its
 // first vector before it clears and notes what it must, which takes as long as the look.
 struct Looks {
@@ -473,6 +476,30 @@ struct Looks {
 		}
 	}
 
+	// try_all looks until all are there that wants, or in vain. It returns those that are missing. Kernels that trace call
+	// saw(j) for each that is there, after every look.
+	template <class W, class F>
+	__device__ __forceinline__ u32 try_all(const char *slots, u64 slot_bytes, W wants, F saw) {
+		u32 rest = missing(wants);
+		WEFT_TRACED(show(wants, saw);)
+#pragma unroll 1
+		for (u32 tries = 0; rest != 0 && tries < TRIES; tries++) {
+			again(rest, slots, slot_bytes);
+			rest = missing(wants);
+			WEFT_TRACED(show(wants, saw);)
+		}
+		return rest;
+	}
+
+#if WEFT_TRACE
+	template <class W, class F> __device__ __forceinline__ void show(W wants, F saw) const {
+#pragma unroll
+		for (u32 j = 0; j < FLIGHT; j++) {
+			if (wants(j) && there(s[j])) saw(j);
+		}
+	}
+#endif
+
 	template <class W> __device__ __forceinline__ void look_at(u32 first, u32 ranks, const RankSet &from,
 															  const char *slots, u64 slot_bytes, W wants) {
 #pragma unroll
@@ -492,7 +519,7 @@ struct Arrivals {
 	u64 slot_bytes;
 	u32 ranks;
 	Looks looks;
-	WEFT_TRACED(u32 phase = 0;) // 1: of what was reduced
+	WEFT_TRACED(u32 phase = 0, noted = 0;) // phase 1: of what was reduced; noted: ranks that were seen before take
 
 	__device__ __forceinline__ Arrivals(Wait &w, const Lane &l, const Live &live, char *slots, u64 slot_bytes)
 		: wait(w), lane(l), live(live), slots(slots), slot_bytes(slot_bytes), ranks(RANKS != 0 ? RANKS : w.group.ranks) {}
@@ -512,16 +539,29 @@ struct Arrivals {
 	__device__ __forceinline__ uint4 take(u32 rank, u32 vector, const Slot &seen) {
 		uint4 v = await(wait, rank, slot(rank, vector), seen);
 		if (!wait.over) wait.over = !restore(wait.group, lane, wait.epoch, rank, slot(rank, vector), v);
-		WEFT_TRACED(if (threadIdx.x == 0 && !wait.over) wait.trace.arrived(rank, phase);)
+		WEFT_TRACED(if (!wait.over) note(rank); noted &= ~(1u << (rank & 31));)
 		if (lane.clear != 0) empty(lane, slot(rank, vector));
 		return v;
 	}
+
+#if WEFT_TRACE
+	// note notes that a rank's vector was seen, the first time until it is taken.
+	__device__ __forceinline__ void note(u32 rank) {
+		if (threadIdx.x != 0 || (noted >> (rank & 31) & 1) != 0) return;
+		noted |= 1u << (rank & 31);
+		wait.trace.arrived(rank, phase);
+	}
+#endif
 
 	// fold reduces a vector that was looked at, of every live rank in rank order; own is this rank's. F is
 	// a Fold.
 	template <class F> __device__ __forceinline__ void fold(F &fold, u32 vector, uint4 own) {
 		u32 me = wait.group.rank;
 		if (RANKS != 0 && live.all) {
+			if (!wait.over) {
+				looks.try_all(slot(0, vector), slot_bytes, [&](u32 r) { return r != me; },
+							  [&](u32 r) { WEFT_TRACED(note(r);) });
+			}
 			uint4 v[FLIGHT];
 #pragma unroll
 			for (u32 r = 0; r < FLIGHT; r++) {
@@ -554,6 +594,10 @@ struct Arrivals {
 	template <class W, class F> __device__ __forceinline__ void each(u32 vector, const RankSet &from, W wants, F f) {
 		for (u32 first = 0; first < ranks; first += FLIGHT) {
 			if (first != 0) looks.look_at(first, ranks, from, slot(0, vector), slot_bytes, wants);
+			auto waits = [&](u32 j) { return first + j < ranks && holds(from, first + j) && wants(first + j); };
+			if (!wait.over) {
+				looks.try_all(slot(first, vector), slot_bytes, waits, [&](u32 j) { WEFT_TRACED(note(first + j);) });
+			}
 #pragma unroll
 			for (u32 j = 0; j < FLIGHT; j++) {
 				u32 r = first + j;
