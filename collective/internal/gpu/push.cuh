@@ -24,6 +24,8 @@ static_assert(sizeof(Push) == WEFT_PARAMETER_BYTES + WIDER, "not the size of the
 constexpr u32 DEPTH = 3;		  // Go: pushDepth
 constexpr u32 PUSH_THREADS = 512; // of a block of push-push. Go: wide
 
+constexpr u32 ROWS = RANKS <= 4 ? 2 : 1; // vectors of which a thread has the rows on their way
+
 // Crew is warps of a block that do one thing. They meet at a barrier of their own.
 struct Crew {
 	u32 number, threads, me;
@@ -56,12 +58,14 @@ struct Pusher {
 	Part in, out;
 	Shares shares;
 	bool direct; // outputs are in windows
+	bool plain;	 // all ranks take part, and operands are whole vectors of aligned memory
 	u32 turns;	 // pieces of this block, in the longest share
 
 	__device__ __forceinline__ Pusher(const Push &a, const Live &live, Crew crew, u64 epoch)
 		: a(a), g(a.group), live(live), crew(crew), epoch(epoch), base(epoch << 24),
 		  ranks(RANKS != 0 ? RANKS : a.group.ranks), vectors(a.piece / 16), in(a.in), out(a.out),
-		  shares(in.vectors(), live), direct(a.outs[a.group.rank] != nullptr) {
+		  shares(in.vectors(), live), direct(a.outs[a.group.rank] != nullptr),
+		  plain(RANKS > 1 && live.all && in.whole() && out.whole()) {
 		u32 pieces = (shares.longest() + vectors - 1) / vectors;
 		turns = pieces > blockIdx.x ? (pieces - blockIdx.x - 1) / gridDim.x + 1 : 0;
 	}
@@ -139,7 +143,50 @@ struct Pusher {
 	// at is a rank's output, as its own rank sees it.
 	__device__ __forceinline__ Part at(u32 rank) const { return Part(Operand{a.outs[rank], out.bytes, out.unit, 0}); }
 
+#if WEFT_RANKS > 1
+	// reduce_plain is reduce where operands are plain. Stores to peers fill the queue of an SM, and its next loads wait
+	// behind them. So the rows of ROWS vectors are on their way at once.
+	__device__ __forceinline__ void reduce_plain(u32 j) const {
+		const char *rows[RANKS];
+		char *to[RANKS];
+		u64 from = (u64)first(g.rank, j) * 16;
+#pragma unroll
+		for (u32 r = 0; r < RANKS; r++) {
+			rows[r] = r == g.rank ? in.at + from : g.window[g.rank] + at_place(a.rows, place_of(g.rank, r), j);
+		}
+		to[0] = out.at + from;
+#pragma unroll
+		for (u32 k = 1; k < RANKS; k++) {
+			u32 r = next_rank(g, k - 1);
+			to[k] = direct ? a.outs[r] + from : g.window[r] + at_place(a.results, place_of(r, g.rank), j);
+		}
+		Fold fold(a.how, RANKS);
+		for (u32 i = crew.me, n = size(g.rank, j); i < n; i += ROWS * crew.threads) {
+			uint4 v[ROWS][RANKS];
+#pragma unroll
+			for (u32 k = 0; k < ROWS; k++) {
+				u32 at = i + k * crew.threads;
+				if (at >= n) continue;
+#pragma unroll
+				for (u32 r = 0; r < RANKS; r++) v[k][r] = load_once(rows[r] + at * 16);
+			}
+#pragma unroll
+			for (u32 k = 0; k < ROWS; k++) {
+				u32 at = i + k * crew.threads;
+				if (at >= n) continue;
+				fold.rows(v[k]);
+				uint4 sum = fold.result();
+#pragma unroll
+				for (u32 r = 0; r < RANKS; r++) store16(to[r] + at * 16, sum);
+			}
+		}
+	}
+#else
+	__device__ __forceinline__ void reduce_plain(u32) const {}
+#endif
+
 	__device__ __forceinline__ void reduce(u32 j) const {
+		if (plain) return reduce_plain(j);
 		const char *rows = g.window[g.rank] + at_place(a.rows, 0, j);
 		u32 from = first(g.rank, j), n = size(g.rank, j);
 		for (u32 i = crew.me; i < n; i += crew.threads) {

@@ -234,6 +234,8 @@ struct Part {
 	__device__ __forceinline__ Part(char *at, u64 bytes) : at(at), bytes(bytes), unit(greatest_unit((u32)(u64)at | 16)) {}
 
 	__device__ __forceinline__ u32 vectors() const { return (u32)((bytes + 15) / 16); }
+	// whole: it is whole vectors of aligned memory.
+	__device__ __forceinline__ bool whole() const { return unit == 16 && bytes % 16 == 0; }
 	__device__ __forceinline__ uint4 load(u64 i) const {
 		u64 rest = bytes - i * 16;
 		if (__builtin_expect(unit == 16 && rest >= 16, 1)) return load_once(at + i * 16);
