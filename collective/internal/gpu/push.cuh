@@ -24,7 +24,10 @@ static_assert(sizeof(Push) == WEFT_PARAMETER_BYTES + WIDER, "not the size of the
 constexpr u32 DEPTH = 3;		  // Go: pushDepth
 constexpr u32 PUSH_THREADS = 512; // of a block of push-push. Go: wide
 
-constexpr u32 ROWS = RANKS <= 4 ? 2 : 1; // vectors of which a thread has the rows on their way
+// What a thread has on its way where operands are plain: ROWS vectors of each rank's, to be reduced, or PASSING of each
+// other rank's, to be moved.
+constexpr u32 ROWS = RANKS <= 4 ? 2 : 1;
+constexpr u32 PASSING = RANKS <= 4 ? 4 : RANKS <= 6 ? 2 : 1;
 
 // Crew is warps of a block that do one thing. They meet at a barrier of their own.
 struct Crew {
@@ -134,7 +137,47 @@ struct Pusher {
 		}
 	}
 
+#if WEFT_RANKS > 1
+	// each_plain is each where operands are plain. from and to say where a rank's piece stands, and where it goes. A
+	// thread has vectors of all ranks on their way at once.
+	template <class F, class T> __device__ __forceinline__ void each_plain(u32 j, F from, T to) const {
+		constexpr u32 OTHERS = RANKS - 1;
+		const char *src[OTHERS];
+		char *dst[OTHERS];
+		u32 n[OTHERS];
+#pragma unroll
+		for (u32 k = 0; k < OTHERS; k++) {
+			u32 r = next_rank(g, k);
+			src[k] = from(r), dst[k] = to(r), n[k] = size(r, j);
+		}
+		for (u32 i = crew.me / 32 * 32 * PASSING + (crew.me & 31); i < vectors; i += crew.threads * PASSING) {
+			uint4 v[OTHERS][PASSING];
+#pragma unroll
+			for (u32 k = 0; k < OTHERS; k++) {
+#pragma unroll
+				for (u32 l = 0; l < PASSING; l++) {
+					if (i + l * 32 < n[k]) v[k][l] = load_once(src[k] + (i + l * 32) * 16);
+				}
+			}
+#pragma unroll
+			for (u32 k = 0; k < OTHERS; k++) {
+#pragma unroll
+				for (u32 l = 0; l < PASSING; l++) {
+					if (i + l * 32 < n[k]) store16(dst[k] + (i + l * 32) * 16, v[k][l]);
+				}
+			}
+		}
+	}
+#else
+	template <class F, class T> __device__ __forceinline__ void each_plain(u32, F, T) const {}
+#endif
+
 	__device__ __forceinline__ void send(u32 j) const {
+		if (plain) {
+			return each_plain(
+				j, [&](u32 r) { return in.at + (u64)first(r, j) * 16; },
+				[&](u32 r) { return g.window[r] + at_place(a.rows, place_of(r, g.rank), j); });
+		}
 		each(
 			live.others, j, [&](u32 r, u32 i) { return in.load(first(r, j) + i); },
 			[&](u32 r, u32 i, uint4 v) { store16(g.window[r] + at_place(a.rows, place_of(r, g.rank), j) + i * 16, v); });
@@ -209,6 +252,11 @@ struct Pusher {
 	}
 
 	__device__ __forceinline__ void collect(u32 j) const {
+		if (plain) {
+			return each_plain(
+				j, [&](u32 r) { return g.window[g.rank] + at_place(a.results, place_of(g.rank, r), j); },
+				[&](u32 r) { return out.at + (u64)first(r, j) * 16; });
+		}
 		each(
 			live.others, j,
 			[&](u32 r, u32 i) {
