@@ -110,7 +110,7 @@ func (e *Engine) pushReduction(stream *cuda.Stream, c *spec.Call, k push, places
 			pushShare*e.push.bytes, e.ranks)
 	}
 	share := (vectors(c.Bytes) + e.live() - 1) / e.live() * vectorBytes // the longest
-	piece := min(pieceOf(share, blocks), room/blocks&^(vectorBytes-1))
+	piece := pieceOf(share, blocks, room/blocks&^(vectorBytes-1))
 	a.lane, a.group, a.direct, a.how = e.laneOf(opAllReduce, 0), e.group, e.direct, r.how()
 	a.in, a.out = operandAt(r.In, c.Bytes, 0), operandAt(r.Out, c.Bytes, 0)
 	a.sent, a.got, a.taken = e.push.sent, e.push.got, e.push.taken
@@ -121,7 +121,14 @@ func (e *Engine) pushReduction(stream *cuda.Stream, c *spec.Call, k push, places
 	return e.lane.Start(stream, k.Launch.Launch)
 }
 
-// pieceOf is how many bytes a piece of a share has, of which so many blocks have as many pieces.
-func pieceOf(share, blocks int) int {
-	return min(max(usualPiece, share/blocks/enoughTurns&^(lineBytes-1)), mostPiece)
+// pieceOf is how many bytes a piece of a share has, most at most, of which so many blocks have as many pieces. The last
+// pieces of all blocks are about as long: blocks that have one more would send it over links that are not full.
+func pieceOf(share, blocks, most int) int {
+	most = min(most, mostPiece)
+	least := min(usualPiece, most)
+	longest := min(max(least, ceil(share, blocks*enoughTurns)), most)
+	even := ceil(share, blocks*ceil(share, blocks*longest))
+	return min(max(least, (even+lineBytes-1)&^(lineBytes-1)), most)
 }
+
+func ceil(a, b int) int { return (a + b - 1) / b }
