@@ -240,6 +240,13 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
+// computed has addresses, ored, computed by here and not where they are used: before wait_for_previous a kernel
+// computes what follows from its arguments alone. They are not null, which the compiler does not know: it keeps what a
+// thread does from here on behind the branch.
+__device__ __forceinline__ void computed(u64 addresses) {
+	asm volatile("{.reg .pred p; setp.eq.u64 p, %0, 0; @p exit;}" ::"l"(addresses) : "memory");
+}
+
 // let_next_start allows the next kernel's blocks to be scheduled once every block of this one has
 // called it.
 __device__ __forceinline__ void let_next_start() {

@@ -11,14 +11,38 @@ namespace weft {
 namespace collective {
 
 #if WEFT_RANKS != 0
-__device__ __forceinline__ bool one_shot_plain(const AllReduce &a, Collective &c, uint4 &own) {
+// Early is what a thread of the plain form knows by the arguments alone.
+struct Early {
+	const char *in;	 // its vector, or another
+	char *to[RANKS]; // the vector's slot at each rank, in the first turn
+	u64 all;		 // addresses
+
+	__device__ __forceinline__ Early(const AllReduce &a) {
+		u32 at = thread_of_launch();
+		all = (u64)(in = a.in.at + (u64)(at < (u32)(a.in.bytes / 16) ? at : 0) * 16);
+		u64 slot = slot_of(a.lane.slots, a.group.rank, a.slot_bytes, at);
+#pragma unroll
+		for (u32 r = 0; r < RANKS; r++) {
+			to[r] = a.group.window[r] + slot;
+			all |= (u64)to[r];
+		}
+	}
+};
+
+__device__ __forceinline__ bool one_shot_plain(const AllReduce &a, Collective &c, const Early &e, uint4 &own) {
 	Plain p(a.group, a.lane, c, a.slot_bytes, a.in.bytes);
-	own = p.of(a.in.at);
+	own = load_once(e.in);
 	if (!c.quiet()) return false;
 	c.begin(a.group, a.lane);
 	Seen seen(p, c.turn);
 	if (p.has) {
-		p.send(c.turn, own);
+		u64 turn = c.o.turn * a.lane.turn_bytes;
+		WEFT_TRACED(u64 time = nanoseconds();)
+#pragma unroll
+		for (u32 r = 0; r < RANKS; r++) {
+			if (r != a.group.rank) send(e.to[r] + turn, own);
+		}
+		WEFT_TRACED(p.note_sent(c.turn, time);)
 		seen.look();
 	}
 	c.clear(a.lane);
@@ -33,10 +57,14 @@ __device__ __forceinline__ bool one_shot_plain(const AllReduce &a, Collective &c
 
 __global__ void __launch_bounds__(THREADS, 1) all_reduce_one_shot(const __grid_constant__ AllReduce a) {
 	const Group &g = a.group;
+#if WEFT_RANKS != 0
+	Early early(a);
+	computed(early.all);
+#endif
 	Collective c(a.lane);
 	uint4 first = make_uint4(0, 0, 0, 0); // of the thread's vectors
 #if WEFT_RANKS != 0
-	if (a.lane.plain != 0 && one_shot_plain(a, c, first)) return;
+	if (a.lane.plain != 0 && one_shot_plain(a, c, early, first)) return;
 #endif
 	Part in(a.in), out(a.out);
 	u32 vectors = in.vectors();

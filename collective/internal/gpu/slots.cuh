@@ -381,8 +381,10 @@ struct Shares {
 
 __device__ __noinline__ void refuse_operation(const Group &g, u32 op, u64 epoch) { refuse(g, op, epoch); }
 
-// Collective is an operation that is under way, as a thread knows it. It is made first, so that what it
-// reads is on its way while the kernel asks for the first of its operands; begin comes next.
+__device__ __forceinline__ u32 thread_of_launch() { return blockIdx.x * blockDim.x + threadIdx.x; }
+
+// Collective is an operation that is under way, as a thread knows it. It is made before what reads memory, so that what
+// it reads is on its way while the kernel asks for the first of its operands; begin comes next.
 struct Collective {
 	Operation o;
 	u32 at, step; // the thread's number in the launch, and how many there are
@@ -392,13 +394,16 @@ struct Collective {
 	WEFT_TRACED(u64 called; bool begun = false;)
 
 	__device__ __forceinline__ Collective(const Lane &l) {
+		State *state = l.state;
+		const Count *counts = count_of(state, blockIdx.x);
+		at = thread_of_launch();
+		step = gridDim.x * blockDim.x;
+		computed((u64)counts | at | step);
 		wait_for_previous();
 		WEFT_TRACED(called = nanoseconds();)
-		count = *count_of(l.state, blockIdx.x);
-		stopped = l.state->stopped;
-		o.mask = l.state->mask();
-		at = blockIdx.x * blockDim.x + threadIdx.x;
-		step = gridDim.x * blockDim.x;
+		count = *counts;
+		stopped = state->stopped;
+		o.mask = state->mask();
 	}
 
 	// begin is false if the lane is stopped.
