@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(NORM_THREADS) all_reduce_norm_two_shot(const _
 	c.clear(a.lane);
 	c.note(a.lane, 2 * g.ranks * a.slot_bytes, full);
 	Norm norm(a, wait, kept, sums);
-	Arrivals inputs(wait, a.lane, live, c.o.own + c.turn, a.slot_bytes);
+	Arrivals<IN_TURN> inputs(wait, a.lane, live, c.o.own + c.turn, a.slot_bytes);
 	WEFT_TRACED(c.o.trace.signalled_first(1);)
 	for (u32 t = blockIdx.x; t < own; t += gridDim.x) {
 		for (u32 base = threadIdx.x & ~31u; base < vectors; base += NORM_THREADS) {
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(NORM_THREADS) all_reduce_norm_two_shot(const _
 		}
 		norm.finish(from + t, nullptr, [&](u32 i) { return norm.kept[i]; });
 	}
-	Arrivals rows(wait, a.lane, live, c.o.own + results, a.slot_bytes);
+	Arrivals<IN_TURN> rows(wait, a.lane, live, c.o.own + results, a.slot_bytes);
 	WEFT_TRACED(rows.phase = 1;)
 	for (u32 t = blockIdx.x; t < shares.longest(); t += gridDim.x) {
 		for (u32 r = 0; r < g.ranks; r++) {

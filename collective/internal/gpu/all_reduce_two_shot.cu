@@ -20,7 +20,7 @@ __device__ __forceinline__ bool two_shot_plain(const AllReduce &a, Collective &c
 	if (!c.quiet()) return false;
 	c.begin(a.group, a.lane);
 	u64 results = c.turn + (u64)RANKS * a.slot_bytes;
-	Seen inputs(p, c.turn), sums(p, results);
+	Seen<IN_TURN> inputs(p, c.turn), sums(p, results);
 	if (p.has) {
 		p.send_each(c.turn, all);
 		inputs.look();
@@ -80,11 +80,11 @@ __global__ void __launch_bounds__(THREADS, 1) all_reduce_two_shot(const __grid_c
 	};
 	if (next < shares.longest()) send_next(a.lane.plain != 0 && live.all);
 	for (u32 k = 1; k < AHEAD && next < shares.longest(); k++) send_next(false);
-	Arrivals inputs(wait, a.lane, live, c.o.own + c.turn, a.slot_bytes);
+	Arrivals<IN_TURN> inputs(wait, a.lane, live, c.o.own + c.turn, a.slot_bytes);
 	if (c.at < own) inputs.look(c.at);
 	c.clear(a.lane);
 	c.note(a.lane, 2 * g.ranks * a.slot_bytes, full);
-	Arrivals sums(wait, a.lane, live, c.o.own + results, a.slot_bytes);
+	Arrivals<IN_TURN> sums(wait, a.lane, live, c.o.own + results, a.slot_bytes);
 	WEFT_TRACED(sums.phase = 1; c.o.trace.signalled_first(1);) // what is reduced is sent behind it
 	u32 taken = c.at; // the thread's next vector to take from all other shares
 	auto take_next = [&] {

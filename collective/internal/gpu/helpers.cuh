@@ -33,7 +33,7 @@ struct Helpers {
 	}
 
 	// take stores the others' shares, as they arrive, where they belong in an operand.
-	__device__ __forceinline__ void take(const Collective &c, Arrivals &arrivals, const Part &out) const {
+	__device__ __forceinline__ void take(const Collective &c, Arrivals<IN_TURN> &arrivals, const Part &out) const {
 		for (u32 i = c.at; i < shares.longest(); i += c.step) {
 			auto has = [&](u32 r) { return i < size(r); };
 			arrivals.look(i, others, has);

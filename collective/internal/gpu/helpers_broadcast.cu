@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(THREADS, 1) helpers_broadcast(const __grid_con
 	bool is_root = g.rank == helpers.root;
 	say_begun(g, a.lane, c.o);
 	await_begun(g, a.lane, c, wait, helpers.others);
-	Arrivals arrivals(wait, a.lane, live, c.o.own + c.turn, a.slot_bytes);
+	Arrivals<IN_TURN> arrivals(wait, a.lane, live, c.o.own + c.turn, a.slot_bytes);
 	RankSet from_root = RankSet::one(helpers.root);
 	auto all = [](u32) { return true; };
 	u32 own = is_root ? 0 : helpers.size(g.rank);

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(THREADS, 1) helpers_reduce(const __grid_consta
 	helpers.send(a.lane, c, peers, in, a.slot_bytes);
 	u64 results = c.turn + g.ranks * a.slot_bytes; // the second half
 	u32 from = is_root ? 0 : helpers.first(g.rank), own = is_root ? 0 : helpers.size(g.rank);
-	Arrivals inputs(wait, a.lane, live, c.o.own + c.turn, a.slot_bytes);
+	Arrivals<IN_TURN> inputs(wait, a.lane, live, c.o.own + c.turn, a.slot_bytes);
 	WEFT_TRACED(c.o.trace.signalled_first(1);)
 	if (c.at < own) inputs.look(c.at);
 	c.clear(a.lane);
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(THREADS, 1) helpers_reduce(const __grid_consta
 			if (i < own && !wait.over) send(there + slot_of(results, g.rank, a.slot_bytes, i), v);
 		});
 	}
-	Arrivals sums(wait, a.lane, live, c.o.own + results, a.slot_bytes);
+	Arrivals<IN_TURN> sums(wait, a.lane, live, c.o.own + results, a.slot_bytes);
 	WEFT_TRACED(sums.phase = 1;)
 	if (is_root) helpers.take(c, sums, out);
 	let_next_start();

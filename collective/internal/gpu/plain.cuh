@@ -79,7 +79,7 @@ struct Plain {
 };
 
 // Seen is what a thread saw in the slots of its vector.
-struct Seen {
+template <Looking LOOKING = AT_ONCE> struct Seen {
 	const Plain &p;
 	const char *slots; // rank 0's
 	Looks looks;
@@ -98,10 +98,28 @@ struct Seen {
 		}
 	}
 
+	// try_in_turn is try_all where a look is back before the next one begins.
+	__device__ __forceinline__ u32 try_in_turn() {
+		u32 missing = ~0u;
+#pragma unroll 1
+		for (u32 tries = 0; missing != 0 && tries < TRIES; tries++) {
+			missing = 0;
+#pragma unroll
+			for (u32 r = 0; r < RANKS; r++) {
+				if (r == p.g.rank) continue;
+				if (tries != 0 && !there(looks.s[r])) looks.s[r] = weft::look(slot(r));
+				missing |= (u32)!there(looks.s[r]) << r;
+				WEFT_TRACED(note(r);)
+			}
+		}
+		return missing;
+	}
+
 	// await waits until all are there. own is this rank's. False: the wait is over.
 	__device__ __forceinline__ bool await(Vectors &all, uint4 own) {
-		u32 missing = looks.try_all(slots, p.slot_bytes, [&](u32 r) { return r != p.g.rank; },
-									[&](u32 r) { WEFT_TRACED(note(r);) });
+		u32 missing = LOOKING == IN_TURN ? try_in_turn()
+										 : looks.try_all(slots, p.slot_bytes, [&](u32 r) { return r != p.g.rank; },
+														 [&](u32 r) { WEFT_TRACED(note(r);) });
 #pragma unroll
 		for (u32 r = 0; missing != 0 && r < RANKS; r++) {
 			if ((missing >> r & 1) == 0) continue;
