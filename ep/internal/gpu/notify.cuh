@@ -252,8 +252,8 @@ __device__ __forceinline__ void reset_counts(const Dispatch &a, const Batch &b) 
 	}
 }
 
-// describe_zones writes, for local experts from..from+columns, how many rows they have, where their
-// zones begin and, by expert, how many rows come from each source.
+// describe_zones writes, for local experts from..from+columns, how many rows they have and, by expert,
+// how many rows come from each source.
 __device__ __forceinline__ void describe_zones(const Dispatch &a, const Counters &m, u32 from, u32 columns) {
 	u32 ranks = a.group.ranks;
 	for (u32 i = threadIdx.x; i < columns; i += blockDim.x) {
@@ -265,7 +265,6 @@ __device__ __forceinline__ void describe_zones(const Dispatch &a, const Counters
 			total += c;
 		}
 		a.described[from + i] = (int)total;
-		a.described[a.shape.local + from + i] = BY_EXPERT ? (int)((from + i) * a.zone.by) : 0;
 	}
 }
 
@@ -274,6 +273,8 @@ __device__ __forceinline__ void describe_all(const Dispatch &a, const Batch &b, 
 											 const Spread &s) {
 	u32 local = a.shape.local, ranks = a.group.ranks, chunk = BY_EXPERT ? WORDS / ranks : WORDS;
 	bool records = from_records(b);
+	// Where zones begin needs no count.
+	for (u32 i = threadIdx.x; i < local; i += blockDim.x) a.described[local + i] = BY_EXPERT ? (int)(i * a.zone.by) : 0;
 	for (u32 from = 0; from < local; from += chunk) {
 		u32 columns = min(chunk, local - from);
 		if (from != 0) {
@@ -292,14 +293,15 @@ __device__ __forceinline__ void describe_all(const Dispatch &a, const Batch &b, 
 		describe_zones(a, m, from, columns);
 	}
 	int *tokens_here = a.described + 2 * local;
-	if (threadIdx.x >= 32) return;
-	u32 rows = 0; // of rank-major
-	for (u32 src = threadIdx.x; src < ranks; src += 32) {
+	// The last warp says how many tokens came, while the first ones describe zones.
+	if (threadIdx.x / 32 != blockDim.x / 32 - 1) return;
+	u32 lane = threadIdx.x & 31, rows = 0; // rows: of rank-major
+	for (u32 src = lane; src < ranks; src += 32) {
 		rows += m.tokens_here[src];
 		tokens_here[src] = (int)m.tokens_here[src];
 	}
 	rows = __reduce_add_sync(0xFFFFFFFFu, rows);
-	if (threadIdx.x == 0) tokens_here[2 * ranks] = (int)(BY_EXPERT ? *m.sum : rows);
+	if (lane == 0) tokens_here[2 * ranks] = (int)(BY_EXPERT ? *m.sum : rows);
 }
 
 } // namespace weft
