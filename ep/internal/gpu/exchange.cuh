@@ -80,6 +80,13 @@ __device__ __forceinline__ u32 place_of(const Group &g, const char *window, u32 
 	return WEFT_PORTS != 0 && window == g.window[g.rank] ? r : g.rank;
 }
 
+// settle has a value computed by here, rather than where it is used.
+__device__ __forceinline__ void settle(u32 v) { asm volatile("" ::"r"(v) : "memory"); }
+__device__ __forceinline__ void settle(const Windows &w) {
+#pragma unroll
+	for (u32 i = 0; i < RANK_LINES; i++) asm volatile("" ::"l"(w.line[i]) : "memory");
+}
+
 // rank_of is the rank of expert e.
 __device__ __forceinline__ u32 rank_of(const Shape &s, u32 e) { return s.local == 1 ? e : __umulhi(e, s.reciprocal); }
 

@@ -401,6 +401,7 @@ __device__ __forceinline__ bool open_batch(const Combine &a, Batch &b, const Cou
 
 __device__ __forceinline__ void notify(const Combine &a, Batch &b) {
 	bool send = (b.flags & SEND) != 0, receive = (b.flags & RECEIVE) != 0;
+	wait_for_previous();
 	Count count = *count_of(a.state, a.first + blockIdx.x);
 	u32 stopped = a.state->stopped, call = call_tag(a.call, (u32)a.sent[a.group.ranks + 1]);
 	b.mask = a.state->mask();
@@ -452,11 +453,7 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 	u32 lane = threadIdx.x & 31, groups = a.groups.by, end = a.tokens * shares(a).by;
 	bool sends = (b.flags & SEND) != 0, sums = (b.flags & RECEIVE) != 0;
 
-	// The state is read, and what is to be sent and the first that is to be summed are on their
-	// way, before anything is known.
-	Count count = *count_of(a.state, a.first + blockIdx.x);
-	u32 stopped = a.state->stopped;
-	b.mask = a.state->mask();
+	// What follows from the arguments alone is computed while the kernel before this one still runs.
 	Windows windows(a.group);
 	// Stores to peers fill the SM's queue, and its next loads wait behind them. So where much is sent,
 	// other blocks sum.
@@ -466,16 +463,22 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 				   : Walk::share(a.shape.capacity * a.pieces.by, b.blocks);
 	Walk at = VALUE ? Walk::spread(a.shape.capacity * shares(a).by, b.blocks - summers, summers) : k;
 	if (!sends) k.end = 0;
+	Part part(a, k.at, VALUE);
+	Summed summed(a, at.at);
+	settle(windows);
+	settle(k.at), settle(k.end), settle(at.at), settle(part.t), settle(part.pc), settle(part.group);
+	settle(summed.t), settle(summed.share);
+	wait_for_previous();
+
+	// The state is read, and what is to be sent and the first that is to be summed are on their
+	// way, before anything is known.
+	Count count = *count_of(a.state, a.first + blockIdx.x);
+	u32 stopped = a.state->stopped;
+	b.mask = a.state->mask();
 	Outgoing<SOURCES> next;
 	Homing home;
-	if (k.at < k.end) {
-		Part p(a, k.at, VALUE);
-		fetch<SOURCES>(a, p.t, p.pc, p.group, lane, next);
-	}
-	if (sums && at.at < end) {
-		Summed p(a, at.at);
-		fetch_home(a, p.t, p.share, lane, home);
-	}
+	if (k.at < k.end) fetch<SOURCES>(a, part.t, part.pc, part.group, lane, next);
+	if (sums && at.at < end) fetch_home(a, summed.t, summed.share, lane, home);
 	if (!open_batch(a, b, count, stopped)) return;
 	let_next_start(); // once the notify block does
 	b.buffer = VALUE ? b.turn : (u32)(b.epoch & 1);
@@ -547,7 +550,6 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 // FUSED: the kernel is for launches that send and receive, and does not ask.
 template <bool VALUE, u32 GROUP, bool FUSED> __device__ __forceinline__ void combine(const Combine &a) {
 	touch(&a, sizeof(a));
-	wait_for_previous();
 	Batch b;
 	b.blocks = gridDim.x - 1;
 	b.flags = FUSED ? a.flags | SEND | RECEIVE : a.flags;

@@ -57,13 +57,6 @@ __device__ __forceinline__ u64 scale_at(const Dispatch &a, u32 row, u32 word) {
 	return (u64)row * a.scale_row + (u64)(row - rest) * a.scale_zone + (u64)word * a.scale_word;
 }
 
-// settle has a value computed by here, rather than where it is used.
-__device__ __forceinline__ void settle(u32 v) { asm volatile("" ::"r"(v) : "memory"); }
-__device__ __forceinline__ void settle(const Windows &w) {
-#pragma unroll
-	for (u32 i = 0; i < RANK_LINES; i++) asm volatile("" ::"l"(w.line[i]) : "memory");
-}
-
 // tokens_of is how many tokens src has, or EMPTY.
 __device__ __forceinline__ u32 tokens_of(const Dispatch &a, const Batch &b, u32 src) {
 	return load_relaxed_sys4(b.own + opening_at(a.group, a.heads, b.turn, src));
