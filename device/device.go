@@ -32,14 +32,16 @@ func Headers() map[string]string { return maps.Clone(headers) }
 // the most ranks that its [Group] has room for. Without it a domain has [WordRanks].
 const DomainDefine = "WEFT_DOMAIN_RANKS"
 
-// WordRanks is the most ranks of a domain whose sets of ranks are one word, and MaxRanks the most of
-// any domain.
+// LaneRanks is the most ranks of a domain of which a warp has one a lane, WordRanks of one whose sets of ranks
+// are one word, and MaxRanks the most of any domain.
 const (
+	LaneRanks = 32
 	WordRanks = 64
 	MaxRanks  = 72
 )
 
-// Domain is the size of the domain that kernels for so many ranks are compiled for.
+// Domain is the size of the domain that kernels for so many ranks are compiled for, unless they are for one of
+// [LaneRanks] and there are no more.
 func Domain(ranks int) int {
 	if ranks <= WordRanks {
 		return WordRanks
@@ -67,7 +69,7 @@ type Group struct {
 type Windows [MaxRanks]uint64
 
 // Least is how many a kernel has at the least: see [github.com/weftgo/weft/cuda.Function.Prepare].
-func (Windows) Least() int { return WordRanks }
+func (Windows) Least() int { return LaneRanks }
 
 // StateBytes and CountBytes are the sizes of a [State] and of the [Count] of each block behind it.
 const (

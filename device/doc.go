@@ -98,9 +98,10 @@
 //
 // # Domains
 //
-// A kernel is compiled for a domain of 64 ranks, or of as many as [DomainDefine] says. In a domain of
-// 64 ranks a set of ranks is one word. The host's Group has [MaxRanks] windows, of which a launch
-// hands a kernel as many as its domain has.
+// A kernel is compiled for a domain of 64 ranks, or of as many as [DomainDefine] says: 32 to 128. In a domain of
+// up to 64 ranks a set of ranks is one word, and in one of 32 a lane of a warp has one rank. Kernels whose first
+// microsecond counts are compiled for 32, and again for a larger domain where a group has more ranks. The host's
+// Group has [MaxRanks] windows, of which a launch hands a kernel as many as its domain has.
 //
 // Package emulate runs such kernels without a GPU and finds mistakes that a GPU would hide for
 // long.

@@ -98,22 +98,28 @@ type meeting struct {
 	Group                                          device.Group
 }
 
-// TestDomains: kernels of a domain of 64 ranks, and of a larger one, whose sets of ranks have two
-// words, meet all their peers but one that is left out.
+// TestDomains: kernels of domains of 32 ranks, which a warp has one a lane, and 64, and of a larger one,
+// whose sets of ranks have two words, meet all their peers but one that is left out.
 func TestDomains(t *testing.T) {
 	emulate.Need(t)
-	t.Run("64", func(t *testing.T) { meet(t, 3) })
+	t.Run("32", func(t *testing.T) { meet(t, 3, device.LaneRanks) })
+	t.Run("32 of 32", func(t *testing.T) {
+		if !emulate.Everything() {
+			t.Skip("not everything is emulated: make test-all")
+		}
+		meet(t, device.LaneRanks, device.LaneRanks)
+	})
+	t.Run("64", func(t *testing.T) { meet(t, 3, device.Domain(3)) })
 	t.Run("72", func(t *testing.T) {
 		if !emulate.Everything() {
 			t.Skip("not everything is emulated: make test-all")
 		}
-		meet(t, 72)
+		meet(t, 72, device.Domain(72))
 	})
 }
 
-func meet(t *testing.T, ranks int) {
+func meet(t *testing.T, ranks, domain int) {
 	const times, threads, masked = 4, 64, 1
-	domain := device.Domain(ranks)
 	ok := func(err error) {
 		t.Helper()
 		if err != nil {

@@ -1,5 +1,6 @@
 // Sets of ranks. WEFT_DOMAIN_RANKS is the domain size that a kernel is compiled for: the most ranks
-// whose memory a GPU reaches. A set of up to 64 ranks is one word, and costs no more than a word.
+// whose memory a GPU reaches. A set of up to 64 ranks is one word, and costs no more than a word;
+// in a domain of 32 the upper half of the word is empty.
 #pragma once
 #include "ptx.cuh"
 
@@ -13,7 +14,7 @@ constexpr u32 MAX_RANKS = WEFT_DOMAIN_RANKS;
 constexpr u32 RANK_WORDS = (MAX_RANKS + 63) / 64; // words of a set
 constexpr u32 RANK_LINES = (MAX_RANKS + 31) / 32; // ranks of a lane, if a warp's lanes share all
 
-static_assert(MAX_RANKS >= 64 && MAX_RANKS <= 128, "a domain has 64 to 128 ranks");
+static_assert(MAX_RANKS >= 32 && MAX_RANKS <= 128, "a domain has 32 to 128 ranks");
 
 // RankSet is a set of ranks: bit r of word r / 64 is rank r.
 struct RankSet {
@@ -176,13 +177,32 @@ __device__ __forceinline__ RankSet union_of(const RankSet &set) {
 #pragma unroll
 	for (u32 i = 0; i < RANK_WORDS; i++) {
 		u32 low = __reduce_or_sync(0xFFFFFFFFu, (u32)set.word[i]);
-		u32 high = __reduce_or_sync(0xFFFFFFFFu, (u32)(set.word[i] >> 32));
+		u32 high = MAX_RANKS <= 32 ? 0 : __reduce_or_sync(0xFFFFFFFFu, (u32)(set.word[i] >> 32));
 		s.word[i] = (u64)high << 32 | low;
 	}
 	return s;
 }
 
 // Round goes through a set of ranks from the rank after `from`, and ends with `from`.
+#if WEFT_DOMAIN_RANKS <= 32
+struct Round {
+	u32 left; // rank i here is rank from + 1 + i, modulo ranks
+	u32 from, ranks;
+
+	__device__ __forceinline__ Round(const RankSet &set, u32 from, u32 ranks) : from(from), ranks(ranks) {
+		u32 all = (u32)set.word[0]; // by from and by one: there may be 32
+		left = all >> from >> 1 | (all & 0xFFFFFFFFu >> (31 - from)) << (ranks - 1 - from);
+	}
+
+	__device__ __forceinline__ bool more() const { return nonempty(left); }
+
+	__device__ __forceinline__ u32 next() {
+		u32 r = from + 1 + lowest(left);
+		drop_lowest(left);
+		return r >= ranks ? r - ranks : r;
+	}
+};
+#else
 struct Round {
 	RankSet left; // rank i here is rank from + 1 + i, modulo ranks
 	u32 from, ranks;
@@ -200,5 +220,6 @@ struct Round {
 		return r >= ranks ? r - ranks : r;
 	}
 };
+#endif
 
 } // namespace weft

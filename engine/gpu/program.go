@@ -49,13 +49,17 @@ func Load(ctx context.Context, comm *weft.Comm, op string, sources ...Source) (*
 	return p, nil
 }
 
-// ForDomain is the sources for a domain of so many ranks.
+// ForDomain is the sources for a domain of so many ranks: those that are not for as many become so.
 func ForDomain(ranks int, sources ...Source) []Source {
-	if ranks <= device.WordRanks { // the domain of a kernel without the define
-		return sources
-	}
 	sources = slices.Clone(sources)
 	for i, s := range sources {
+		room, err := strconv.Atoi(s.Defines[device.DomainDefine])
+		if err != nil {
+			room = device.WordRanks // the domain of a kernel without the define
+		}
+		if ranks <= room {
+			continue
+		}
 		s.Defines = maps.Clone(s.Defines)
 		if s.Defines == nil {
 			s.Defines = map[string]string{}
