@@ -23,6 +23,7 @@ import (
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
 	"github.com/weftgo/weft/collective"
 	"github.com/weftgo/weft/cuda/kernel"
+	enginegpu "github.com/weftgo/weft/engine/gpu"
 	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/matmul"
 	"github.com/weftgo/weft/plan/executor"
@@ -63,7 +64,8 @@ func newCompile() *cobra.Command {
 	describe(cmd, "compile")
 	cmd.Flags().Var(&archs, "arch", "which GPUs to compile for")
 	cmd.Flags().StringVar(&out, "out", "", "the `directory` to fill; it is made if it does not exist")
-	cmd.Flags().Var(&of.ranks, "ranks", "also for collectives and plans among so many ranks, a list as 2,4,8")
+	cmd.Flags().Var(&of.ranks, "ranks",
+		"also for collectives and plans among so many ranks, and for exchanges among more than 32, a list as 2,4,8")
 	cmd.Flags().StringSliceVar(&of.dtypes, "dtypes", nil,
 		"the types that those collectives and plans reduce, a list as bf16,fp32 (default: all)")
 	return cmd
@@ -82,6 +84,16 @@ func warnings(to io.Writer) *slog.Logger {
 // architecture.
 func catalogue(arch string) []kernel.Spec {
 	return append(slices.Concat(ep.Kernels(arch), link.Kernels(arch), timing.Kernels(arch)), matmul.Kernel(arch))
+}
+
+// exchanges are the kernels of exchanges of so many ranks that the catalogue, which is for few, does not have.
+func exchanges(arch string, ranks int) (specs []kernel.Spec) {
+	for _, s := range ep.Kernels(arch) {
+		if of := enginegpu.ForDomain(ranks, enginegpu.Source{Spec: s})[0]; of.Key() != s.Key() {
+			specs = append(specs, of.Spec)
+		}
+	}
+	return specs
 }
 
 // groups are groups' numbers of ranks, and the types that they reduce.
@@ -103,6 +115,7 @@ func (g *groups) kernels(arch string) (specs []kernel.Spec, err error) {
 			return nil, fmt.Errorf("--ranks: %d; want at least 2", n)
 		}
 		specs = append(specs, collective.Kernels(arch, n, types...)...)
+		specs = append(specs, exchanges(arch, n)...)
 	}
 	if len(g.ranks) > 0 {
 		specs = append(specs, executor.Kernels(arch, types...)...)

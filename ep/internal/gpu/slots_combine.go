@@ -248,6 +248,9 @@ func combineKernel(f combineForm, arch string) kernel.Spec {
 	if f.ports {
 		carryBy(&s, portsCombine, "ports_combine.cuh")
 	}
+	if f.kind != byFlag {
+		s.Defines[device.DomainDefine] = strconv.Itoa(device.LaneRanks)
+	}
 	s.Defines["WEFT_FORM"], s.Defines["WEFT_BY_SELECTION"] = strconv.Itoa(f.sums), number(f.bySelection)
 	s.Defines["WEFT_TYPE"] = strconv.Itoa(typeNumber(f.of))
 	s.Defines["WEFT_VALUE"], s.Defines["WEFT_GROUP"] = strconv.FormatBool(f.kind != byFlag), strconv.Itoa(f.group)

@@ -365,6 +365,9 @@ func dispatchKernel(f dispatchForm, arch string) kernel.Spec {
 	case f.ports:
 		carryBy(&s, portsDispatch, "ports_dispatch.cuh", "ports_rows.cuh")
 	}
+	if f.kind != byFlag {
+		s.Defines[device.DomainDefine] = strconv.Itoa(device.LaneRanks)
+	}
 	s.Defines["WEFT_KERNEL"] = bare(name)
 	s.Defines["WEFT_BY_EXPERT"] = number(f.byExpert)
 	s.Defines["WEFT_QUANTIZE"] = strconv.Itoa(typeNumber(f.quantize))
