@@ -152,9 +152,9 @@ func smallSpecs() iter.Seq2[ep.Spec, int] {
 				for _, p := range payloads {
 					for _, protocol := range []ep.Protocol{ep.ValueProtocol, ep.FlagProtocol} {
 						for _, units := range []int{1, 2, 4} {
-							for _, tokens := range []int{1, 12} {
+							for _, of := range []struct{ tokens, hidden int }{{1, 2048}, {12, 2048}, {1, 2688}, {12, 2688}} {
 								s := p
-								s.Layout, s.Reduction, s.MaxTokens, s.Hidden = layout, reduction, tokens, 2560
+								s.Layout, s.Reduction, s.MaxTokens, s.Hidden = layout, reduction, of.tokens, of.hidden
 								if layout == ep.RankMajor || layout == ep.TokenMajor {
 									s.Weighting = ep.Plain
 								}

@@ -20,7 +20,7 @@ import (
 )
 
 // mostSpecs bounds what has to be compiled for one architecture.
-const mostSpecs = 220
+const mostSpecs = 230
 
 // TestKernels compiles the kernels, without a warning, and holds registers, stack, spills and shared
 // memory to testdata/kernels.txt. What was compiled is kept in the user's cache directory, so that only

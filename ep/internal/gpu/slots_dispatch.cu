@@ -68,7 +68,7 @@ __device__ __forceinline__ void fetch(const Dispatch &a, const Batch &b, Item it
 #pragma unroll
 	for (u32 u = 0; u < UNITS; u++) {
 		u32 at = (pc * UNITS + u) * UNIT + lane * 16;
-		bool here = move && at < a.row_bytes;
+		bool here = move && in_row(a, at);
 #if WEFT_QUANTIZE
 		const char *p = a.x + ((u64)t * a.hidden + at) * NUMBER_BYTES;
 #pragma unroll
@@ -79,7 +79,8 @@ __device__ __forceinline__ void fetch(const Dispatch &a, const Batch &b, Item it
 	}
 #if !WEFT_QUANTIZE
 	u32 w = pc * a.piece_words + lane;
-	f.word = move && lane < a.piece_words && w < a.scale_words ? a.scales[(u64)t * a.scale_words + w] : 0;
+	bool scaled = SCALED && move && lane < a.piece_words && w < a.scale_words;
+	f.word = scaled ? a.scales[(u64)t * a.scale_words + w] : 0;
 #endif
 }
 
@@ -113,7 +114,7 @@ send_piece(const Dispatch &a, const Batch &b, const Windows &windows, u32 lane, 
 		int scale[UNITS];
 #pragma unroll
 		for (u32 u = 0; u < UNITS; u++) {
-			v[u] = quantize(b.flags, f.raw[u], pc * UNITS + u, lane, (pc * UNITS + u) * UNIT + lane * 16 < a.row_bytes,
+			v[u] = quantize(b.flags, f.raw[u], pc * UNITS + u, lane, in_row(a, (pc * UNITS + u) * UNIT + lane * 16),
 							word[u], scale[u]);
 		}
 #else
@@ -121,7 +122,7 @@ send_piece(const Dispatch &a, const Batch &b, const Windows &windows, u32 lane, 
 #pragma unroll
 		for (u32 u = 0; u < UNITS; u++) v[u] = f.v[u];
 		u32 w = pc * a.piece_words + lane, word = VALUE ? clean(f.word) : f.word;
-		bool scales = lane < a.piece_words && w < a.scale_words;
+		bool scales = SCALED && lane < a.piece_words && w < a.scale_words;
 		u64 word_at = beside + (direct && scales ? scale_at(a, row, w) : w) * 4;
 #endif
 #pragma unroll
@@ -131,7 +132,7 @@ send_piece(const Dispatch &a, const Batch &b, const Windows &windows, u32 lane, 
 		if (!BY_EXPERT && stays<VALUE>(b) && holds(to, a.group.rank)) {
 #pragma unroll
 			for (u32 u = 0; u < UNITS; u++) {
-				if (end + u * UNIT < a.row_bytes) store16(a.out + (u64)row * a.row_bytes + end + u * UNIT, v[u]);
+				if (in_row(a, end + u * UNIT)) store16(a.out + (u64)row * a.row_bytes + end + u * UNIT, v[u]);
 #if WEFT_QUANTIZE
 				if (scale[u] >= 0) a.out_scales[scale_at(a, row, scale[u])] = VALUE ? clean(word[u]) : word[u];
 #endif
@@ -148,7 +149,7 @@ send_piece(const Dispatch &a, const Batch &b, const Windows &windows, u32 lane, 
 			char *window = windows.of(ranks.next());
 #pragma unroll
 			for (u32 u = 0; u < UNITS; u++) {
-				if (end + u * UNIT < a.row_bytes) put16<VALUE>(window + first + u * UNIT, v[u]);
+				if (in_row(a, end + u * UNIT)) put16<VALUE>(window + first + u * UNIT, v[u]);
 #if WEFT_QUANTIZE
 				if (scale[u] < 0) continue;
 				u64 w = direct ? scale_at(a, row, scale[u]) : scale[u];
@@ -189,10 +190,13 @@ template <u32 UNITS> struct SlotPiece {
 
 	__device__ __forceinline__ u32 at(u32 u, u32 lane) const { return (pc * UNITS + u) * UNIT + lane * 16; }
 
+	// tail_lane is the lane that has them.
+	__device__ __forceinline__ u32 tail_lane() const { return WHOLE ? 31 : tail % UNIT / 16; }
+
 	// scale_of is which of the row's scales the lane's first is.
 	__device__ __forceinline__ u32 scale_of(const Dispatch &a, u32 lane) const { return pc * a.piece_words + lane; }
 	__device__ __forceinline__ bool has_scale(const Dispatch &a, u32 lane) const {
-		return lane < a.piece_words && scale_of(a, lane) < a.scale_words;
+		return SCALED && lane < a.piece_words && scale_of(a, lane) < a.scale_words;
 	}
 	__device__ __forceinline__ const char *scale_in(const Dispatch &a, u32 lane) const {
 		return row + a.row_bytes + (u64)scale_of(a, lane) * 4;
@@ -204,7 +208,7 @@ template <u32 UNITS>
 __device__ __forceinline__ void store_row(const Dispatch &a, const SlotPiece<UNITS> &p, char *row, u32 lane) {
 #pragma unroll
 	for (u32 u = 0; u < UNITS; u++) {
-		if (p.at(u, lane) < a.row_bytes) store16(row + p.at(u, lane), p.v[u]);
+		if (in_row(a, p.at(u, lane))) store16(row + p.at(u, lane), p.v[u]);
 	}
 }
 
@@ -248,10 +252,9 @@ template <u32 UNITS> __device__ __forceinline__ void refill(const Dispatch &a, c
 	char *row = b.own + a.rows + before * a.turn_bytes + (u64)p.slot * a.slot_bytes;
 #pragma unroll
 	for (u32 u = 0; u < UNITS; u++) {
-		if (p.at(u, lane) < a.row_bytes) store16(row + p.at(u, lane), empty16());
+		if (in_row(a, p.at(u, lane))) store16(row + p.at(u, lane), empty16());
 	}
-	u32 w = p.pc * a.piece_words + lane;
-	if (lane < a.piece_words && w < a.scale_words) ((u32 *)(row + a.row_bytes))[w] = EMPTY;
+	if (p.has_scale(a, lane)) ((u32 *)(row + a.row_bytes))[p.scale_of(a, lane)] = EMPTY;
 }
 
 // tabled says that a table in shared memory has how often each source selects each local expert. The
@@ -417,7 +420,7 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ u32 await_piece(cons
 	// One lane polls for the piece, so that the others do not slow what is on its way. Where little
 	// is, all do, for their words of scales too, and need not look again.
 	bool all = eager<VALUE, UNITS>(a, b), polls = VALUE && !own && (b.flags & MOVE) != 0 &&
-												  (all ? p.at(0, lane) < a.row_bytes : lane == p.tail % UNIT / 16);
+												  (all ? in_row(a, p.at(0, lane)) : lane == p.tail_lane());
 	bool together = at_once(a, b);
 	const char *pp = all ? p.row + p.at(0, lane) : p.row + p.tail, *sp = p.scale_in(a, lane);
 	bool scales = all && !own && p.has_scale(a, lane);
@@ -457,6 +460,18 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ u32 await_piece(cons
 // await_units gives this lane's 16 bytes of every unit, all in flight together.
 template <u32 UNITS>
 __device__ __forceinline__ void await_units(const Dispatch &a, Wait &w, SlotPiece<UNITS> &p, u32 lane) {
+	if (WHOLE) { // no lane asks which of the units it has
+		bool all = false;
+		while (!all) {
+#pragma unroll
+			for (u32 u = 0; u < UNITS; u++) p.v[u] = load_relaxed_sys16(p.row + p.at(u, lane));
+			all = true;
+#pragma unroll
+			for (u32 u = 0; u < UNITS; u++) all = all && full(p.v[u]);
+			if (!all && !w.more(p.src, 1, 0)) return;
+		}
+		return;
+	}
 	u32 need = 0;
 #pragma unroll
 	for (u32 u = 0; u < UNITS; u++) need |= p.at(u, lane) < a.row_bytes ? 1u << u : 0;
@@ -493,7 +508,8 @@ __device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b,
 	SlotPiece<UNITS> p;
 	p.src = src, p.t = item.t, p.pc = item.pc, p.slot = src * a.shape.capacity + item.t;
 	p.row = b.own + a.rows + b.buffer * a.turn_bytes + (u64)p.slot * a.slot_bytes;
-	p.tail = min(a.row_bytes, (p.pc + 1) * UNITS * UNIT) - 16;
+	u32 end = (p.pc + 1) * UNITS * UNIT;
+	p.tail = (WHOLE ? end : min(a.row_bytes, end)) - 16;
 	p.absent = holds(b.mask, src);
 	bool own = stays<VALUE>(b) && src == a.group.rank;
 	if (former || (p.pc != 0 && (!move || (own && !BY_EXPERT)))) {
@@ -503,7 +519,7 @@ __device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b,
 #if !WEFT_QUANTIZE
 #pragma unroll
 	for (u32 u = 0; own && u < UNITS; u++) {
-		bool here = move && p.t < a.tokens && p.at(u, lane) < a.row_bytes;
+		bool here = move && p.t < a.tokens && in_row(a, p.at(u, lane));
 		p.v[u] = here ? clean(load_once(a.x + (u64)p.t * a.row_bytes + p.at(u, lane))) : make_uint4(0, 0, 0, 0);
 	}
 	if (own && move && p.t < a.tokens && p.has_scale(a, lane))
@@ -533,7 +549,7 @@ __device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b,
 #pragma unroll
 		for (u32 u = 0; u < UNITS; u++) p.v[u] = make_uint4(0, 0, 0, 0);
 	} else if (VALUE && !own) {
-		if (!route && !all && lane == p.tail % UNIT / 16) await4(w, src, p.row + p.tail + 12);
+		if (!route && !all && lane == p.tail_lane()) await4(w, src, p.row + p.tail + 12);
 		__syncwarp();
 		if (!route || !all) await_units<UNITS>(a, w, p, lane);
 	} else if (!VALUE) {
@@ -541,11 +557,11 @@ __device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b,
 		if (sent) p.word = load_relaxed_sys4(p.scale_in(a, lane));
 #pragma unroll
 		for (u32 u = 0; u < UNITS; u++) {
-			if (p.at(u, lane) < a.row_bytes) p.v[u] = load_relaxed_sys16(p.row + p.at(u, lane));
+			if (in_row(a, p.at(u, lane))) p.v[u] = load_relaxed_sys16(p.row + p.at(u, lane));
 		}
 	}
 	store_rows<UNITS>(a, p, recv_row, lane);
-	if (a.piece_words != 0) {
+	if (SCALED && a.piece_words != 0) {
 		if (VALUE && sent && !own && p.word == EMPTY) p.word = await4(w, src, p.scale_in(a, lane));
 		store_scale(a, p.slot, recv_row, here, p.scale_of(a, lane), p.word);
 		for (u32 from = 32; !VALUE && from < a.piece_words; from += 32) { // opaque rows may have more

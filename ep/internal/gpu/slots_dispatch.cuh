@@ -5,10 +5,14 @@
 #ifndef WEFT_BY_EXPERT
 #define WEFT_BY_EXPERT 0 // the layout: 1 expert-major, 0 rank-major
 #endif
+#ifndef WEFT_WHOLE
+#define WEFT_WHOLE 0 // 1: rows are of whole pieces, and have scales only if they are quantised here
+#endif
 
 namespace weft {
 
 constexpr bool BY_EXPERT = WEFT_BY_EXPERT != 0;
+constexpr bool WHOLE = WEFT_WHOLE != 0, SCALED = !WHOLE || WEFT_QUANTIZE != 0;
 
 // Go: dispatchArgs.
 struct Dispatch {
@@ -47,6 +51,9 @@ struct Dispatch {
 };
 
 static_assert(sizeof(Dispatch) == WEFT_DISPATCH_BYTES + WIDER, "not the size of the host's struct");
+
+// in_row says that a lane's 16 bytes are of the row.
+__device__ __forceinline__ bool in_row(const Dispatch &a, u32 at) { return WHOLE || at < a.row_bytes; }
 
 // scale_at is where a word of a row's scales stands among the received ones. The strides that the
 // host gives serve both orders, so that no kernel asks which it is: column-major, the scales of a

@@ -256,6 +256,14 @@ func slotDispatchPrograms(arch string) (all []kernel.Spec) {
 		for _, from := range []weft.DType{weft.InvalidDType, weft.BFloat16, weft.Float16, weft.Float32} {
 			f := dispatchForm{byExpert: byExpert, quantize: from, kind: byFew, units: 1}
 			all = append(all, dispatchKernel(f, arch))
+			if wholeOf(from) {
+				whole := f
+				whole.whole = true
+				all = append(all, dispatchKernel(whole, arch))
+				for whole.kind = byMany; whole.units <= spec.MostUnits(spec.Spec{Quantize: from}); whole.units *= 2 {
+					all = append(all, dispatchKernel(whole, arch))
+				}
+			}
 			ports := f
 			ports.kind, ports.ports = byFlag, true
 			all = append(all, dispatchKernel(ports, arch))
@@ -297,8 +305,16 @@ func fusedDispatchFormOf(t *spec.Choice, s *spec.Spec, ranks int) dispatchForm {
 	case t.DispatchUnits == 1:
 		f.kind = byFew
 	}
+	f.whole = s.MaxTokens <= wholeTokens && (f.kind == byMany || f.kind == byFew) && wholeOf(s.Quantize) &&
+		s.RowSize()%(t.DispatchUnits*spec.UnitBytes) == 0 && (s.Quantize != weft.InvalidDType || s.ScaleSize() == 0)
 	return f
 }
+
+// Up to so many tokens kernels for rows of whole pieces gain; for more they have not been measured.
+const wholeTokens = 128
+
+// wholeOf reports whether there are kernels for rows of whole pieces that are quantised from a type, or not at all.
+func wholeOf(from weft.DType) bool { return from == weft.InvalidDType || from == weft.BFloat16 }
 
 // dispatchArgs are the arguments of a dispatch: the Dispatch of slots_dispatch.cuh. Fields that
 // are addresses lie on this GPU; offsets are those of a window.
@@ -341,6 +357,7 @@ type dispatchForm struct {
 	gathers  bool // every token goes to everybody: an all-gather, which profilers are told of by that name
 	ports    bool // there are far ranks
 	once     bool // to whose hosts rows go once
+	whole    bool // rows are of whole pieces, and have scales only if they are quantised here
 }
 
 // gatherForm is the only form of a dispatch that gathers: it carries a few bytes, which may be any.
@@ -364,6 +381,10 @@ func dispatchKernel(f dispatchForm, arch string) kernel.Spec {
 		s.Defines["WEFT_PORTS"] = "2"
 	case f.ports:
 		carryBy(&s, portsDispatch, "ports_dispatch.cuh", "ports_rows.cuh")
+	}
+	if f.whole {
+		s.Name += ", whole"
+		s.Defines["WEFT_WHOLE"] = "1"
 	}
 	if f.kind != byFlag {
 		s.Defines[device.DomainDefine] = strconv.Itoa(device.LaneRanks)
