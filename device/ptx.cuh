@@ -229,6 +229,15 @@ __device__ __forceinline__ u64 nanoseconds() {
 
 __device__ __forceinline__ void pause(u32 ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns)); }
 
+// ---- A thread's way through a kernel (9.7.6.2 setp, 9.7.12.7 exit).
+
+// computed has addresses, ored, computed by here and not where they are used: before wait_for_previous a kernel
+// computes what follows from its arguments alone. They are not null, which the compiler does not know: it keeps what a
+// thread does from here on behind the branch.
+__device__ __forceinline__ void computed(u64 addresses) {
+	asm volatile("{ .reg .pred p; setp.eq.u64 p, %0, 0; @p exit; }" ::"l"(addresses) : "memory");
+}
+
 // ---- Dependent launches (9.7.13.13 griddepcontrol). Without the launch attribute, and before
 // Hopper, both do nothing.
 
@@ -238,13 +247,6 @@ __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
 	asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-}
-
-// computed has addresses, ored, computed by here and not where they are used: before wait_for_previous a kernel
-// computes what follows from its arguments alone. They are not null, which the compiler does not know: it keeps what a
-// thread does from here on behind the branch.
-__device__ __forceinline__ void computed(u64 addresses) {
-	asm volatile("{.reg .pred p; setp.eq.u64 p, %0, 0; @p exit;}" ::"l"(addresses) : "memory");
 }
 
 // let_next_start allows the next kernel's blocks to be scheduled once every block of this one has

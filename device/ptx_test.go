@@ -108,6 +108,7 @@ var calls = map[string]string{
 	"store_shared16":        "store_shared16(l, u4)",
 	"bulk_wait_read_before": "bulk_wait_read_before()",
 
+	"computed":                   "computed(l)",
 	"atomic_cas_relaxed_gpu_u64": "keep(atomic_cas_relaxed_gpu_u64(p, l, l + 1))",
 
 	"load_relaxed_sys_u64x2":  "keep(load_relaxed_sys_u64x2(p).x); keep(load_relaxed_sys_u64x2(p).y)",

@@ -50,9 +50,10 @@
 // Each GPU has a ring of its own: see [Proxy.Kernels]. Slots and tail lie in pinned memory of the host, the head in
 // the GPU's, since atomic operations of GPUs on host memory do not work everywhere. Before a trigger's
 // words goes a fence of system scope, so the proxy sees what the kernel stored before it pushed, and what a peer
-// writes after a signal comes behind what the kernel has read. A flush has no fence: port.cuh says why. The proxy
-// writes a line for each channel, in pinned memory too: how many signals have come, and up to which position
-// of the ring flushes are over. Its top bit says that the channel has failed. A kernel's waits end at the
+// writes after a signal comes behind what the kernel has read. A flush has no fence: port.cuh says why.
+//
+// The proxy writes a line for each channel, in pinned memory too: how many signals have come, and up to which
+// position of the ring flushes are over. Its top bit says that the channel has failed. A kernel's waits end at the
 // deadline of its State, by the abort word, or by that bit.
 //
 // A put reads its source by the fabric's means. Where the fabric reaches host memory alone, the source and the
