@@ -184,32 +184,22 @@ __device__ __forceinline__ RankSet union_of(const RankSet &set) {
 }
 
 // Round goes through a set of ranks from the rank after `from`, and ends with `from`.
-#if WEFT_DOMAIN_RANKS <= 32
 struct Round {
+#if WEFT_DOMAIN_RANKS <= 32
 	u32 left; // rank i here is rank from + 1 + i, modulo ranks
+#else
+	RankSet left;
+#endif
 	u32 from, ranks;
 
 	__device__ __forceinline__ Round(const RankSet &set, u32 from, u32 ranks) : from(from), ranks(ranks) {
+#if WEFT_DOMAIN_RANKS <= 32
 		u32 all = (u32)set.word[0]; // by from and by one: there may be 32
 		left = all >> from >> 1 | (all & 0xFFFFFFFFu >> (31 - from)) << (ranks - 1 - from);
-	}
-
-	__device__ __forceinline__ bool more() const { return nonempty(left); }
-
-	__device__ __forceinline__ u32 next() {
-		u32 r = from + 1 + lowest(left);
-		drop_lowest(left);
-		return r >= ranks ? r - ranks : r;
-	}
-};
 #else
-struct Round {
-	RankSet left; // rank i here is rank from + 1 + i, modulo ranks
-	u32 from, ranks;
-
-	__device__ __forceinline__ Round(const RankSet &set, u32 from, u32 ranks) : from(from), ranks(ranks) {
 		u32 up = from + 1; // as many as MAX_RANKS, where a shift by up would be none
 		left = set.down(from).down(1) | (set & RankSet::first_ranks(up)).up(ranks - up);
+#endif
 	}
 
 	__device__ __forceinline__ bool more() const { return nonempty(left); }
@@ -220,6 +210,5 @@ struct Round {
 		return r >= ranks ? r - ranks : r;
 	}
 };
-#endif
 
 } // namespace weft

@@ -13,7 +13,7 @@ namespace collective {
 #if WEFT_RANKS != 0
 // Early is what a thread of the plain form knows by the arguments alone.
 struct Early {
-	const char *in;	 // its vector, or another
+	const char *in;	 // its vector, or the first one: it loads before it knows whether it has any
 	char *to[RANKS]; // the vector's slot at each rank, in the first turn
 	u64 all;		 // addresses
 

@@ -109,7 +109,7 @@ func (e *Engine) pushReduction(stream *cuda.Stream, c *spec.Call, k push, places
 		return weft.Unsupportedf("%v: staging memory of %d bytes is too little for pieces of %d ranks", c.Collective,
 			pushShare*e.push.bytes, e.ranks)
 	}
-	share := (vectors(c.Bytes) + e.live() - 1) / e.live() * vectorBytes // the longest
+	share := ceil(vectors(c.Bytes), e.live()) * vectorBytes // the longest
 	piece := pieceOf(share, blocks, room/blocks&^(vectorBytes-1))
 	a.lane, a.group, a.direct, a.how = e.laneOf(opAllReduce, 0), e.group, e.direct, r.how()
 	a.in, a.out = operandAt(r.In, c.Bytes, 0), operandAt(r.Out, c.Bytes, 0)

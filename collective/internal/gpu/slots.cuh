@@ -459,10 +459,10 @@ __device__ __forceinline__ u64 slot_of(u64 turn, u32 src, u64 slot_bytes, u64 ve
 constexpr u32 FLIGHT = RANKS != 0 ? RANKS : 4;
 
 // Looking is how a thread looks again at slots in which nothing was: at those of all ranks AT_ONCE, so it sees the
-// last vector soonest, or IN_TURN, where a look is back before the next one begins. A two-shot looks IN_TURN: AT_ONCE
-// it has as many more loads on their way while other warps have results to send, and on four H100s 1 MB takes 8.2 us
-// and not 7.8. Rooted operations by helpers, which pass results on, look IN_TURN too. What sends all before it looks is
-// faster AT_ONCE.
+// last vector soonest, or IN_TURN, where a look is back before the next one begins. What sends all before it looks is
+// faster AT_ONCE. A two-shot looks IN_TURN: AT_ONCE it has as many more loads on their way while other warps have
+// results to send, and on four H100s 1 MB takes 8.2 us and not 7.8. Rooted operations by helpers look IN_TURN too:
+// AT_ONCE they lack registers.
 enum Looking { AT_ONCE, IN_TURN };
 
 // TRIES is how often a thread looks at all its slots before it waits for one after the other, by the clock.
