@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -199,6 +200,26 @@ func (c *Crew) Answers(ranks []int) map[int]Answer {
 		all[r] = c.Answer(r)
 	}
 	return all
+}
+
+// First returns the first answer of any of the ranks, and whose it is.
+func (c *Crew) First(ranks []int) (rank int, a Answer) {
+	c.t.Helper()
+	timer := time.NewTimer(answerTimeout)
+	defer timer.Stop()
+	cases := []reflect.SelectCase{{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(timer.C)}}
+	for _, r := range ranks {
+		cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(c.hand[r].answers)})
+	}
+	chosen, value, ok := reflect.Select(cases)
+	if chosen == 0 {
+		c.t.Fatalf("none of ranks %v answers", ranks)
+	}
+	rank = ranks[chosen-1]
+	if !ok {
+		c.t.Fatalf("rank %d ended before it answered\n%s", rank, c.hand[rank].stderr.String())
+	}
+	return rank, value.Interface().(Answer)
 }
 
 // Must tells the ranks to do the same and fails the test unless all succeed.
