@@ -313,6 +313,32 @@ func TestSummary(t *testing.T) {
 	}
 }
 
+// TestSummaryOfTwo: of two ranks the late one is compared with the other, wherever the delay comes about.
+func TestSummaryOfTwo(t *testing.T) {
+	for _, where := range []string{"at the call", "inside"} {
+		s := &synthetic{random: rand.New(rand.NewPCG(7, 8)), ranks: make([]syntheticRank, 2)}
+		s.delay = func(rank, _ int) int64 { return int64(rank) * 300000 }
+		s.run(50)
+		if where == "inside" { // rank 1 called as early as rank 0
+			tr := &s.files[1].Tracks[0]
+			for i := range tr.Events {
+				if tr.Events[i].Site == Begin {
+					tr.Events[i].Time -= 300000
+				}
+			}
+		}
+		a, err := Align(s.files)
+		if err != nil {
+			t.Fatal(err)
+		}
+		late := a.Summarise().Operations[0].Ranks[1]
+		counts := map[string]int{"at the call": late.AtCall, "inside": late.Inside}
+		if late.Last != 50 || late.Beyond < 250000 || counts[where] != 50 {
+			t.Errorf("%s: %+v", where, late)
+		}
+	}
+}
+
 // TestArrowsOfBlocks: an arrival is of its own block's signal, or else of the earliest, and of a push only where
 // nothing was signalled.
 func TestArrowsOfBlocks(t *testing.T) {

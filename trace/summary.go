@@ -56,7 +56,7 @@ type Waited struct {
 	// Waited is the time that all other ranks spent in waits that what this rank published ended.
 	Waited int64 `json:"waited_ns"`
 	// Last is in how many calls it was the last to be seen by its peers; Beyond is by how much beyond the median rank, at
-	// the median of those calls.
+	// the median of those calls. The median rank of an even number is the earlier of the two in the middle.
 	Last   int   `json:"last"`
 	Beyond int64 `json:"beyond_p50_ns"`
 	// Of those calls, in so many most of the delay came about before this rank called, between call and publication, and
@@ -232,12 +232,14 @@ func (g *gathered) late(o *operation, all []passage) {
 			before[e.Block] = int64(e.Time)
 		}
 	}
+	// Of an even number the lower middle, so that the last of two is compared with the other, and not with itself.
 	middle := func(of func(p *passage) int64) int64 {
 		values := make([]int64, len(all))
 		for i := range all {
 			values[i] = of(&all[i])
 		}
-		return quantile(values, 0.5)
+		slices.Sort(values)
+		return values[(len(values)-1)/2]
 	}
 	come := func(p *passage) int64 { return p.sent + p.hop }
 	inside := func(p *passage) int64 { return p.sent - p.begun }
