@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cmd/weft/internal/terminal"
 	"github.com/weftgo/weft/trace"
 )
 
@@ -256,9 +257,10 @@ func follow(dir string, args []string) (status int, err error) {
 		for {
 			select {
 			case s := <-signals:
-				if s == syscall.SIGTERM || s == syscall.SIGHUP { // the others come from a terminal, to both
-					_ = c.Process.Signal(s)
+				if keys := s == syscall.SIGINT || s == syscall.SIGQUIT; keys && terminal.Foreground() {
+					continue // the program has had it from the terminal
 				}
+				_ = c.Process.Signal(s)
 			case <-ended:
 				return
 			}

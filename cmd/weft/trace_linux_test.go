@@ -4,12 +4,16 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/collective"
@@ -89,6 +93,83 @@ func TestTraceRun(t *testing.T) {
 	if _, err := os.Stat(began); err == nil {
 		t.Error("the program ran though its drawing cannot be written")
 	}
+}
+
+// TestTraceInterrupted: an interrupt reaches the program once, whoever sends it, and what it recorded is drawn.
+func TestTraceInterrupted(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, keys := range map[string]bool{"by kill": false, "by a terminal": true} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			drawing, heard := filepath.Join(dir, "t.json"), filepath.Join(dir, "heard")
+			c := exec.CommandContext(t.Context(), self, "trace", "run", "--out", drawing, "--", "sh", "-c",
+				"trap 'echo once >>"+heard+"' INT; WEFT_RANK=0 WEFT_SIZE=1 '"+self+"' '"+barrierRank+"' && : >"+heard+
+					"; until [ -s "+heard+" ]; do sleep 0.05; done; sleep 0.5; exit 9")
+			c.Env = append(os.Environ(), mainEnv+"=1", "GORACE=atexit_sleep_ms=0")
+			c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+			var screen *os.File
+			if keys {
+				var tty *os.File
+				screen, tty = pseudoTerminal(t)
+				c.Stdin, c.Stdout, c.Stderr = tty, tty, tty
+				c.SysProcAttr.Setctty = true
+				go func() { _, _ = io.Copy(io.Discard, screen) }()
+			}
+			if err := c.Start(); err != nil {
+				t.Fatal(err)
+			}
+			for { // the shell waits for its interrupt
+				if _, err := os.Stat(heard); err == nil {
+					break
+				}
+				if err := t.Context().Err(); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+			if keys {
+				_, err = screen.Write([]byte{3}) // Ctrl-C
+			} else {
+				err = c.Process.Signal(syscall.SIGINT)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = c.Wait()
+			text, err := os.ReadFile(heard)
+			if err != nil || string(text) != "once\n" || c.ProcessState.ExitCode() != 9 {
+				t.Errorf("%q, exit status %d, %v", text, c.ProcessState.ExitCode(), err)
+			}
+			if drawn, err := os.ReadFile(drawing); err != nil || !json.Valid(drawn) {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// pseudoTerminal is a terminal, and what stands for its keys and its screen.
+func pseudoTerminal(t *testing.T) (screen, tty *os.File) {
+	screen, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
+	if err != nil {
+		t.Skip("no pseudo terminals:", err)
+	}
+	t.Cleanup(func() { screen.Close() })
+	fd := int(screen.Fd())
+	number, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0)
+	}
+	if err == nil {
+		tty, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|syscall.O_NOCTTY, 0)
+	}
+	if err != nil {
+		t.Skip("no pseudo terminals:", err)
+	}
+	t.Cleanup(func() { tty.Close() })
+	return screen, tty
 }
 
 // TestTraceOfHosts: ranks that take themselves for two hosts have two clocks, which come out as the one that they are.
