@@ -3,6 +3,7 @@ package ep_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/weftgo/weft"
@@ -72,5 +73,49 @@ func TestTrace(t *testing.T) {
 		if bytes := uint64(4 * hidden); e.Site == trace.Begin && e.Op == 1 && e.Bytes != bytes {
 			t.Errorf("a dispatch of %d bytes, want %d", e.Bytes, bytes)
 		}
+	}
+}
+
+// TestTraceOfRefusal: an operation that all ranks refuse is recorded by all of them, also by the one that came last.
+func TestTraceOfRefusal(t *testing.T) {
+	const ranks = 3
+	dir := t.TempDir()
+	err := ranktest.Run(ranks, func(int) []weft.Option { return []weft.Option{weft.WithTrace(dir)} },
+		func(ctx context.Context, c *weft.Comm) error {
+			h, err := ep.NewHandle(ctx, c, ep.Spec{
+				Experts: ranks, TopK: 1, Hidden: 4, MaxTokens: 1, Payload: ep.FP32, Live: 1,
+			})
+			if err != nil {
+				return err
+			}
+			routing, err := h.Prepare(ctx, nil, weft.TensorOf([]int32{0}, 1, 1), weft.TensorOf([]float32{1}, 1, 1))
+			if err != nil {
+				return err
+			}
+			x := ep.DispatchArgs{Routing: routing, Rows: ep.Rows{Data: weft.TensorOf(make([]float32, 4), 1, 4)}}
+			if _, err := h.Dispatch(ctx, nil, x); err != nil {
+				return err
+			}
+			if _, err := h.Dispatch(ctx, nil, x); !errors.Is(err, weft.ErrUnsupported) { // nothing was released
+				return fmt.Errorf("a second dispatch: %w", err)
+			}
+			return errors.Join(h.Close(), c.Close())
+		})
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := trace.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := trace.Align(files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := a.Summarise()
+	const want = "dispatch 3 of handle 1 host did not end on ranks 0, 1, 2: each heard from all others, " +
+		"so it was refused or failed later"
+	if len(s.Unfinished) != 1 || s.Unfinished[0].String() != want {
+		t.Errorf("%+v", s.Unfinished)
 	}
 }

@@ -369,6 +369,8 @@ func (h Hang) String() string {
 		text += fmt.Sprintf(": %s began it and published nothing", ranks(h.Silent))
 	case len(h.For) > 0:
 		text += fmt.Sprintf(": not all of it came from %s", ranks(h.For))
+	case len(h.Waiting) > 1:
+		text += ": each heard from all others, so it was refused or failed later"
 	}
 	return text
 }

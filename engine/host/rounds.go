@@ -317,7 +317,11 @@ func (r *Rounds) AwaitCalls(ctx context.Context, op string, round uint64, own er
 	if err := r.await(ctx, op, round, waits); err != nil {
 		return err
 	}
-	return r.compare(op, round, own)
+	err := r.compare(op, round, own)
+	if err != nil && r.tape != nil {
+		r.tape.hand() // it does not end, and this may be the last of the lane
+	}
+	return err
 }
 
 // Calls gives the calls of all live ranks in the round, which they have opened.
