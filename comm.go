@@ -39,6 +39,7 @@ type Comm struct {
 	regions    []*shm.Region // of control pages
 	options    config        // of Join
 	logger     *slog.Logger
+	urgent     *slog.Logger // see loggers
 	hugePages  bool
 	local      int // ranks on this host, this one included
 	inProcess  int // ranks in this process, this one included
@@ -55,6 +56,7 @@ type Comm struct {
 	carriers    carriers
 
 	trace    *trace.Writer  // nil: off
+	warned   sync.Once      // that it is incomplete
 	device   *Device        // nil on the host
 	record   *device.Record // the device's, or noRecord
 	noRecord device.Record

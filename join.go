@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"sync"
 	"time"
@@ -39,15 +38,14 @@ func joinAs(ctx context.Context, options config) (_ *Comm, err error) {
 	rank, cfg := 0, options
 	defer func() { err = ownLimit("join", rank, err) }()
 	begun := time.Now()
-	var waits *slog.Logger
-	if cfg.logger, waits, err = loggers(cfg.logger, os.Getenv(LogVariable), os.Stderr); err != nil {
+	if cfg.logger, cfg.urgent, err = loggers(cfg.logger, os.Getenv(LogVariable), os.Stderr); err != nil {
 		return nil, err
 	}
 	b := cfg.bootstrap
 	switch {
 	case b != nil:
 	case cfg.dial != nil:
-		if b, err = cfg.dial(bootstrap.WithReport(ctx, reportWaits(waits))); err != nil {
+		if b, err = cfg.dial(bootstrap.WithReport(ctx, reportWaits(cfg.urgent))); err != nil {
 			return nil, err
 		}
 	default:
@@ -60,12 +58,12 @@ func joinAs(ctx context.Context, options config) (_ *Comm, err error) {
 			return nil, err
 		}
 		rank = env.Rank
-		if b, err = env.Dial(bootstrap.WithReport(ctx, reportWaits(waits.With("rank", env.Rank)))); err != nil {
+		if b, err = env.Dial(bootstrap.WithReport(ctx, reportWaits(cfg.urgent.With("rank", env.Rank)))); err != nil {
 			return nil, err
 		}
 	}
 	rank = b.Rank()
-	c, err := join(bootstrap.WithReport(ctx, reportWaits(waits.With("rank", rank))), b, cfg)
+	c, err := join(bootstrap.WithReport(ctx, reportWaits(cfg.urgent.With("rank", rank))), b, cfg)
 	if err != nil {
 		return nil, errors.Join(err, b.Close())
 	}
@@ -122,6 +120,7 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 		size:      b.Size(),
 		bootstrap: b,
 		logger:    cfg.logger.With("comm", roster.name(), "rank", b.Rank()),
+		urgent:    cfg.urgent.With("comm", roster.name(), "rank", b.Rank()),
 		hugePages: cfg.hugePages,
 		remote:    -1,
 		device:    gpu,

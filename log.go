@@ -19,12 +19,14 @@ import (
 //	info,json    the same as lines of JSON
 //	warn, off    faults and long waits only; nothing
 //
-// Without it, and without a logger, only a join that waits for more than ten seconds says so. Records
-// have the attributes comm (the same on every rank), rank, and where they apply op and peer.
+// Without it, and without a logger, only two things are logged: that a join waits for more than ten
+// seconds, and that a trace cannot be written. Records have the attributes comm (the same on every
+// rank), rank, and where they apply op and peer.
 const LogVariable = "WEFT_LOG"
 
-// loggers are where a communicator logs, and where its join reports that it waits.
-func loggers(given *slog.Logger, value string, to io.Writer) (comm, join *slog.Logger, err error) {
+// loggers are where a communicator logs, and where it logs what is said without being asked for: that its join waits,
+// and that its trace is incomplete.
+func loggers(given *slog.Logger, value string, to io.Writer) (comm, urgent *slog.Logger, err error) {
 	none := slog.New(slog.DiscardHandler)
 	level, format, _ := strings.Cut(value, ",")
 	options := &slog.HandlerOptions{}

@@ -22,6 +22,7 @@ type config struct {
 	deadline  time.Duration
 	policy    *channel.Policy
 	logger    *slog.Logger
+	urgent    *slog.Logger // see loggers
 	hugePages bool
 	foreign   bool          // the launcher knows the ranks under other numbers
 	host      string        // which this rank takes its host for

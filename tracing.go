@@ -40,20 +40,21 @@ func (c *Comm) openTrace(cfg config, name, host string) (err error) {
 
 // flushTrace writes what has been recorded: a failure may be the last thing that this process sees.
 func (c *Comm) flushTrace() {
-	if c.trace == nil {
-		return
-	}
-	if err := c.trace.Flush(); err != nil {
-		c.logger.Warn("the trace is incomplete", "op", "trace", "error", err.Error())
+	if c.trace != nil {
+		c.warnOfTrace(c.trace.Flush())
 	}
 }
 
 // closeTrace ends what has been recorded. That it could not be written is no failure of the job.
 func (c *Comm) closeTrace() {
-	if c.trace == nil {
-		return
+	if c.trace != nil {
+		c.warnOfTrace(c.trace.Close())
 	}
-	if err := c.trace.Close(); err != nil {
-		c.logger.Warn("the trace is incomplete", "op", "trace", "error", err.Error())
+}
+
+// warnOfTrace says why the trace is incomplete, if it is, once.
+func (c *Comm) warnOfTrace(err error) {
+	if err != nil {
+		c.warned.Do(func() { c.urgent.Warn("the trace is incomplete", "op", "trace", "error", err.Error()) })
 	}
 }
