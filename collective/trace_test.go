@@ -55,7 +55,7 @@ func aligned(t *testing.T, dir string) *trace.Trace {
 func every(t *testing.T, a *trace.Trace, ranks, calls int) *trace.Summary {
 	t.Helper()
 	s := a.Summarise()
-	if len(s.Unfinished) != 0 || s.Lost != 0 || s.Cut != nil || len(s.Operations) != 2 {
+	if len(s.Unfinished) != 0 || s.Lost != 0 || s.Overwritten != nil || s.Cut != nil || len(s.Operations) != 2 {
 		t.Fatalf("%+v", s)
 	}
 	for _, o := range s.Operations {

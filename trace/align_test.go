@@ -308,6 +308,18 @@ func TestSummary(t *testing.T) {
 	if !strings.Contains(text.String(), want) {
 		t.Fatal(text.String())
 	}
+	s.files[1].Tracks[0].Overwritten, s.files[2].Tracks[0].Lost = 601, 7
+	text.Reset()
+	if err := a.Summarise().Text(&text); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		" 7 lost;", "lost: 7 events, which", "lost: 601 of 1000 operations of group 1 came faster",
+	} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("no %q in %s", want, text.String())
+		}
+	}
 	if _, err := Align([]*File{s.files[0], s.files[1], s.files[0]}); err == nil {
 		t.Fatal("a file twice")
 	}

@@ -18,7 +18,8 @@ const (
 	kindLost
 	kindAnchor
 	kindOps
-	kindEnd // the Writer was closed: nothing is missing
+	kindEnd         // the Writer was closed: nothing is missing
+	kindOverwritten // operations
 )
 
 const (

@@ -30,7 +30,9 @@ type FileTrack struct {
 	Comm       string // of the track's communicator
 	Rank, Size int    // in it
 	Events     []Event
-	Lost       uint64 // events that are not there
+	Lost       uint64 // events that are not there: they were not written in time
+	// Overwritten is how many operations are not there: see Writer.Overwritten.
+	Overwritten uint64
 }
 
 // Anchor is a reading of a clock beside the time of day: see [Writer.Anchor].
@@ -141,6 +143,8 @@ func (f *File) take(record []byte) error {
 		f.Ended = true
 	case kindLost:
 		track().Lost += in.number()
+	case kindOverwritten:
+		track().Overwritten += in.number()
 	case kindAnchor:
 		a := Anchor{Own: in.number(), Unix: unzigzag(in.number()), Within: in.number()}
 		a.Clock = string(in.b)

@@ -18,7 +18,7 @@ type Summary struct {
 	Comms      []string    `json:"comms"` // communicators that were joined: of several jobs, or of one that did so again
 	Seconds    float64     `json:"seconds"`
 	Events     int         `json:"events"`
-	Lost       uint64      `json:"lost"`
+	Lost       uint64      `json:"lost"`           // events
 	Cut        []string    `json:"cut,omitempty"`  // files that end before their end
 	Open       []int       `json:"open,omitempty"` // ranks with a file that they have not closed: see File.Ended
 	Arrows     int         `json:"arrows"`
@@ -26,6 +26,16 @@ type Summary struct {
 	Clocks     []ClockLine `json:"clocks"`
 	Operations []Operation `json:"operations"`
 	Unfinished []Hang      `json:"unfinished,omitempty"`
+	// Overwritten are lanes whose operations came faster than they were read.
+	Overwritten []Overwritten `json:"overwritten,omitempty"`
+}
+
+// Overwritten says how many operations of a lane are not in the trace, of how many, on all its ranks together.
+type Overwritten struct {
+	Lane string `json:"lane"`
+	Comm string `json:"comm"`
+	Lost uint64 `json:"lost"`
+	Of   uint64 `json:"of"`
 }
 
 // ClockLine is a clock of a summary.
@@ -127,7 +137,13 @@ func (t *Trace) Summarise() *Summary {
 	for _, l := range t.Lanes {
 		by := map[string]*gathered{}
 		var order []string
+		lost := Overwritten{Lane: l.Name, Comm: l.Comm}
+		for _, track := range l.Tracks {
+			lost.Lost += track.Overwritten
+		}
+		lost.Of = lost.Lost
 		l.operations(func(o *operation) {
+			lost.Of += uint64(len(o.parts))
 			name := o.name()
 			g := by[name]
 			if g == nil {
@@ -139,6 +155,9 @@ func (t *Trace) Summarise() *Summary {
 		})
 		for _, name := range order {
 			s.Operations = append(s.Operations, by[name].operation())
+		}
+		if lost.Lost > 0 {
+			s.Overwritten = append(s.Overwritten, lost)
 		}
 		if h, ok := l.hang(); ok {
 			s.Unfinished = append(s.Unfinished, h)
@@ -420,6 +439,13 @@ func (s *Summary) Text(to io.Writer) error {
 	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "%d of %d ranks, %.3f s, %d events, %d lost; %d arrows, %d of them point backwards\n",
 		s.Traced, s.Ranks, s.Seconds, s.Events, s.Lost, s.Arrows, s.Backward)
+	if s.Lost > 0 {
+		fmt.Fprintf(w, "lost: %d events, which the disk did not take in time: record fewer steps\n", s.Lost)
+	}
+	for _, o := range s.Overwritten {
+		fmt.Fprintf(w, "lost: %d of %d operations of %s came faster than they were read: replay smaller graphs, "+
+			"50 ms apart\n", o.Lost, o.Of, s.lane(o.Lane, o.Comm))
+	}
 	if n := len(s.Comms); n > 1 {
 		fmt.Fprintf(w, "files of %d jobs, or of one that joined %d times: name those of one to see it alone\n", n, n)
 	}

@@ -66,7 +66,9 @@ type pending struct {
 	b    []byte
 	n    uint64
 	last Event
-	lost uint64
+	lost uint64 // events
+
+	overwritten uint64 // operations
 }
 
 // Create makes the file of a rank in a directory, which it makes if need be. It overwrites nothing: where there is a
@@ -185,12 +187,13 @@ func (w *Writer) Events(track uint32, events []Event) {
 	}
 }
 
-// Lost says that so many events of a track are not there: a ring was overwritten, say.
-func (w *Writer) Lost(track uint32, n uint64) {
+// Overwritten says that so many operations of a track are not there: their events were in a ring, and were overwritten
+// before they were read.
+func (w *Writer) Overwritten(track uint32, operations uint64) {
 	s := w.sink
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.tracks[track].lost += n
+	s.tracks[track].overwritten += operations
 	s.arm()
 }
 
@@ -281,12 +284,16 @@ func (s *sink) seal(id uint32, p *pending) {
 		s.size -= len(p.b)
 		p.b, p.n, p.last = p.b[:0], 0, Event{}
 	}
-	if p.lost > 0 {
-		s.ready = appendFrame(s.ready, kindLost, func(b []byte) []byte {
-			return binary.AppendUvarint(binary.AppendUvarint(b, uint64(id)), p.lost)
-		})
-		p.lost = 0
+	count := func(kind byte, n *uint64) {
+		if *n > 0 {
+			s.ready = appendFrame(s.ready, kind, func(b []byte) []byte {
+				return binary.AppendUvarint(binary.AppendUvarint(b, uint64(id)), *n)
+			})
+			*n = 0
+		}
 	}
+	count(kindLost, &p.lost)
+	count(kindOverwritten, &p.overwritten)
 }
 
 // flush writes what there is.

@@ -113,7 +113,7 @@ func TestFiles(t *testing.T) {
 			if err := w.Close(); err != nil {
 				t.Error(err)
 			}
-			w.Lost(id, 3)
+			w.Overwritten(id, 3)
 			other.Events(id, make([]Event, 0))
 			other.Events(id, []Event{{Site: End, Op: NoOp, Peer: -1}})
 			if err := other.Close(); err != nil {
@@ -131,7 +131,7 @@ func TestFiles(t *testing.T) {
 		t.Fatal(len(files), err)
 	}
 	for _, f := range files {
-		if tr := f.Tracks[0]; len(tr.Events) != 1 || tr.Lost != 3 || f.Cut != "" || !f.Ended {
+		if tr := f.Tracks[0]; len(tr.Events) != 1 || tr.Overwritten != 3 || f.Cut != "" || !f.Ended {
 			t.Fatalf("%+v", f)
 		}
 	}
@@ -186,7 +186,7 @@ func FuzzParse(f *testing.F) {
 		{Time: 1 << 50, Epoch: 3, Site: Begin, Peer: -1},
 		{Time: 1<<50 + 9, Epoch: 3, Site: Arrived, Peer: 1, Bytes: 8, Step: 2},
 	})
-	w.Lost(id, 2)
+	w.Overwritten(id, 2)
 	if err := w.Close(); err != nil {
 		f.Fatal(err)
 	}

@@ -41,9 +41,9 @@
 //
 // Programs of a communicator that is traced are compiled to leave records, which the others have no instruction of, and
 // lanes have a ring for them before their State: device/trace.cuh. A goroutine of the communicator copies what is new
-// 20 times a second, and asks the GPU for the time once a second. At most eight blocks of an operation become events;
-// what the ring had no room for is counted. Tests of a ring that overwrites and of operations that fail are of emulated
-// GPUs alone.
+// 20 times a second, 100 times where half a ring and more is new, and asks the GPU for the time once a second. At most
+// eight blocks of an operation become events; operations that the ring had no room for are counted. Tests of a ring
+// that overwrites and of operations that fail are of emulated GPUs alone.
 //
 //	begin, end                        every kernel that begins with Operation or Collective, and plans
 //	signalled, arrived of each peer   collectives through slots, direct ones and barriers; openings and marks of expert

@@ -22,8 +22,8 @@ import (
 )
 
 // Traces of lanes. A lane of a communicator that is traced has a ring before its State (device/trace.cuh), which its
-// kernels fill; they are compiled for that. A goroutine of the communicator copies what is new in the rings, every
-// tracePeriod, by a stream of its own, and makes events of it.
+// kernels fill; they are compiled for that. A goroutine of the communicator copies what is new in the rings, by a
+// stream of its own, and makes events of it: every tracePeriod, and every busyPeriod while rings fill faster.
 //
 // An operation is read when the next one has been counted: then all of it is there. What is under way is read when it
 // has not moved for a period, and at the end: those are the last events before a hang. What the ring has overwritten is
@@ -37,6 +37,8 @@ type Part struct {
 
 const (
 	tracePeriod = 50 * time.Millisecond
+	// A ring in busyPeriod is 25,600 operations a second, which make one to two million events. That much a rank writes.
+	busyPeriod  = 10 * time.Millisecond
 	clockPeriod = time.Second
 	// traceBlocks is how many blocks of an operation become events: the first, the last, and some between. All of
 	// them would be a million events a second.
@@ -58,6 +60,7 @@ type tracer struct {
 	stream *cuda.Stream
 	page   *cuda.HostMemory // what is copied comes here
 	out    bool             // a copy that was given up may still come
+	next   time.Duration    // until the next reading
 	closed bool
 
 	stop, stopped chan struct{}
@@ -202,7 +205,7 @@ func (t *tracer) anchor() {
 // run reads until the tracer is stopped.
 func (t *tracer) run() {
 	defer close(t.stopped)
-	tick := time.NewTicker(tracePeriod)
+	tick := time.NewTimer(tracePeriod)
 	defer tick.Stop()
 	flushed := uint64(0) // the generation that failed when all was written out, and 1
 	for anchored := time.Now(); ; {
@@ -212,9 +215,11 @@ func (t *tracer) run() {
 		case <-tick.C:
 		}
 		t.mu.Lock()
+		t.next = tracePeriod
 		for _, l := range t.lanes {
 			l.read(running)
 		}
+		tick.Reset(t.next)
 		t.mu.Unlock()
 		ops := t.comm.Operations()
 		if g := ops.Generation(); flushed != g+1 && ops.GaveUp(g) {
@@ -389,8 +394,17 @@ func (l *laneTrace) read(now progress) {
 		} else {
 			l.readPart(p, counted, now)
 		}
+		l.tracer.next = min(l.tracer.next, pause(counted-p.counted, l.ring.Operations))
 		p.counted = counted
 	}
+}
+
+// pause is the time until a ring is read again in which so many operations have come since it was read.
+func pause(came uint64, ring int) time.Duration {
+	if came > uint64(ring)/2 {
+		return busyPeriod
+	}
+	return tracePeriod
 }
 
 // readPart reads the operations that have ended, those before the last that was counted, and unless they go on those
@@ -402,7 +416,7 @@ func (l *laneTrace) readPart(p *tracePart, counted uint64, now progress) {
 	}
 	// What runs meanwhile overwrites the oldest.
 	if kept := uint64(l.ring.Operations - 2); counted+1 > kept && from < counted+1-kept {
-		l.tracer.writer.Lost(p.track, counted+1-kept-from)
+		l.tracer.writer.Overwritten(p.track, counted+1-kept-from)
 		from = counted + 1 - kept
 	}
 	if from > to {

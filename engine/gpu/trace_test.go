@@ -114,8 +114,8 @@ func checkGathers(f *trace.File, operations uint64) error {
 		return fmt.Errorf("%d tracks, cut %q, %d anchors", len(f.Tracks), f.Cut, len(f.Anchors))
 	}
 	track := f.Tracks[0]
-	if track.Lane != "gatherer 1" || track.Lost != 0 || len(track.Ops) != 1 || track.Ops[0] != "gather" {
-		return fmt.Errorf("track %+v, %d lost", track.Track, track.Lost)
+	if track.Lane != "gatherer 1" || track.Lost+track.Overwritten != 0 || len(track.Ops) != 1 || track.Ops[0] != "gather" {
+		return fmt.Errorf("track %+v, %d lost", track.Track, track.Overwritten)
 	}
 	last := trace.Event{Site: trace.End}
 	for _, e := range track.Events {
@@ -153,8 +153,8 @@ func TestTraceOverwritten(t *testing.T) {
 	for _, e := range track.Events {
 		seen[e.Epoch] = true
 	}
-	if uint64(len(seen))+track.Lost != operations || !seen[operations] {
-		t.Errorf("%d operations seen, %d lost, of %d", len(seen), track.Lost, operations)
+	if uint64(len(seen))+track.Overwritten != operations || !seen[operations] {
+		t.Errorf("%d operations seen, %d lost, of %d", len(seen), track.Overwritten, operations)
 	}
 }
 

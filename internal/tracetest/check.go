@@ -35,8 +35,8 @@ func Check(files []*trace.File, sameTime bool) (Seen, error) {
 			if t.Clock == trace.ClockHost {
 				continue
 			}
-			if t.Lost != 0 || f.Cut != "" {
-				return seen, fmt.Errorf("rank %d, %s: %d lost, %s", t.Rank, t.Lane, t.Lost, f.Cut)
+			if t.Lost+t.Overwritten != 0 || f.Cut != "" {
+				return seen, fmt.Errorf("rank %d, %s: %d lost, %s", t.Rank, t.Lane, t.Lost+t.Overwritten, f.Cut)
 			}
 			last := map[uint16]trace.Event{}
 			for _, e := range t.Events {
