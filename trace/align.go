@@ -202,6 +202,9 @@ func (t *Trace) byCausality() {
 	middle := t.Start + (t.End-t.Start)/2
 	for _, c := range t.Clocks {
 		c.Ahead += c.correction(middle)
+		if c.of > 0 {
+			c.Of = t.Clocks[c.of].Name
+		}
 	}
 	t.Clocks[0].Within = 0
 	t.Start, t.End = 1<<62, -1<<62
@@ -262,7 +265,11 @@ func (t *Trace) coarse() []int64 {
 			}
 		}
 		if from < 0 {
-			return s
+			if to = slices.Index(in, false); to < 0 {
+				return s
+			}
+			in[to] = true // nothing connects it with those before; others may be connected with it
+			continue
 		}
 		in[to] = true
 		s[to] = s[from] + (d[from*n+to]-d[to*n+from])/2
@@ -298,7 +305,7 @@ func (t *Trace) refine(span int64) bool {
 	coarse := make([]int64, n)
 	for c, k := range t.Clocks {
 		coarse[c] = k.Ahead
-		k.knots, k.Within = k.knots[:0], -1
+		k.knots, k.Within, k.of = k.knots[:0], -1, -1
 	}
 	agree := true
 	for k, pairs := range least {
@@ -318,10 +325,21 @@ func (t *Trace) refine(span int64) bool {
 			}
 		}
 		s := tied.place(n)
+		stay := make([]int64, n) // by the first clock of a set: where nothing else bounds the set it stays where that was
 		for c, clock := range t.Clocks {
-			if tied.mutual(n, 0, c) {
-				clock.knots = append(clock.knots, knot{t.Start + int64(k)*span, s[c]})
-				clock.Within = max(clock.Within, (tied[c]+tied[c*n])/2)
+			first, alone, others := tied.set(n, c)
+			if first == c && alone && len(clock.knots) > 0 {
+				stay[c] = clock.knots[len(clock.knots)-1].s
+			}
+			if c != 0 && !others {
+				continue
+			}
+			clock.knots = append(clock.knots, knot{t.Start + int64(k)*span, s[c] + stay[first]})
+			if c != first && (clock.of < 0 || first < clock.of) {
+				clock.of, clock.Within = first, -1
+			}
+			if first == clock.of {
+				clock.Within = max(clock.Within, (tied[first*n+c]+tied[c*n+first])/2)
 			}
 		}
 	}

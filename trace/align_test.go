@@ -184,6 +184,41 @@ func TestAlignHalf(t *testing.T) {
 	}
 }
 
+// TestAlignWithoutAnchors: clocks that could not be read beside their host's are brought together by what their ranks
+// sent each other, also where they drift and where the first of them rests meanwhile; the summary says how well.
+func TestAlignWithoutAnchors(t *testing.T) {
+	for _, rests := range []bool{false, true} {
+		s := &synthetic{random: rand.New(rand.NewPCG(9, 10)), ranks: []syntheticRank{
+			{host: "h", clock: "gpu a", offset: 5e9},
+			{host: "h", clock: "gpu b", offset: -3e9, drift: 3e-5},
+			{host: "h", clock: "gpu c", offset: 1e12, drift: -2e-5},
+		}}
+		s.run(5000)
+		for r, f := range s.files {
+			f.Anchors = slices.DeleteFunc(f.Anchors, func(a Anchor) bool { return a.Clock != ClockHost })
+			f.Tracks[0].Events = slices.DeleteFunc(f.Tracks[0].Events, func(e Event) bool {
+				return rests && r == 0 && e.Epoch > 1500 && e.Epoch < 3500
+			})
+		}
+		a, err := Align(s.files)
+		if err != nil || a.Backward != 0 || a.Arrows == 0 {
+			t.Fatalf("%d of %d arrows point backwards, by up to %d ns: %v", a.Backward, a.Arrows, a.Worst, err)
+		}
+		clocks := a.Summarise().Clocks
+		if len(clocks) != 4 || clocks[1].Within >= 0 || clocks[2].Of != "gpu a" || clocks[3].Of != "gpu a" {
+			t.Fatalf("%+v", clocks)
+		}
+		if rests {
+			continue
+		}
+		for r, worst := range s.errors(s.files) {
+			if within := clocks[r+1].Within; r > 0 && (worst > within || within > 3000) {
+				t.Errorf("rank %d is wrong by %d ns, said %d", r, worst, within)
+			}
+		}
+	}
+}
+
 // TestChrome: every arrow has both ends, inside slices of its row; slices nest.
 func TestChrome(t *testing.T) {
 	for _, blocks := range []bool{false, true} {

@@ -11,9 +11,11 @@ type Clock struct {
 	Name string
 	// Ahead is by how much its anchors were ahead of the reference clock's, in nanoseconds: the middle of the trace.
 	Ahead int64
-	// Within bounds the error of that, beside drift within a span. 0: it is the reference, or events share its clock;
-	// negative: nothing bounds it but the clocks of the hosts.
+	// Within bounds the error of that, beside drift within a span: in the span where it is widest. 0: it is the reference,
+	// or events share its clock; negative: nothing bounds it but the clocks of the hosts.
 	Within int64
+	// Of is the clock to which it is within that, if nothing bounds both to the reference. Empty: the reference.
+	Of string
 	// Drift is by how many nanoseconds a second it runs faster than the time of day.
 	Drift float64
 
@@ -22,6 +24,7 @@ type Clock struct {
 	bound   int64 // of the distance to the host's clock; 0: none
 	knots   []knot
 	fixed   int64 // the correction where there are no knots
+	of      int   // the number of Of; negative: none
 }
 
 // knot is a correction at a time.
@@ -126,6 +129,26 @@ func (d bounds) close(n int) bool {
 		}
 	}
 	return true
+}
+
+// set says which clock is the first of those that bounds keep together with one, whether they are alone: no bound is
+// between one of them and another clock, and whether any bound is between this clock and others.
+func (d bounds) set(n, of int) (first int, alone, others bool) {
+	first, alone = of, true
+	for a := range n {
+		in := d.mutual(n, a, of)
+		if in {
+			first = min(first, a)
+		}
+		for b := range n {
+			if a == b || d[a*n+b] == unbounded {
+				continue
+			}
+			others = others || a == of || b == of
+			alone = alone && in == d.mutual(n, b, of)
+		}
+	}
+	return first, alone, others
 }
 
 // mutual reports whether bounds keep two clocks together both ways.

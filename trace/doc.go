@@ -43,7 +43,8 @@
 // contradict each other. What still points backwards is counted: see [Trace].
 //
 // Anchors of a GPU's clock bound its distance to its host's clock, and take part as such bounds. The times of day of
-// two hosts bound nothing. Clocks that nothing connects keep what their anchors say.
+// two hosts bound nothing. Clocks that nothing connects keep what their anchors say. Clocks that are connected with one
+// another and not with the reference are corrected in the same way about the first of them.
 //
 // # Costs
 //

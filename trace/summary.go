@@ -43,6 +43,7 @@ type ClockLine struct {
 	Name   string  `json:"name"`
 	Ahead  int64   `json:"ahead_ns"`
 	Within int64   `json:"within_ns"`
+	Of     string  `json:"of,omitempty"` // see Clock.Of
 	Drift  float64 `json:"drift_ppb"`
 }
 
@@ -132,7 +133,7 @@ func (t *Trace) Summarise() *Summary {
 		s.Seconds = float64(t.End-t.Start) / 1e9
 	}
 	for _, c := range t.Clocks {
-		s.Clocks = append(s.Clocks, ClockLine{c.Name, c.Ahead, c.Within, c.Drift})
+		s.Clocks = append(s.Clocks, ClockLine{c.Name, c.Ahead, c.Within, c.Of, c.Drift})
 	}
 	for _, l := range t.Lanes {
 		by := map[string]*gathered{}
@@ -466,6 +467,9 @@ func (s *Summary) Text(to io.Writer) error {
 			within := "unknown"
 			if c.Within >= 0 {
 				within = duration(c.Within)
+				if c.Of != "" {
+					within += " of " + c.Of
+				}
 			}
 			fmt.Fprintf(w, "%s\t%s\t%s\t%.0f ppb\n", c.Name, duration(c.Ahead), within, c.Drift)
 		}
