@@ -355,6 +355,14 @@ func TestSummary(t *testing.T) {
 			t.Errorf("no %q in %s", want, text.String())
 		}
 	}
+	if a, err = Align([]*File{s.files[0], s.files[2]}); err != nil {
+		t.Fatal(err)
+	}
+	text.Reset()
+	err = a.Summarise().Text(&text)
+	if err != nil || !strings.Contains(text.String(), "missing: the files of ranks 1, 3: name") {
+		t.Error(text.String(), err)
+	}
 	if _, err := Align([]*File{s.files[0], s.files[1], s.files[0]}); err == nil {
 		t.Fatal("a file twice")
 	}

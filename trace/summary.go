@@ -12,8 +12,9 @@ import (
 
 // Summary says what operations took and who was waited for. Times are nanoseconds; ranks are those of the job.
 type Summary struct {
-	Ranks      int         `json:"ranks"`  // of the job
-	Traced     int         `json:"traced"` // ranks that have a file
+	Ranks      int         `json:"ranks"`            // of the job
+	Traced     int         `json:"traced"`           // ranks that have a file
+	Absent     []int       `json:"absent,omitempty"` // ranks that have none
 	Files      int         `json:"files"`
 	Comms      []string    `json:"comms"` // communicators that were joined: of several jobs, or of one that did so again
 	Seconds    float64     `json:"seconds"`
@@ -128,6 +129,11 @@ func (t *Trace) Summarise() *Summary {
 		}
 	}
 	s.Traced = len(traced)
+	for rank := range s.Ranks {
+		if !traced[rank] {
+			s.Absent = append(s.Absent, rank)
+		}
+	}
 	slices.Sort(s.Open)
 	if s.Events > 0 {
 		s.Seconds = float64(t.End-t.Start) / 1e9
@@ -449,6 +455,15 @@ func (s *Summary) Text(to io.Writer) error {
 	}
 	if n := len(s.Comms); n > 1 {
 		fmt.Fprintf(w, "files of %d jobs, or of one that joined %d times: name those of one to see it alone\n", n, n)
+	}
+	if n := len(s.Absent); n > 0 {
+		const most = 16
+		more := ""
+		if n > most {
+			more = fmt.Sprintf(" and %d more", n-most)
+		}
+		some := s.Absent[:min(n, most)]
+		fmt.Fprintf(w, "missing: the files of %s%s: name the directories of all hosts\n", ranks(some), more)
 	}
 	for _, cut := range s.Cut {
 		fmt.Fprintf(w, "ends early: %s\n", cut)
