@@ -363,6 +363,11 @@ func TestSummary(t *testing.T) {
 	if err != nil || !strings.Contains(text.String(), "missing: the files of ranks 1, 3: name") {
 		t.Error(text.String(), err)
 	}
+	text.Reset()
+	err = new(Summary).Text(&text)
+	if err != nil || !strings.Contains(text.String(), "no operations") || strings.Contains(text.String(), "waited for") {
+		t.Error(text.String(), err)
+	}
 	if _, err := Align([]*File{s.files[0], s.files[1], s.files[0]}); err == nil {
 		t.Fatal("a file twice")
 	}

@@ -489,6 +489,10 @@ func (s *Summary) Text(to io.Writer) error {
 			fmt.Fprintf(w, "%s\t%s\t%s\t%.0f ppb\n", c.Name, duration(c.Ahead), within, c.Drift)
 		}
 	}
+	if len(s.Operations) == 0 {
+		fmt.Fprint(w, "\nno operations: the ranks joined, and called none that is recorded\n")
+		return w.Flush()
+	}
 	fmt.Fprint(w, "\noperation\tlane\tcalls\tp50\tp99\tlongest\n")
 	for _, o := range s.Operations {
 		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\t%s\n", o.Name, s.lane(o.Lane, o.Comm), o.Calls, duration(o.P50), duration(o.P99),
