@@ -398,7 +398,7 @@ func (p *gpuPrinter) createLines(name string) (closeLines func() error, err erro
 	if name == "" {
 		return func() error { return nil }, nil
 	}
-	f, err := os.Create(name)
+	f, err := openLines(name)
 	if err != nil {
 		return nil, usageError{err}
 	}

@@ -48,9 +48,11 @@ func TestBenchEPOnGPUsFindsMistakes(t *testing.T) {
 		if err := os.WriteFile(kept, []byte("of before"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		command(t, 1, "bench", "ep", "--device", "gpu", "--lines", kept)
-		if now, err := os.ReadFile(kept); string(now) != "of before" || err != nil {
-			t.Errorf("without a GPU the lines of before are %q: %v", now, err)
+		for _, what := range []string{"ep --device gpu", "link", "start", "overlap"} {
+			command(t, 1, slices.Concat([]string{"bench"}, strings.Fields(what), []string{"--lines", kept})...)
+			if now, err := os.ReadFile(kept); string(now) != "of before" || err != nil {
+				t.Errorf("bench %s: without a GPU the lines of before are %q: %v", what, now, err)
+			}
 		}
 		if _, errs := command(t, 1, "bench", "ep", "--device", "gpu"); !strings.HasPrefix(errs, "weft: bench ep: ") {
 			t.Errorf("%q", errs)
