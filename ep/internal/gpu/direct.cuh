@@ -4,19 +4,19 @@
 // Peers write these regions of a rank's window:
 //
 //	openings  for each lane, opening.cuh: the first word is where the rank's rows are
-//	totals    2 turns x [ranks][experts + ranks + 1] numbers, each with the operation's: a source's
+//	totals    2 turns x [ranks][experts + ranks + 1] counts, each with the operation's number: a source's
 //	          selections of each expert, its tokens for each rank, its tokens
 //	records   2 turns x [ranks][capacity][top-k] pairs: the local expert + 1 of a selection, or 0 if it
 //	          goes elsewhere; weight
-//	befores   2 turns x [ranks][blocks][local, or by rank 1] numbers as in totals: how much of what the
-//	          source sends here its lower blocks have
+//	prefixes  2 turns x [ranks][blocks][local, or token-major 1] counts as in totals: what the lower blocks
+//	          of the source send here
 //	marks     for each lane, marks.cuh
 //	blocks    received rows, scales behind them
 //
 // Row map and push are one lane, pull is another.
 //
 // Invariant: a block marks only after it has read all openings, and ends only after all marks. So marks
-// need one turn. Totals, records and befores, which a block may read after its mark, need two.
+// need one turn. Totals, records and prefixes, which a block may read after its mark, need two.
 #pragma once
 #include "bulk.cuh"
 #include "exchange.cuh"

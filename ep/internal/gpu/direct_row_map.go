@@ -15,12 +15,12 @@ import (
 	"github.com/weftgo/weft/ep/spec"
 )
 
-// rowMapArgs are the arguments of a prepare: the RowMap of direct_row_map.cu.
+// rowMapArgs are the arguments of a prepare: the RowMap of row_map.cuh.
 type rowMapArgs struct {
 	shape                                shape
 	state                                uint64
 	openings, totals, records            uint64
-	befores, marks                       uint64
+	prefixes, marks                      uint64
 	flags, tokens, call, rows, align     uint32
 	blocks, mapEntries, _                uint32
 	ids, weights                         uint64
@@ -30,23 +30,25 @@ type rowMapArgs struct {
 	group                                device.Group
 }
 
-// rowMapForm is what handles differ in whose prepares are programs of their own.
+// rowMapForm is what a program of the kernel is compiled for: row_map.cuh has the constants.
 type rowMapForm struct {
-	byRank bool // a token has one row at a rank
-	even   bool // a Map has a bucket for all that is counted, and selections of a token are fours
+	tokenMajor bool // a token has one row at a rank
+	even       bool // a BitMap has a bucket for every column, and top-k is a multiple of mapQuad
 }
 
 func rowMapKernel(form rowMapForm, arch string) kernel.Spec {
 	name := "row map"
-	if form.byRank {
+	if form.tokenMajor {
 		name += ", by rank"
 	}
 	if form.even {
 		name += ", even"
 	}
-	s := kernelSpec(name, "direct_row_map.cu", arch, []string{directRowMap}, "direct.cuh")
+	s := kernelSpec(name, "direct_row_map.cu", arch, []string{directRowMap}, "direct.cuh",
+		"row_map.cuh", "row_map_bitmap.cuh", "row_map_selections.cuh", "row_map_count.cuh", "row_map_arrived.cuh",
+		"row_map_bases.cuh", "row_map_assign.cuh")
 	s.Defines["WEFT_ROW_MAP_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(rowMapArgs{})))
-	s.Defines["WEFT_BY_RANK"], s.Defines["WEFT_EVEN"] = number(form.byRank), number(form.even)
+	s.Defines["WEFT_TOKEN_MAJOR"], s.Defines["WEFT_EVEN"] = number(form.tokenMajor), number(form.even)
 	return s
 }
 
@@ -54,17 +56,18 @@ func rowMapKernel(form rowMapForm, arch string) kernel.Spec {
 // would have more than mapTokens tokens: a block asks all before it what they have counted.
 const mapBlocks, mapTokens = 32, 512
 
-// What a block of a prepare counts stands in two Maps of direct_row_map.cu, and what their numbers
-// are raised by behind them, if there is room: there are mapBuckets things to count at a time. A
-// map has mapEntries entries, or fewMapEntries on a GPU with little shared memory.
+// A block of a prepare has two BitMaps of row_map_bitmap.cuh in shared memory, and behind them its bases
+// (row_map_bases.cuh) if these are at most 4 * mapBuckets words. A map counts mapBuckets columns at a time. It
+// has mapEntries entries, or fewMapEntries on a GPU with little shared memory. mapOwnBytes bounds what the
+// kernel has of static shared memory.
 const mapBuckets, mapEntries, fewMapEntries, mapOwnBytes = 1024, 9 << 10, 2 << 10, 1 << 10
 
 func mapBytes(entries int) int { return entries*8 + mapBuckets*4 }
 
 func mapSharedBytes(entries int) int { return 2*mapBytes(entries) + 4*mapBuckets*4 }
 
-// A block of a prepare has two threads for every mapQuad selections of a token, QUAD of
-// direct_row_map.cu, within these bounds: a token has a power of two.
+// A block of a prepare has two threads for every mapQuad selections of a token (QUAD of
+// row_map_selections.cuh), within these bounds: the threads of a token are a power of two.
 const fewestMapThreads, mostMapThreads, mapQuad = 256, 768, 4
 
 func mapThreads(g *spec.Geometry, blocks int) int {
@@ -82,8 +85,8 @@ type rowMap struct {
 	launcher[rowMapArgs]
 	h *handle
 
-	openings, totals, records, befores, marks int64 // offsets in the window
-	counts, bases                             int64 // in this GPU's own memory
+	openings, totals, records, prefixes, marks int64 // offsets in the window
+	counts, bases                              int64 // in this GPU's own memory
 }
 
 func (k *rowMap) load(p *programs) {
@@ -107,7 +110,7 @@ func (k *rowMap) layout(window, local *enginegpu.Workspace) {
 	if g.Layout.ByExpert() {
 		columns = g.Local
 	}
-	k.befores = window.Zeros(2 * ranks * int64(k.blocks()*columns) * 8)
+	k.prefixes = window.Zeros(2 * ranks * int64(k.blocks()*columns) * 8)
 	k.counts = local.Zeros(blocks * int64(g.Experts+g.Ranks) * 8)
 	k.bases = local.Zeros(blocks * 4 * int64(max(g.Experts, g.Ranks)) * 4)
 }
@@ -130,7 +133,7 @@ func (k *rowMap) prepare() error {
 	config.Block.X, config.Shared = uint32(mapThreads(g, k.blocks())), mapSharedBytes(entries)
 	return k.layOut(config, rowMapArgs{
 		shape: h.shape(), openings: uint64(k.openings), totals: uint64(k.totals), records: uint64(k.records),
-		befores: uint64(k.befores), marks: uint64(k.marks), flags: layoutFlags(g.Layout),
+		prefixes: uint64(k.prefixes), marks: uint64(k.marks), flags: layoutFlags(g.Layout),
 		rows: uint32(g.Capacity), align: uint32(g.Align), blocks: uint32(k.blocks()), mapEntries: uint32(entries),
 	})
 }
@@ -202,12 +205,12 @@ func (r *gpuRouting) overflow() error {
 
 // rowMapFormOf is that of a handle.
 func rowMapFormOf(s *spec.Spec, ranks int) rowMapForm {
-	return rowMapForm{byRank: s.Layout == spec.TokenMajor, even: s.Experts+ranks <= mapBuckets && s.TopK%mapQuad == 0}
+	return rowMapForm{tokenMajor: s.Layout == spec.TokenMajor, even: s.Experts+ranks <= mapBuckets && s.TopK%mapQuad == 0}
 }
 
 // rowMapPrograms are those of all handles.
 func rowMapPrograms(arch string) (all []kernel.Spec) {
-	for _, form := range []rowMapForm{{}, {even: true}, {byRank: true}, {byRank: true, even: true}} {
+	for _, form := range []rowMapForm{{}, {even: true}, {tokenMajor: true}, {tokenMajor: true, even: true}} {
 		all = append(all, rowMapKernel(form, arch))
 	}
 	return all

@@ -1,0 +1,136 @@
+// What the phases of a row map share: its arguments, the programs' forms, where regions stand in a
+// window, and how ranks exchange counts. direct_row_map.cu says what the phases are.
+//
+// A count travels as one 64-bit word: the operation's number above, the count below. It is its own
+// flag: a reader polls until the upper half is this operation's number, and needs no fence, for the word
+// refers to no other memory.
+#pragma once
+#include "direct.cuh"
+
+namespace weft {
+
+// Go: rowMapArgs.
+struct RowMap {
+	Shape shape;
+	State *state;
+	u64 openings, totals, records, prefixes, marks; // offsets in a window
+	u32 flags, tokens, call;
+	u32 rows;			   // capacity: of an expert in zones of fixed size, else of a rank
+	u32 align;			   // of packed zones
+	u32 blocks;			   // that have a share; the launch may have more
+	u32 map_entries, zero; // of a BitMap
+	const void *ids;	   // [tokens][top-k]
+	const float *weights;
+	Pair *home;		  // [capacity][top-k]: expert + 1 if it has a row, expert + 1 << 16 in any case; weight
+	u32 *dest_rows;	  // [capacity][top-k]: row + 1, LEADER
+	Pair *recv_rows;  // [ranks][capacity][top-k]: row + 1, or token-major local expert + 1; 0: none
+	u32 *recv_tokens; // [ranks][capacity], token-major: row + 1
+	int *described;
+	long long *ranges;
+	u64 *counts; // [blocks][experts + ranks]: a block's counts, with the operation's number
+	u32 *bases;	 // [blocks][4][experts or, if there are more, ranks]: where shared memory has no room for them
+	Group group;
+};
+
+static_assert(sizeof(RowMap) == WEFT_ROW_MAP_BYTES + WIDER, "not the size of the host's struct");
+
+// Each form is a program of its own. A prepare lasts as long as one warp's instructions in sequence, and
+// each branch on the form would add to them.
+constexpr bool TOKEN_MAJOR = WEFT_TOKEN_MAJOR != 0; // a token has one row at a rank; else each selection has its own
+// EVEN: a BitMap has a bucket for every column, and top-k is a multiple of QUAD.
+constexpr bool EVEN = WEFT_EVEN != 0;
+
+// columns is how many counts a rank has: its selections of each expert, and behind them its tokens for
+// each rank.
+__device__ __forceinline__ u32 columns(const RowMap &a) { return a.shape.experts + a.group.ranks; }
+
+// arrived_buckets is how many counts a rank has of what arrives: each source's selections of each local
+// expert, or token-major each source's tokens.
+__device__ __forceinline__ u32 arrived_buckets(const RowMap &a) {
+	return TOKEN_MAJOR ? a.group.ranks : a.shape.experts; // ranks x local experts
+}
+
+// ---- Regions of a window. Each has two buffers, which operations take in turn: a peer may write for
+// this operation while a rank still reads what came for the one before.
+
+// records_at is where the records of all sources begin.
+__device__ __forceinline__ u64 records_at(const RowMap &a, const Operation &o) {
+	return a.records + (o.epoch & 1) * a.group.ranks * a.shape.capacity * a.shape.topk * sizeof(Pair);
+}
+
+// total_at is where src's total of a column stands. Behind the columns stands the number of its tokens.
+__device__ __forceinline__ u64 total_at(const RowMap &a, const Operation &o, u32 src, u32 column) {
+	return a.totals + (((u32)(o.epoch & 1) * a.group.ranks + src) * (columns(a) + 1) + column) * 8;
+}
+
+// prefix_at is where the prefix of src's block of this number stands, for a local expert of the rank
+// that receives it. Token-major there is one, at local expert 0.
+__device__ __forceinline__ u64 prefix_at(const RowMap &a, const Operation &o, u32 src, u32 le) {
+	u32 width = TOKEN_MAJOR ? 1 : a.shape.local;
+	return a.prefixes + ((((u32)(o.epoch & 1) * a.group.ranks + src) * a.blocks + blockIdx.x) * width + le) * 8;
+}
+
+// ---- Counts that travel.
+
+// send_count sends a rank the count n, unless the rank is masked.
+__device__ __forceinline__ void send_count(const RowMap &a, const Operation &o, u32 rank, u64 at, u32 n) {
+	if (!holds(o.mask, rank)) store_relaxed_sys_u64(a.group.window[rank] + at, o.epoch << 32 | n);
+}
+
+// await_late_count waits for a count that was not there at the first look. It is not inlined: it has many
+// callers, and almost none of them has to wait.
+__device__ __noinline__ u64 await_late_count(const Group &g, State *s, u64 epoch, u32 peer, const char *p) {
+	Wait w(g, s, OP_PREPARE, epoch);
+	u64 v = load_relaxed_sys_u64(p);
+	while ((u32)(v >> 32) != (u32)epoch && w.more(peer, (u32)epoch, v >> 32)) v = load_relaxed_sys_u64(p);
+	return v;
+}
+
+// count_of_word is the count of the word v that was read at p. If v is of another operation, it polls.
+__device__ __forceinline__ u32 count_of_word(const RowMap &a, const Operation &o, Wait &w, u32 peer, const char *p,
+											 u64 v) {
+	if ((u32)(v >> 32) != (u32)o.epoch) {
+		v = await_late_count(a.group, a.state, o.epoch, peer, p);
+		if ((u32)(v >> 32) != (u32)o.epoch) w.over = true;
+	}
+	return (u32)v;
+}
+
+// await_count waits for a count of src. A masked rank's counts are 0.
+__device__ __forceinline__ u32 await_count(const RowMap &a, const Operation &o, Wait &w, u32 src, u64 at) {
+	return holds(o.mask, src) ? 0 : count_of_word(a, o, w, src, o.own + at, load_relaxed_sys_u64(o.own + at));
+}
+
+// each_total waits for the totals of a column, and calls f(rank, total) for each rank, in order.
+template <class F>
+__device__ __forceinline__ void each_total(const RowMap &a, const Operation &o, Wait &w, u32 column, F f) {
+	constexpr u32 FLIGHT = 4; // totals that are read at once
+	const char *p = o.own + total_at(a, o, 0, column);
+	u64 stride = (columns(a) + 1) * 8;
+#pragma unroll 1
+	for (u32 first = 0; first < a.group.ranks;) {
+		u64 v[FLIGHT];
+		u32 late = FLIGHT; // the first of them that is not there yet
+#pragma unroll
+		for (u32 j = 0; j < FLIGHT; j++)
+			v[j] = first + j < a.group.ranks && !holds(o.mask, first + j)
+					   ? load_relaxed_sys_u64(p + (first + j) * stride)
+					   : o.epoch << 32;
+#pragma unroll
+		for (u32 j = FLIGHT; j-- > 0;) {
+			if ((u32)(v[j] >> 32) != (u32)o.epoch) late = j;
+		}
+		if (late < FLIGHT && !w.over) { // wait for this one, then read all of them again
+			u64 now = await_late_count(a.group, a.state, o.epoch, first + late, p + (first + late) * stride);
+			w.over = (u32)(now >> 32) != (u32)o.epoch;
+			continue;
+		}
+#pragma unroll
+		for (u32 j = 0; j < FLIGHT; j++) {
+			if (first + j < a.group.ranks) f(first + j, (u32)v[j]);
+		}
+		first += FLIGHT;
+	}
+}
+
+} // namespace weft
