@@ -62,7 +62,7 @@ __device__ __forceinline__ void send_counts(const Dispatch &a, const Batch &b, c
 			u32 i = base + (threadIdx.x & 31), r = i < end ? rank_of(a.shape, from + i) : a.group.rank;
 			char *window = windows.each(r);
 			if (i < end && !holds(b.mask, r))
-				store_relaxed_sys4(window + told_at(a, b, window, r, COUNTS + from + i - r * local), m.words[i]);
+				store_relaxed_sys4(window + sent_count_at(a, b, window, r, COUNTS + from + i - r * local), m.words[i]);
 		}
 		if (end == a.shape.experts) break;
 		__syncthreads();
@@ -102,7 +102,7 @@ __device__ __forceinline__ void send_token_counts(const Dispatch &a, const Batch
 	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
 		char *window = a.group.window[r];
 		if (!holds(b.mask, r))
-			store_relaxed_sys4(window + told_at(a, b, window, r, TOKENS_HERE), m.tokens_here[r]);
+			store_relaxed_sys4(window + sent_count_at(a, b, window, r, TOKENS_HERE), m.tokens_here[r]);
 	}
 }
 
@@ -123,10 +123,10 @@ __device__ __forceinline__ void await_all(const Dispatch &a, const Batch &b, Wai
 	bool route = (b.flags & ROUTE) != 0;
 	await_peers(w, b.own, b.mask, a.heads, b.turn, call, [&](u32 src, uint4 opening) {
 		a.credits[src] = opening.y;
-		if (route) sent(a)[src] = (int)opening.x;
-		had(a, b.turn)[src] = opening.x;
+		if (route) routed_tokens(a)[src] = (int)opening.x;
+		turn_tokens(a, b.turn)[src] = opening.x;
 	});
-	if (route && threadIdx.x % 32 == 0) *prepared(a) = (u32)b.epoch + 1;
+	if (route && threadIdx.x % 32 == 0) *prepare_number(a) = (u32)b.epoch + 1;
 	__syncwarp();
 	// Every rank's blocks run, so this kernel ends whatever room the next one's take.
 	let_next_start();

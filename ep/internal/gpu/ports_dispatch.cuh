@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(512, 1) carry_rows(const __grid_constant__ Row
 	b.epoch = count.epoch, b.turn = count.turn, b.buffer = (u32)(b.epoch & 1);
 	b.flags = a.flags, b.few = few(a), b.own = a.group.window[a.group.rank];
 	Wait w(a.group, a.state, (b.flags & MOVE) != 0 ? OP_DISPATCH : OP_PREPARE, b.epoch + 1);
-	u32 call = call_tag(call_of(b), (b.flags & ROUTE) != 0 ? 0 : *prepared(a));
+	u32 call = call_tag(call_of(b), (b.flags & ROUTE) != 0 ? 0 : *prepare_number(a));
 	carry(
 		c.ports, b.mask, b.flags, w, [&](const PortLink &l, char *out) { return pack_rows(c, b, call, l, out); },
 		[&](const PortLink &l, const char *in) { return land_rows(c, b, w, call, l, in); });

@@ -249,7 +249,7 @@ __global__ void __launch_bounds__(512, 1) carry_once(const __grid_constant__ Row
 	b.epoch = count.epoch, b.turn = count.turn, b.buffer = (u32)(b.epoch & 1);
 	b.flags = a.flags, b.few = few(a), b.own = a.group.window[a.group.rank];
 	Wait w(a.group, a.state, (b.flags & MOVE) != 0 ? OP_DISPATCH : OP_PREPARE, b.epoch + 1);
-	u32 call = call_tag(call_of(b), (b.flags & ROUTE) != 0 ? 0 : *prepared(a));
+	u32 call = call_tag(call_of(b), (b.flags & ROUTE) != 0 ? 0 : *prepare_number(a));
 	Places at{c.ports.places, a.group.ranks};
 	for (u32 i = blockIdx.x; (b.flags & SEND) != 0 && i < c.ports.count; i += gridDim.x) {
 		PortLink &l = c.ports.links[i];

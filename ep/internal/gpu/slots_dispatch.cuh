@@ -69,28 +69,33 @@ __device__ __forceinline__ u32 tokens_of(const Dispatch &a, const Batch &b, u32 
 	return load_relaxed_sys4(b.own + opening_at(a.group, a.heads, b.turn, src));
 }
 
-// had is where it stands how many tokens each source had in a turn.
-__device__ __forceinline__ u32 *had(const Dispatch &a, u32 turn) {
+// turn_tokens is where the numbers of tokens stand that each source had in a turn.
+__device__ __forceinline__ u32 *turn_tokens(const Dispatch &a, u32 turn) {
 	return a.filled + 3 * a.group.ranks * a.shape.capacity + turn * a.group.ranks;
 }
 
-// sent is where a routing says how many tokens each source has.
-__device__ __forceinline__ int *sent(const Dispatch &a) { return a.described + 2 * a.shape.local + a.group.ranks; }
+// routed_tokens is where a routing has the number of tokens of each source.
+__device__ __forceinline__ int *routed_tokens(const Dispatch &a) {
+	return a.described + 2 * a.shape.local + a.group.ranks;
+}
 
-// prepared is where a routing says of which Prepare it is.
-__device__ __forceinline__ u32 *prepared(const Dispatch &a) { return (u32 *)sent(a) + a.group.ranks + 1; }
+// prepare_number is where a routing has the number of its Prepare.
+__device__ __forceinline__ u32 *prepare_number(const Dispatch &a) {
+	return (u32 *)routed_tokens(a) + a.group.ranks + 1;
+}
 
 // call_of is the call that a launch belongs to. Go: callPrepare and its like.
 __device__ __forceinline__ u32 call_of(const Batch &b) { return (b.flags & (ROUTE | MOVE)) / ROUTE; }
 
-// count_at is where src's i-th word stands.
+// count_at is where the i-th word of src's counts stands.
 __device__ __forceinline__ u64 count_at(const Dispatch &a, u32 turn, u32 src, u32 i) {
 	return a.counts + (((u64)turn * a.group.ranks + src) * (COUNTS + a.shape.local) + i) * 4;
 }
 
-// told_at is where rank r's window has the i-th word that this rank sends it. Where rows go once to each host, what
-// is for a far rank stands in a turn of its own: what comes from there may be here before it was packed.
-__device__ __forceinline__ u64 told_at(const Dispatch &a, const Batch &b, const char *window, u32 r, u32 i) {
+// sent_count_at is where rank r's window has the i-th word of the counts that this rank sends it. Where rows go once
+// to each host, those for a far rank stand in a turn of their own: the far rank's counts may come to its place before
+// this rank's are packed.
+__device__ __forceinline__ u64 sent_count_at(const Dispatch &a, const Batch &b, const char *window, u32 r, u32 i) {
 	if (WEFT_PORTS == 2 && r != a.group.rank && window == a.group.window[a.group.rank]) return count_at(a, 3, r, i);
 	return count_at(a, b.turn, place_of(a.group, window, r), i);
 }
@@ -133,14 +138,14 @@ struct Extent {
 
 	// learn awaits every source's number. All lanes of a warp call it. False: it gave up.
 	__device__ __forceinline__ bool learn(const Dispatch &a, const Batch &b, Wait &w) {
-		const u32 *former = had(a, b.turn == 0 ? 2 : b.turn - 1);
+		const u32 *former = turn_tokens(a, b.turn == 0 ? 2 : b.turn - 1);
 		u32 most = 0, before = 0;
 		for (u32 src = threadIdx.x & 31; src < a.group.ranks; src += 32) {
 			before = max(before, former[src]);
 			if ((b.flags & ROUTE) == 0) {
 				// beyond, recv_rows is not written; the rows of a rank that was left out since
 				// are made zeros
-				most = max(most, (u32)sent(a)[src]);
+				most = max(most, (u32)routed_tokens(a)[src]);
 			} else if (!holds(b.mask, src)) {
 				most = max(most, await4(w, src, b.own + opening_at(a.group, a.heads, b.turn, src)));
 			}

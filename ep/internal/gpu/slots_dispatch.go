@@ -373,7 +373,8 @@ func dispatchKernel(f dispatchForm, arch string) kernel.Spec {
 	}
 	s := kernelSpec(fmt.Sprintf("%s, %s %d, %v%s", bare(name), f.kind, f.units, layout, quantising(f.quantize)),
 		"slots_dispatch.cu", arch,
-		[]string{name}, "slots_dispatch.cuh", "expert_index.cuh", "notify.cuh", "quantize.cuh")
+		[]string{name}, "slots_dispatch.cuh", "expert_index.cuh", "notify.cuh", "slots_send.cuh",
+		"slots_final_row.cuh", "slots_receive.cuh", "quantize.cuh")
 	switch {
 	case f.once:
 		carryBy(&s, portsOnce, "ports_hosts.cuh", "ports_rows.cuh")
