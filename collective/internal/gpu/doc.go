@@ -8,7 +8,7 @@
 // is on the way (slots.cuh). Reductions add in rank order, in fp32 or wider, and round once (fold.cuh):
 // the bits are those of the host's engine, on every rank, for every grid and algorithm. A thread looks at the
 // slots of all ranks at once: looks that follow each other would add up. Two-shots and helpers look at one rank's
-// after the other's: Looking in slots.cuh says why.
+// after the other's: Looking in arrivals.cuh says why.
 //
 //	all_reduce_one_shot   every rank sends all to all, and reduces all
 //	all_reduce_two_shot   every rank reduces a part, and sends the result to all

@@ -112,7 +112,7 @@ const (
 	widestTwo = 768
 )
 
-// threads are those of a block at most: the THREADS of slots.cuh.
+// threads are those of a block at most: the THREADS of lane.cuh.
 func (e *Engine) threads() int {
 	if e.ranks <= 2 {
 		return widestTwo

@@ -53,7 +53,8 @@ func Kernels(arch string, ranks int, types ...weft.DType) []kernel.Spec {
 func source(name, file string, t target, parameter uintptr, defines map[string]string) enginegpu.Source {
 	headers := device.Headers()
 	for _, h := range []string{
-		"slots.cuh", "all_reduce.cuh", "direct.cuh", "direct_reduce.cuh", "helpers.cuh", "rows.cuh",
+		"slots.cuh", "lane.cuh", "encodings.cuh", "operands.cuh", "peers.cuh", "operation.cuh", "arrivals.cuh",
+		"all_reduce.cuh", "direct.cuh", "direct_reduce.cuh", "helpers.cuh", "rows.cuh",
 		"push.cuh", "plain.cuh", "all_reduce_norm.cuh", "chunks.cuh", "multicast.cuh",
 	} {
 		headers[h] = text(h)

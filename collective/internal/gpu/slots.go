@@ -12,7 +12,7 @@ const vectorBytes = 16
 // vectors is how many vectors so many bytes are, of which the last may be shorter.
 func vectors(n int) int { return (n + vectorBytes - 1) / vectorBytes }
 
-// encoding is how data travels in slots: the encodings of slots.cuh.
+// encoding is how data travels in slots: those of encodings.cuh.
 type encoding int
 
 const (
@@ -64,7 +64,7 @@ const turns = 3
 // sideShare is how many bytes of slots have a byte of side words.
 const sideShare = 4
 
-// laneArgs are what kernels of all collectives have: the Lane of slots.cuh.
+// laneArgs are what kernels of all collectives have: the Lane of lane.cuh.
 type laneArgs struct {
 	state, own       uint64
 	slots, turnBytes uint64
@@ -74,7 +74,7 @@ type laneArgs struct {
 	op, plain        uint32
 }
 
-// operand is memory of the caller's: the Operand of slots.cuh.
+// operand is memory of the caller's: the Operand of operands.cuh.
 type operand struct {
 	at, bytes uint64
 	unit, _   uint32
