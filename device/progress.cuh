@@ -12,8 +12,8 @@
 
 namespace weft {
 
-// progress_wait returns when a word has been raised so often, or false after so many nanoseconds. One thread
-// calls it; what the word stands for is there for the block behind a __syncthreads.
+// progress_wait waits until a word has been raised `times` times. False: it has not been after `patience` nanoseconds.
+// One thread calls it; after a __syncthreads the block may read the part that the word stands for.
 __device__ __forceinline__ bool progress_wait(const u64 *word, u64 times, u64 patience) {
 	u64 begun = nanoseconds();
 	while (load_acquire_sys_u64(word) < times) {
@@ -22,8 +22,8 @@ __device__ __forceinline__ bool progress_wait(const u64 *word, u64 times, u64 pa
 	return true;
 }
 
-// ready_taken returns when the part that a word stands for may be written, or false after so many
-// nanoseconds. One thread calls it, as progress_wait.
+// ready_taken waits until the part that a word stands for may be written: the collective has read it. False: it may not
+// be after `patience` nanoseconds. One thread calls it; after a __syncthreads the block may write.
 __device__ __forceinline__ bool ready_taken(const u64 *word, u64 patience) {
 	u64 begun = nanoseconds();
 	while (load_acquire_sys_u64(word) != 0) {
@@ -32,9 +32,9 @@ __device__ __forceinline__ bool ready_taken(const u64 *word, u64 patience) {
 	return true;
 }
 
-// last_to_arrive is true on one thread of the last of so many blocks that call it with a count of theirs, 0 in
-// the beginning and in the end. That thread sees, and passes on, what all threads of these blocks have
-// stored. All threads of a block call it.
+// last_to_arrive is true on one thread of the last of `blocks` blocks that call it with the same count, which is 0
+// before and after. That thread sees what all threads of these blocks have stored, and its next release passes that on.
+// All threads of a block call it.
 __device__ __forceinline__ bool last_to_arrive(u32 *count, u32 blocks) {
 	__syncthreads();
 	if (threadIdx.x != 0) return false;
@@ -45,8 +45,8 @@ __device__ __forceinline__ bool last_to_arrive(u32 *count, u32 blocks) {
 	return true;
 }
 
-// ready_raise says that a block has written the part that a word stands for; or, with a count in this GPU's
-// memory, that so many blocks have. All threads call it.
+// ready_raise says that a block has written the part that a word stands for. With a count in this GPU's memory, the
+// last of `blocks` blocks says so for all. All threads call it.
 __device__ __forceinline__ void ready_raise(u64 *word) {
 	__syncthreads();
 	if (threadIdx.x == 0) store_release_sys_u64(word, 1);

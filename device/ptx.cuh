@@ -231,9 +231,10 @@ __device__ __forceinline__ void pause(u32 ns) { asm volatile("nanosleep.u32 %0;"
 
 // ---- A thread's way through a kernel (9.7.6.2 setp, 9.7.12.7 exit).
 
-// computed has addresses, ored, computed by here and not where they are used: before wait_for_previous a kernel
-// computes what follows from its arguments alone. They are not null, which the compiler does not know: it keeps what a
-// thread does from here on behind the branch.
+// computed makes the compiler compute addresses here rather than where they are used. A kernel calls it before
+// wait_for_previous, with the bitwise or of the addresses that follow from its arguments alone. Then loads and stores
+// follow the wait at once. The thread would exit if the or were 0. It never is, but the compiler does not know that: it
+// computes the addresses before the branch, and leaves behind it what the thread does later.
 __device__ __forceinline__ void computed(u64 addresses) {
 	asm volatile("{ .reg .pred p; setp.eq.u64 p, %0, 0; @p exit; }" ::"l"(addresses) : "memory");
 }

@@ -4,8 +4,9 @@
 
 namespace weft {
 
-// gave_up reports whether a thread that has polled for so many nanoseconds ends its wait. It is not
-// inlined, and takes values, so that polling needs no memory.
+// gave_up reports whether a thread that has polled for `waited` nanoseconds ends its wait: the State is stopped, the
+// deadline is over, or, if `look`, the abort word is set. It is not inlined, and takes values, so that a polling thread
+// keeps nothing in memory.
 __device__ __noinline__ bool gave_up(const Group &g, State *s, u32 op, u64 epoch, u64 waited, bool look, u32 peer,
 									 u64 expected, u64 seen) {
 	if (load_relaxed_gpu4(&s->stopped) != 0) return true;
@@ -28,7 +29,7 @@ struct Wait {
 	State *state;
 	u64 epoch, start;
 	u32 op, polls;
-	u32 look;  // after how many periods of 2^20 ns the abort word is looked at
+	u32 look;  // the thread reads the abort word next after so many periods of 2^20 ns
 	bool over; // it has given up
 	WEFT_TRACED(Trace trace;) // of the operation, if its counts are the lane's first
 
@@ -44,7 +45,7 @@ struct Wait {
 		over = true;
 	}
 
-	// more is called after a poll that found nothing. False: end the wait.
+	// more is called after each poll that found nothing. False: end the wait.
 	//
 	// The abort word is in host memory, where a read may take 150 us. A rank that reads it is late,
 	// and its peers wait: if they read it next, every operation takes that long until the stream is
@@ -61,15 +62,15 @@ struct Wait {
 	}
 };
 
-// await_epoch waits until a word that peer raises once an operation has reached the low bits of
-// epoch. The caller then sees peer's stores from before it raised the word.
+// await_epoch waits until the word at p, which peer sets to each operation's number, is epoch or later. The caller
+// then sees what peer stored before it set the word.
 __device__ __forceinline__ void await_epoch(Wait &w, u32 peer, const void *p, u32 epoch) {
 	u32 v = load_acquire_sys4(p);
 	while ((int)(v - epoch) < 0 && !w.over && w.more(peer, epoch, v)) v = load_acquire_sys4(p);
 }
 
-// count_waits adds to the group's waits, if there are any, for how many nanoseconds from now on
-// there(rank) is false, for every other rank. It returns when it is true for all, or with w.over.
+// count_waits measures for each other rank how long there(rank) is false from now on, and adds the nanoseconds to
+// Group.waits, if that is there. It returns when there is true for all, or with w.over.
 // All lanes of a warp call it, and stay together to the end: a lane that left the loop would wait
 // for the others before it looked at the clock.
 template <class F> __device__ __forceinline__ void count_waits(Wait &w, const RankSet &mask, F there) {
