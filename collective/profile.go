@@ -1,13 +1,13 @@
 package collective
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/collective/tuning"
+	"github.com/weftgo/weft/internal/tuningfile"
 )
 
 // profile names the machine in tables of package tuning. It is collective: ranks share a GPU if any two do,
@@ -17,27 +17,8 @@ func profile(ctx context.Context, comm *weft.Comm, op string) (name string, own,
 	if comm.Device() == nil || betweenGPUs(comm) {
 		return tuning.SharedMemory, nil, nil
 	}
-	d := comm.Device().Context().Device()
-	gpu, own := d.Name()
-	bus, unknown := d.PCIBusID()
-	own = errors.Join(own, unknown)
-	notes, err := comm.Operations().GatherNotes(ctx, op, fmt.Appendf(nil, "%s\n%s", bus, gpu))
-	if err != nil {
-		return "", nil, err
-	}
-	seen, shared := map[string]bool{}, false
-	for _, n := range notes {
-		if n == nil { // masked
-			continue
-		}
-		bus, name, _ := bytes.Cut(n, []byte{'\n'})
-		if len(seen) == 0 {
-			gpu = string(name)
-		}
-		shared = shared || seen[string(bus)]
-		seen[string(bus)] = true
-	}
-	return tuning.ProfileOf(gpu, shared), own, nil
+	m, own, err := tuningfile.MachineOf(ctx, comm, op)
+	return m.Profile(), own, err
 }
 
 // tuned finds the table of the group's profile, which is the same on all ranks or refused on all. It is

@@ -25,6 +25,7 @@ import (
 	"github.com/weftgo/weft/collective"
 	"github.com/weftgo/weft/collective/tuning"
 	"github.com/weftgo/weft/device"
+	"github.com/weftgo/weft/internal/tuningfile"
 )
 
 // tuneCollectives is the command tune collectives.
@@ -204,7 +205,7 @@ func (t *tuneCollectives) onGPUs(parent context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	profile := func(ranks int) string { return tuning.ProfileOf(name, !t.loopback && ranks > len(contexts)) }
+	profile := func(ranks int) string { return tuningfile.ProfileOf(name, !t.loopback && ranks > len(contexts)) }
 	if t.show {
 		for _, n := range t.ranks {
 			err = errors.Join(err, t.tell(profile(n), n))

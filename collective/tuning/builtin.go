@@ -3,9 +3,10 @@ package tuning
 import (
 	"embed"
 	"maps"
-	"path"
 	"slices"
 	"strings"
+
+	"github.com/weftgo/weft/internal/tuningfile"
 )
 
 //go:embed profiles/*.json
@@ -21,18 +22,7 @@ const (
 )
 
 var builtin = func() map[string]*Table {
-	all := map[string]*Table{}
-	entries, err := files.ReadDir("profiles")
-	for _, e := range entries {
-		var text []byte
-		if text, err = files.ReadFile(path.Join("profiles", e.Name())); err != nil {
-			break
-		}
-		name := strings.TrimSuffix(e.Name(), ".json")
-		if all[name], err = Parse(name, text); err != nil {
-			break
-		}
-	}
+	all, err := tuningfile.Profiles(files, Parse)
 	if err != nil {
 		panic(err) // they are embedded
 	}
@@ -47,30 +37,10 @@ func Builtin(profile string) *Table {
 	t := builtin[profile]
 	switch {
 	case t != nil:
-	case strings.HasSuffix(profile, "-"+anyShared):
+	case strings.HasSuffix(profile, tuningfile.Shared):
 		t = builtin[anyShared]
 	default:
 		t = builtin[anyGPU]
 	}
 	return t
-}
-
-// ProfileOf is the profile of a GPU that the driver names so, on which ranks are alone, or which they share.
-func ProfileOf(gpu string, shared bool) string {
-	short := strings.ToLower(strings.TrimPrefix(gpu, "NVIDIA "))
-	short = strings.Join(strings.FieldsFunc(short, func(r rune) bool {
-		return (r < 'a' || r > 'z') && (r < '0' || r > '9')
-	}), "-")
-	for name, t := range builtin {
-		if slices.Contains(t.GPUs, gpu) {
-			if !shared {
-				return name
-			}
-			short, _, _ = strings.Cut(name, "-")
-		}
-	}
-	if shared {
-		return short + "-" + anyShared
-	}
-	return short + "-peers"
 }

@@ -20,7 +20,6 @@ const version = 1
 type Table struct {
 	Version    int             `json:"version"`
 	Note       string          `json:"note,omitempty"`
-	GPUs       []string        `json:"gpus,omitempty"` // that have the profile, as the driver names them
 	Constants  spec.Model      `json:"constants,omitzero"`
 	Unmeasured []string        `json:"unmeasured,omitempty"` // constants that are taken from elsewhere
 	Measured   []spec.Measured `json:"measured,omitempty"`   // by algorithm, ranks and placement

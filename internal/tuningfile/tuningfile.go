@@ -1,5 +1,7 @@
 // Package tuningfile keeps the file in which "weft tune" writes what it has found on a machine: a JSON
 // object whose members belong to packages ep and collective. Each changes its own, and keeps the others.
+//
+// It also names kinds of machines, the profiles, and reads the tables that those packages embed, one for each profile.
 package tuningfile
 
 import (
