@@ -1,6 +1,8 @@
 package ep
 
 import (
+	"maps"
+
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/ep/internal/gpu"
 	"github.com/weftgo/weft/ep/spec"
@@ -53,6 +55,17 @@ func WarnAgain() { gpu.HookWarnAgain() }
 
 // TableVersion is that of the tables that handles heed.
 const TableVersion = tableVersion
+
+// Profiles are the library's tables.
+func Profiles() map[string]*TuningTable { return profiles }
+
+// SetProfile replaces the library's table of a profile, and gives what undoes it.
+func SetProfile(profile string, t *TuningTable) (undo func()) {
+	before := profiles
+	profiles = maps.Clone(before)
+	profiles[profile] = t
+	return func() { profiles = before }
+}
 
 // Idle reports whether no call of a handle is in progress.
 func Idle(h *Handle) bool { return h.base.Gate.Idle() }

@@ -63,7 +63,13 @@ func tornMachine(t *testing.T) *gpuMachine {
 // emulatedMachine makes GPUs of the host's processors. They must be clean in the end.
 func emulatedMachine(t testing.TB, gpus int, o emulate.Options) *gpuMachine {
 	t.Helper()
-	return &gpuMachine{GPUs: ranktest.Emulated(t, cudatest.Config{Devices: gpus}, o), emulated: true}
+	return emulatedAs(t, cudatest.Config{Devices: gpus}, o)
+}
+
+// emulatedAs is emulatedMachine of GPUs that a Config describes.
+func emulatedAs(t testing.TB, c cudatest.Config, o emulate.Options) *gpuMachine {
+	t.Helper()
+	return &gpuMachine{GPUs: ranktest.Emulated(t, c, o), emulated: true}
 }
 
 // times is n on emulated GPUs, which are slow, and many on others.

@@ -1,6 +1,7 @@
 package ep
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,10 +37,18 @@ func NewHandle(ctx context.Context, comm *weft.Comm, s Spec) (*Handle, error) {
 	if e == spec.GPUEngine && comm.Operations().Spans() {
 		validate = s.ValidateBetween
 	}
-	err := validate(comm.Size())
+	var library *TuningTable
+	var own error
+	if e == spec.GPUEngine { // on every rank, whatever its Spec and environment say
+		var err error
+		if library, own, err = libraryTable(ctx, comm, op); err != nil {
+			return nil, err
+		}
+	}
+	err := cmp.Or(validate(comm.Size()), own)
 	s = s.Normalize()
 	if err == nil && e == spec.GPUEngine {
-		s, err = tuned(s, comm)
+		s, err = tuned(s, comm, library)
 	}
 	text := s.Text()
 	if err == nil && e == spec.GPUEngine && comm.Operations().Spans() {

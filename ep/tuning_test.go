@@ -2,6 +2,7 @@ package ep_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -12,8 +13,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda/cudatest"
+	"github.com/weftgo/weft/cuda/cudatest/emulate"
 	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/eptest"
+	"github.com/weftgo/weft/internal/tuningfile"
 )
 
 func TestTable(t *testing.T) {
@@ -103,6 +107,161 @@ func TestTable(t *testing.T) {
 	if _, err := ep.ReadTuningTable(path); !errors.Is(err, weft.ErrInvalid) || !strings.Contains(err.Error(), path) {
 		t.Errorf("of no table: %v", err)
 	}
+}
+
+// TestBadTables: a table that no search writes is refused, with the file's name; one of another version is no table.
+func TestBadTables(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tuning.json")
+	good := ep.TuningRow{
+		Hardware: ep.Hardware{GPU: "a GPU", SMs: 16, Ranks: 2}, Kind: ep.HandleKindOf(sized(exactRows, 2)),
+		Tuning: ep.Tuning{Combine: ep.KernelTuning{Protocol: ep.FlagProtocol, Threads: 96}}, Date: "2026-11-22",
+	}
+	good.Kind.MaxTokens = 16
+	text := func(change func(r *ep.TuningRow)) string {
+		r := good
+		change(&r)
+		b, err := json.Marshal(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	same := text(func(*ep.TuningRow) {})
+	for rows, want := range map[string]string{
+		same + "," + same: "rows 0 and 1 are for the same handle",
+		text(func(r *ep.TuningRow) { r.Hardware.GPU = "" }):             "want a GPU's name",
+		text(func(r *ep.TuningRow) { r.Hardware.Ranks = 0 }):            "ranks",
+		text(func(r *ep.TuningRow) { r.Kind.MaxTokens = 0 }):            "tokens of at least 1",
+		text(func(r *ep.TuningRow) { r.Kind.Layout = "sideways" }):      "sideways",
+		text(func(r *ep.TuningRow) { r.Kind.Payload = "bf15" }):         "bf15",
+		text(func(r *ep.TuningRow) { r.Dispatch.Tuned = -1 }):           "-1 us",
+		text(func(r *ep.TuningRow) { r.Tuning.Combine.Threads = 1000 }): "1000 threads",
+		text(func(r *ep.TuningRow) { r.Tuning.Dispatch.Units = 3 }):     "3 units",
+		text(func(r *ep.TuningRow) { r.Tuning.Dispatch.Blocks = 2000 }): "2000 blocks",
+		text(func(r *ep.TuningRow) { r.Tuning.Combine.Parts = 2 }):      "for slot mode and for direct mode",
+		text(func(r *ep.TuningRow) { r.Tuning.HostCopy = ep.CopyEach }): "handles on the host",
+		strings.Replace(same, `"date"`, `"day"`, 1):                     "unknown field",
+		strings.Replace(same, `"flags"`, `"smoke"`, 1):                  "smoke",
+		`{"kind": 3}`: "cannot unmarshal",
+	} {
+		of := fmt.Sprintf(`{"version":%d,"rows":[%s]}`, ep.TableVersion, rows)
+		if err := os.WriteFile(path, []byte(of), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ep.ReadTuningTable(path); !errors.Is(err, weft.ErrInvalid) || !strings.Contains(err.Error(), want) ||
+			!strings.Contains(err.Error(), path) || strings.Count(err.Error(), "\n") != 0 {
+			t.Errorf("%s: %v, want %q", rows, err, want)
+		}
+		// Of another version they may mean anything.
+		of = fmt.Sprintf(`{"version":%d,"rows":[%s]}`, ep.TableVersion+1, rows)
+		if err := os.WriteFile(path, []byte(of), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if table, err := ep.ReadTuningTable(path); err != nil || table.Current() || len(table.Rows) != 0 {
+			t.Errorf("%s of another version: %+v, %v", rows, table, err)
+		}
+	}
+	bad := ep.TuningTable{Rows: []ep.TuningRow{{}}}
+	if err := bad.Write(path); !errors.Is(err, weft.ErrInvalid) || !strings.Contains(err.Error(), path) {
+		t.Errorf("a bad table is written: %v", err)
+	}
+}
+
+// TestProfiles: the library's tables are of the kernels that there are, and each row is in the file of its GPU.
+func TestProfiles(t *testing.T) {
+	if len(ep.Profiles()) == 0 {
+		t.Error("no profile is embedded")
+	}
+	for profile, table := range ep.Profiles() {
+		if !table.Current() {
+			t.Errorf("ep/profiles/%s.json has rows of version %d, which other kernels gave: measure them anew, or take "+
+				"them out", profile, table.Version)
+		}
+		for _, r := range table.Rows {
+			if of := tuningfile.ProfileOf(r.Hardware.GPU, false); of != profile {
+				t.Errorf("ep/profiles/%s.json has a row of %s, which belongs into %s.json", profile, r.Hardware.GPU, of)
+			}
+		}
+	}
+}
+
+// TestLibraryTable: of a handle that the user's table has no row for, the library's has the say.
+func TestLibraryTable(t *testing.T) {
+	if testing.Short() {
+		t.Skip("compiles kernels")
+	}
+	const emulated = "an emulated GPU"
+	s := sized(exactRows, 2)
+	s.SMs, s.Experts = 8, 12
+	by := func(threads int) ep.Tuning { return ep.Tuning{Combine: ep.KernelTuning{Threads: threads}} }
+	row := func(ranks, threads int, change func(k *ep.HandleKind)) ep.TuningRow {
+		k := ep.HandleKindOf(s)
+		change(&k)
+		return ep.TuningRow{
+			Hardware: ep.Hardware{GPU: emulated, SMs: 16, Ranks: ranks}, Kind: k, Tuning: by(threads),
+		}
+	}
+	none := func(*ep.HandleKind) {}
+	library := &ep.TuningTable{Version: ep.TableVersion, Rows: []ep.TuningRow{row(2, 96, none), row(4, 96, none)}}
+	t.Cleanup(ep.SetProfile(tuningfile.ProfileOf(emulated, false), library))
+	dir := t.TempDir()
+	t.Setenv("XDG_CACHE_HOME", dir)
+	path := filepath.Join(dir, "weft", "tuning.json")
+	m := emulatedAs(t, cudatest.Config{Devices: 2, Names: []string{emulated}}, emulate.Options{})
+	mixed := emulatedAs(t, cudatest.Config{Devices: 2, Names: []string{emulated, "another GPU"}}, emulate.Options{})
+	for _, tc := range []struct {
+		name     string
+		variable string
+		user     []ep.TuningRow
+		m        *gpuMachine
+		ranks    int
+		want     ep.Tuning
+	}{
+		{"no file of the user's", "", nil, m, 2, by(96)},
+		{"none at all", "none", nil, m, 2, ep.Tuning{}},
+		{"a file without rows", "", []ep.TuningRow{}, m, 2, by(96)},
+		{"rows for other handles", "", []ep.TuningRow{row(2, 128, func(k *ep.HandleKind) { k.TopK++ })}, m, 2, by(96)},
+		{"a tie", "", []ep.TuningRow{row(2, 128, none)}, m, 2, by(128)},
+		{"a tie with a file that is named", path, []ep.TuningRow{row(2, 128, none)}, m, 2, by(128)},
+		{"the user's search found nothing faster", "", []ep.TuningRow{row(2, 0, none)}, m, 2, ep.Tuning{}},
+		{"ranks share GPUs", "", nil, m, 4, ep.Tuning{}},
+		{"GPUs of two kinds", "", nil, mixed, 2, ep.Tuning{}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Setenv("WEFT_TUNING", tc.variable)
+			if err := os.RemoveAll(path); err != nil {
+				t.Fatal(err)
+			}
+			if tc.user != nil {
+				if err := (&ep.TuningTable{Rows: tc.user}).Write(path); err != nil {
+					t.Fatal(err)
+				}
+			}
+			members(t, tc.m, tc.ranks, s, gpuDeadline, func(_ context.Context, r *member) error {
+				if got := r.handle.Spec().Tuning; got != tc.want {
+					return fmt.Errorf("%+v, want %+v", got, tc.want)
+				}
+				return nil
+			})
+		})
+	}
+	t.Run("a row that some ranks lack", func(t *testing.T) {
+		t.Setenv("WEFT_TUNING", "")
+		other := s
+		err := m.engine(t, 2, gpuDeadline).Ranks(2, func(c *weft.Comm) error {
+			own := other
+			if c.Rank() == 1 {
+				own.Tuning = by(128)
+			}
+			if _, err := ep.NewHandle(testContext(t), c, own); !errors.Is(err, weft.ErrMismatch) {
+				return fmt.Errorf("rank %d: %w", c.Rank(), err)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // TestTunedOnGPUs has handles work in ways that nobody would choose: what they give stays the same.

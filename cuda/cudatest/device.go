@@ -42,7 +42,11 @@ func (m *Machine) deviceCalls(t *sys.Table) {
 	}
 	t.DeviceGetName = func(p *byte, n int32, d sys.Device) sys.Result {
 		return m.deviceCall("cuDeviceGetName", d, func() sys.Result {
-			text(p, n, "cudatest")
+			name := "cudatest"
+			if names := m.config.Names; len(names) > 0 {
+				name = names[int(d)%len(names)]
+			}
+			text(p, n, name)
 			return sys.Success
 		})
 	}

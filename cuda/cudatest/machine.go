@@ -15,6 +15,8 @@ import (
 type Config struct {
 	// Devices is how many there are; 0 means 1.
 	Devices int
+	// Names of devices, in turn; without any they have the same.
+	Names []string
 	// Version of the driver; 0 means 13.0.
 	Version cuda.Version
 	// Attributes replace a device's attributes, for every device.

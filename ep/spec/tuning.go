@@ -139,6 +139,22 @@ func (k KernelTuning) apply(dependent *bool, senders, threads *int) {
 // and refills all of them.
 const mostValueTokens = 4096
 
+// Check refuses what no handle on GPUs can have, whatever its Spec.
+func (t Tuning) Check() error {
+	if t.HostCopy != FanOut {
+		return weft.Invalidf("Tuning.HostCopy is for handles on the host")
+	}
+	return cmp.Or(t.Dispatch.check("Dispatch"), t.Combine.check("Combine"))
+}
+
+func (k KernelTuning) check(what string) error {
+	direct := k.direct() != KernelTuning{}
+	if direct && k.slots() != (KernelTuning{}) {
+		return weft.Invalidf("Tuning.%s is for slot mode and for direct mode", what)
+	}
+	return (Spec{}).validateKernelTuning(what, k, direct, MostUnits(Spec{}))
+}
+
 // ValidateTuning checks the Tuning.
 func (s Spec) ValidateTuning(e Engine, ranks int) error {
 	if s.Tuning == (Tuning{}) {

@@ -47,7 +47,12 @@ func Read(path string) (members map[string]json.RawMessage, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("tuning: %w", err)
 	}
-	if err := json.Unmarshal(b, &members); err != nil {
+	return Parse(path, b)
+}
+
+// Parse is Read of a file whose text is at hand.
+func Parse(path string, text []byte) (members map[string]json.RawMessage, err error) {
+	if err := json.Unmarshal(text, &members); err != nil {
 		return nil, Broken(path, err)
 	}
 	if members == nil {
@@ -82,6 +87,9 @@ func NamedBy() string {
 	}
 	return Variable
 }
+
+// NoTables says whether the variable wants none.
+func NoTables() bool { return os.Getenv(Variable) == None }
 
 // Write replaces members of the file in one step, so that readers see a whole one. It follows links.
 func Write(path string, changed map[string]any) error {
