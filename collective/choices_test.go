@@ -3,6 +3,7 @@ package collective
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"testing"
 
@@ -114,12 +115,13 @@ func TestEveryAlgorithmCosts(t *testing.T) {
 			if a.Cost == nil {
 				continue
 			}
+			measured := slices.ContainsFunc(m.Measured, func(r spec.Measured) bool { return r.Algorithm == a.Name })
 			last := 0.0
 			for n := 0; n < 1<<32; n = 2*n + 1 {
 				q := spec.Request{Collective: a.Collective, DType: weft.Float32, Ranks: 4, Slot: 1 << 24}
 				q.SetSent(n)
 				us, known := a.Estimate(&q, m)
-				if !known || !(us > 0) || us < last {
+				if !known || !(us > 0) || us < last && !measured { // measured times vary
 					t.Fatalf("%s, %s of %d bytes: %v us, %t, after %v", profile, a.Name, n, us, known, last)
 				}
 				last = us

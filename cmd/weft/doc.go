@@ -6,6 +6,7 @@
 //	weft bench link           measure the links between GPUs
 //	weft bench start          measure how long ranks on GPUs take to start
 //	weft tune ep              find out how its kernels are fastest on this machine
+//	weft tune merge FILE...   put the results of several searches together
 //	weft compile --out DIR    compile GPU kernels for machines that have no compiler
 //	weft completion bash      shell completion
 package main

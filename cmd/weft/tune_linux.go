@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"syscall"
@@ -20,6 +21,7 @@ import (
 	"github.com/weftgo/weft/collective/tuning"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/ep"
+	"github.com/weftgo/weft/internal/tuningfile"
 )
 
 func newTune() *cobra.Command {
@@ -30,7 +32,7 @@ func newTune() *cobra.Command {
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	describe(cmd, "tune_root")
-	cmd.AddCommand(newTuneEP(), newTuneCollectives())
+	cmd.AddCommand(newTuneEP(), newTuneCollectives(), newTuneMerge())
 	return cmd
 }
 
@@ -115,6 +117,14 @@ func (t *tuneFlags) run(cmd *cobra.Command) (err error) {
 	return t.tune(ctx, g, shapes, table, path, progress)
 }
 
+// tell says where rows are now, and who reads them.
+func (t *tuneFlags) tell(w io.Writer, path, profile string, rows int) {
+	fmt.Fprintf(w, "\n%s: %s, of the profile %s\n", path, measure.Count(rows, "row"), profile)
+	if t.out != "" {
+		fmt.Fprintln(w, "Handles read them where WEFT_TUNING names the file. \"weft tune merge\" puts them into another one.")
+	}
+}
+
 // tunedFile is the file to write. What is measured from now on does not go by it.
 func tunedFile(out string) (path string, err error) {
 	if path = out; path == "" {
@@ -189,7 +199,7 @@ func (t *tuneFlags) tune(ctx context.Context, g benchep.GPUs, shapes []benchep.S
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	fmt.Fprintf(progress.Above(os.Stdout), "\n%s: %d rows\n", path, len(table.Rows))
+	t.tell(progress.Above(os.Stdout), path, tuningfile.ProfileOf(name, false), len(table.Rows))
 	if wrong > 0 {
 		return fmt.Errorf("%d outputs were wrong, which no tuning may cause: the shapes above are not in the table", wrong)
 	}
