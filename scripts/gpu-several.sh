@@ -21,7 +21,8 @@
 #   json ARGUMENT...                the same of commands that write them to standard output
 #   tune ARGUMENT...                weft tune, its table in STEP.json
 #   measure PROGRAM BENCHMARKS      a package's benchmarks
-# NAME=VALUE before it are variables of its environment.
+# NAME=VALUE before it are variables of its environment. What lines, json and measure measure goes by the tables that
+# the library brings along, and not by those of the machine's user.
 # shellcheck shell=sh disable=SC2154 # run.sh has made them
 
 emulated='/^emulated$|//^emulated$|///^emulated$' # parts of tests
@@ -41,6 +42,7 @@ several() {
 	total=${WEFT_TOTAL_SECONDS:-0}
 	resume || return
 	mkdir "$work/doing" || return
+	printf '{}\n' >"$work/tuning.json" || return
 	unpack_libfabric || return
 
 	bounding=1 began='' left=''
@@ -147,11 +149,11 @@ begin() {
 	does=$1
 	shift
 	case $does in
-	lines | json) part=$(part_of "$@") what="weft $*" variables="WEFT_TUNING=none$variables" ;;
+	lines | json) part=$(part_of "$@") what="weft $*" variables="WEFT_TUNING=$work/tuning.json$variables" ;;
 	tune) part=tune what="weft tune $*" ;;
 	python) part=python what=${what#*python } ;;
 	sanitize) part=sanitizer what=${what#*sanitize } ;;
-	measure) part=bench-$(printf '%s' "$1" | tr / -) what=$2 variables="WEFT_TUNING=none$variables" ;;
+	measure) part=bench-$(printf '%s' "$1" | tr / -) what=$2 variables="WEFT_TUNING=$work/tuning.json$variables" ;;
 	test) part=$(name_of "$1") ;;
 	*) part=$does what="on $count GPUs" ;;
 	esac
