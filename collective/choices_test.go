@@ -28,16 +28,20 @@ func TestChoices(t *testing.T) {
 	}{
 		{"h200-nvswitch", 2, AllReduce, 0, "[{1099511627776 all-reduce/one-shot}]"},
 		{
-			"h200-nvswitch", 4, AllReduce, 0, "[{262144 all-reduce/one-shot} {67108864 all-reduce/two-shot} " +
+			"h200-nvswitch", 4, AllReduce, 0, "[{262144 all-reduce/one-shot} {33554432 all-reduce/two-shot} " +
 				"{34359738368 all-reduce/push-push} {1099511627776 all-reduce/two-shot}]",
 		},
 		{
-			"h200-nvswitch", 8, AllReduce, 0, "[{65536 all-reduce/one-shot} {67108864 all-reduce/two-shot} " +
+			"h200-nvswitch", 8, AllReduce, 0, "[{65536 all-reduce/one-shot} {33554432 all-reduce/two-shot} " +
 				"{34359738368 all-reduce/push-push} {1099511627776 all-reduce/two-shot}]",
+		},
+		{
+			"h200-nvswitch", 2, AllReduce, Inputs | Outputs,
+			"[{67108864 all-reduce/one-shot} {34359738368 all-reduce/push-push} {1099511627776 all-reduce/one-shot}]",
 		},
 		{
 			"h200-nvswitch", 8, AllReduce, Inputs | Outputs,
-			"[{65536 all-reduce/one-shot} {8388608 all-reduce/two-shot} {67108864 all-reduce/direct} " +
+			"[{65536 all-reduce/one-shot} {8388608 all-reduce/two-shot} {33554432 all-reduce/direct} " +
 				"{34359738368 all-reduce/push-push} {1099511627776 all-reduce/two-shot}]",
 		},
 		{"h100-nvswitch", 4, AllToAll, 0, "[{1099511627776 all-to-all/flagged}]"},

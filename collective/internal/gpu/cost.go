@@ -76,19 +76,20 @@ func twoShotCost(q spec.Request, m *spec.Model) float64 {
 }
 
 // Pieces that are pushed fill no link until the first have come through. They lose a little of the links' rate, and
-// more where results are taken from staging memory.
+// more where results are taken from staging memory. Then a GPU's own part takes longer than the links of two ranks.
 const (
-	pushFill    = 14
+	pushFill    = 8
 	pushCollect = 3
-	pushDirect  = 0.966
-	pushStaged  = 0.927
+	pushDirect  = 0.98
+	pushStaged  = 0.95
+	pushOwnGBps = 268
 	pushBlocks  = 128 // that staging memory is for
 )
 
 func pushCost(q spec.Request, m *spec.Model) float64 {
-	n, fill, share := float64(max(q.Ranks, 1)), float64(pushFill), pushDirect
+	n, fill, share, own := float64(max(q.Ranks, 1)), float64(pushFill), pushDirect, 0.0
 	if q.Windows&spec.Outputs == 0 {
-		fill, share = fill+pushCollect, pushStaged
+		fill, share, own = fill+pushCollect, pushStaged, spec.Micros(float64(q.Bytes), pushOwnGBps)
 	}
 	if q.Slot > 0 { // pieces that are shorter than usual take as long as those
 		room := float64(turns*q.Slot) / pushShare
@@ -97,7 +98,7 @@ func pushCost(q spec.Request, m *spec.Model) float64 {
 		}
 		share *= min(1, room/(pushDepth*max(1, n-1)*pushBlocks*usualPiece))
 	}
-	return meeting(&q, m) + fill + spec.Micros(2*(n-1)/n*float64(q.Bytes), m.Push*share)
+	return meeting(&q, m) + fill + max(own, spec.Micros(2*(n-1)/n*float64(q.Bytes), m.Push*share))
 }
 
 // stagedPasses is how often the GPU's own memory sees what came through slots: read, written to the output,
