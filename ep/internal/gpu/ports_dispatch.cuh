@@ -86,12 +86,9 @@ __global__ void __launch_bounds__(512, 1) carry_rows(const __grid_constant__ Row
 	wait_for_previous();
 	Count count = *count_of(a.state, 0);
 	if (a.state->stopped != 0) return; // the launches beside this one say so
-	Batch b;
-	b.mask = a.state->mask();
-	b.epoch = count.epoch, b.turn = count.turn, b.buffer = (u32)(b.epoch & 1);
-	b.flags = a.flags, b.few = few(a), b.own = a.group.window[a.group.rank];
+	Batch b = batch_of(a, count);
 	Wait w(a.group, a.state, (b.flags & MOVE) != 0 ? OP_DISPATCH : OP_PREPARE, b.epoch + 1);
-	u32 call = call_tag(call_of(b), (b.flags & ROUTE) != 0 ? 0 : *prepare_number(a));
+	u32 call = rows_tag(a, b);
 	carry(
 		c.ports, b.mask, b.flags, w, [&](const PortLink &l, char *out) { return pack_rows(c, b, call, l, out); },
 		[&](const PortLink &l, const char *in) { return land_rows(c, b, w, call, l, in); });

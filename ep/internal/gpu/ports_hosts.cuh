@@ -244,12 +244,9 @@ __global__ void __launch_bounds__(512, 1) carry_once(const __grid_constant__ Row
 	wait_for_previous();
 	Count count = *count_of(a.state, 0);
 	if (a.state->stopped != 0) return; // the launches beside this one say so
-	Batch b;
-	b.mask = a.state->mask();
-	b.epoch = count.epoch, b.turn = count.turn, b.buffer = (u32)(b.epoch & 1);
-	b.flags = a.flags, b.few = few(a), b.own = a.group.window[a.group.rank];
+	Batch b = batch_of(a, count);
 	Wait w(a.group, a.state, (b.flags & MOVE) != 0 ? OP_DISPATCH : OP_PREPARE, b.epoch + 1);
-	u32 call = call_tag(call_of(b), (b.flags & ROUTE) != 0 ? 0 : *prepare_number(a));
+	u32 call = rows_tag(a, b);
 	Places at{c.ports.places, a.group.ranks};
 	for (u32 i = blockIdx.x; (b.flags & SEND) != 0 && i < c.ports.count; i += gridDim.x) {
 		PortLink &l = c.ports.links[i];

@@ -22,4 +22,18 @@ __device__ __forceinline__ u64 slot_at(const Dispatch &a, const Batch &b, u32 sr
 	return a.rows + b.buffer * a.turn_bytes + ((u64)src * a.shape.capacity + t) * a.slot_bytes;
 }
 
+// batch_of is what a launch carries.
+__device__ __forceinline__ Batch batch_of(const Dispatch &a, const Count &count) {
+	Batch b;
+	b.mask = a.state->mask();
+	b.epoch = count.epoch, b.turn = count.turn, b.buffer = (u32)(b.epoch & 1);
+	b.flags = a.flags, b.few = few(a), b.own = a.group.window[a.group.rank];
+	return b;
+}
+
+// rows_tag is the tag of the call that the batch is of.
+__device__ __forceinline__ u32 rows_tag(const Dispatch &a, const Batch &b) {
+	return call_tag(call_of(b), (b.flags & ROUTE) != 0 ? 0 : *prepare_number(a));
+}
+
 } // namespace weft
