@@ -24,29 +24,36 @@ const profilerColumns = 100
 // want exactly one row with each. So all kernels of a handle that dispatch have one name, in whole:
 // with their parameters, and without a template's arguments, in which the forms of a kernel would
 // differ. The same holds for combine, and no other kernel's name has either word. With WEFT_TEST_ALL=1
-// handles have rows of each type, else of bf16.
+// handles have rows of each type, else of bf16, and some of the programs are compiled: kernels that have
+// the same C++ name in others have the names of these.
 func TestKernelNames(t *testing.T) {
 	if _, err := os.Stat("kernel_names_test.go"); err != nil {
 		t.Skip("needs the source tree: kernels are compiled where they are written")
 	}
-	specs, used := map[ep.Spec]int{}, map[string]bool{}
+	specs := map[ep.Spec]int{}
 	for s, ranks := range smallSpecs() {
 		if emulate.Everything() || s.Payload == ep.Opaque || s.Payload == ep.BF16 || s.Quantize == weft.BFloat16 {
 			specs[s] = ranks
-			for _, program := range ep.ProgramsOf(s, ranks) {
-				used[program] = true
-			}
 		}
 	}
-	kernels := slices.DeleteFunc(ep.Kernels("sm_90a"), func(k kernel.Spec) bool {
-		return !emulate.Everything() && !used[k.Name]
-	})
+	every := ep.Kernels("sm_90a")
+	kernels := every
+	if !emulate.Everything() {
+		kernels = nil
+		for _, i := range budget.Pairs(every, func(s kernel.Spec) bool {
+			bf16 := strconv.Itoa(int(weft.BFloat16)) // the same as those that are held to their budget
+			return budget.Defines(s, "WEFT_TYPE", "", "0", bf16) && budget.Defines(s, "WEFT_QUANTIZE", "", "0", bf16)
+		}) {
+			kernels = append(kernels, every[i])
+		}
+	}
 	programs, err := budget.Compile(t.Context(), budget.Cache(cudatest.NVRTC(t)), kernels)
 	if err != nil {
 		t.Fatalf("%+v", err)
 	}
 	shown := map[string][]string{} // by program, what a profiler shows
 	all := map[string]bool{}
+	byKernel, names := map[string]string{}, map[string][]string{} // those of others
 	for _, p := range programs {
 		for _, symbol := range p.Symbols {
 			name, err := demangle(symbol)
@@ -54,8 +61,18 @@ func TestKernelNames(t *testing.T) {
 				t.Errorf("%s: kernel %s, shown as %s: %v", p.Name, symbol, name, err)
 			}
 			shown[p.Name], all[name] = append(shown[p.Name], name), true
+			kernel, _, _ := strings.Cut(name, "(")
+			byKernel[kernel] = name
 		}
 	}
+	for _, k := range every {
+		for _, name := range k.Kernels {
+			if _, compiled := shown[k.Name]; !compiled && byKernel[name] != "" {
+				names[k.Name] = append(names[k.Name], byKernel[name])
+			}
+		}
+	}
+	maps.Copy(shown, names)
 	for word, kernels := range map[string][]string{
 		"dispatch": {"weft::direct::dispatch(", "weft::slots::dispatch("},
 		"combine":  {"weft::direct::combine(", "weft::slots::combine("},

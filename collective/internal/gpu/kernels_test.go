@@ -15,11 +15,11 @@ import (
 var accumulators = []weft.DType{weft.BFloat16, weft.Float32, weft.Float64, weft.Int32, weft.Int64, weft.Bool}
 
 // typical is a kernel that moves data, or reduces a type whose kernels differ from the others: of two bytes with a
-// wider accumulator, or of eight bytes, which takes most registers. Of the other types one of the reductions is
-// compiled.
+// wider accumulator, or of eight bytes, which takes most registers. Of a type for each other kind of accumulator one of
+// the reductions is compiled.
 func typical(s kernel.Spec) bool {
-	return s.Defines["WEFT_TYPE"] == "" || strings.HasPrefix(s.Name, "two-shot all-reduce of") ||
-		of(s, weft.BFloat16, weft.Float64)
+	return s.Defines["WEFT_TYPE"] == "" || of(s, weft.BFloat16, weft.Float64) ||
+		strings.HasPrefix(s.Name, "two-shot all-reduce of") && of(s, accumulators...)
 }
 
 // of reports whether a kernel reduces one of types.

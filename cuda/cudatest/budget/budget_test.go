@@ -2,6 +2,8 @@ package budget
 
 import (
 	"errors"
+	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -223,5 +225,50 @@ __global__ void shares(int *x) {
 	s.Source = strings.Replace(s.Source, "__syncthreads();", "int unused; __syncthreads();", 1)
 	if _, err := Compile(t.Context(), cache, []kernel.Spec{s}); err == nil || !strings.Contains(err.Error(), "unused") {
 		t.Errorf("with a warning: %v", err)
+	}
+}
+
+// TestPairs: a few programs have all pairs of values that all have.
+func TestPairs(t *testing.T) {
+	var specs []kernel.Spec
+	for _, source := range []string{"one", "two"} {
+		for i := range 27 {
+			s := kernel.Spec{Name: fmt.Sprint(i), Source: source, Defines: map[string]string{"A": fmt.Sprint(i % 3)}}
+			if i/3%3 > 0 { // or it has none
+				s.Defines["B"] = fmt.Sprint(i / 3 % 3)
+			}
+			s.Kernels = []string{fmt.Sprint(i / 9)}
+			specs = append(specs, s)
+		}
+	}
+	pairs := func(places []int) map[string]bool {
+		of := map[string]bool{}
+		for _, i := range places {
+			s := specs[i]
+			b, ok := s.Defines["B"]
+			of[fmt.Sprintf("%s A %s B %t %s", s.Source, s.Defines["A"], ok, b)] = true
+			of[fmt.Sprintf("%s A %s kernels %s", s.Source, s.Defines["A"], s.Kernels)] = true
+			of[fmt.Sprintf("%s B %t %s kernels %s", s.Source, ok, b, s.Kernels)] = true
+		}
+		return of
+	}
+	typical := func(s kernel.Spec) bool { return s.Source == "one" || s.Defines["A"] == "2" }
+	var all []int
+	for i, s := range specs {
+		if typical(s) {
+			all = append(all, i)
+		}
+	}
+	few := Pairs(specs, typical)
+	if got, want := pairs(few), pairs(all); !maps.Equal(got, want) {
+		t.Errorf("%d of %d pairs", len(got), len(want))
+	}
+	if len(few) > 2*(9+3) { // of each source there are 9 pairs at least
+		t.Errorf("%d programs", len(few))
+	}
+	for _, i := range few {
+		if !typical(specs[i]) {
+			t.Errorf("%+v is not typical", specs[i])
+		}
 	}
 }

@@ -1,13 +1,16 @@
 package budget
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/kernel"
@@ -15,10 +18,10 @@ import (
 
 // Archs are the architectures that kernels are compiled for in tests: the oldest, the first with
 // bulk copies and dependent launches, the newest.
-var Archs = []string{"sm_80", held, "sm_100a"}
+var Archs = []string{oldest, held, "sm_100a"}
 
-// held is the architecture whose kernels are always compiled.
-const held = "sm_90a"
+// held is the architecture that most kernels are compiled for.
+const oldest, held = "sm_80", "sm_90a"
 
 var update = flag.Bool("update", false, "rewrite testdata/kernels.txt, what kernels may use of a GPU")
 
@@ -30,15 +33,15 @@ type TB interface {
 	Logf(format string, args ...any)
 }
 
-// Test compiles a package's kernels without a warning, and holds them to its budget: all for sm_90a, of the
-// other architectures of [Archs] one program of each source. What was compiled is kept in the user's cache
-// directory. With -update or WEFT_TEST_ALL=1 all are compiled for all architectures.
+// Test compiles a package's kernels without a warning, and holds them to its budget: for sm_90a [Pairs] of them, for
+// sm_80 one program of each source, for sm_100a one of the longest source. What was compiled is kept in the user's
+// cache directory. With -update or WEFT_TEST_ALL=1 all are compiled for all architectures.
 func Test(t TB, kernels func(arch string) []kernel.Spec) {
 	t.Helper()
 	Sample(t, kernels, func(kernel.Spec) bool { return true })
 }
 
-// Sample is Test, of those kernels for sm_90a that are typical, and of one program of each source.
+// Sample is Test, whose kernels for sm_90a are pairs of those that are typical.
 func Sample(t TB, kernels func(arch string) []kernel.Spec, typical func(kernel.Spec) bool) {
 	t.Helper()
 	NeedSource(t)
@@ -50,9 +53,20 @@ func Sample(t TB, kernels func(arch string) []kernel.Spec, typical func(kernel.S
 			specs = append(specs, all...)
 			continue
 		}
-		some := OneOfEach(all)
+		var some []int
+		switch arch {
+		case held:
+			some = Pairs(all, typical)
+		case oldest:
+			some = OneOfEach(all)
+		default:
+			some = OneOfEach(all)
+			some = []int{slices.MaxFunc(some, func(a, b int) int {
+				return cmp.Or(len(all[a].Source)-len(all[b].Source), a-b)
+			})}
+		}
 		for i, s := range all {
-			if slices.Contains(some, i) || arch == held && typical(s) {
+			if slices.Contains(some, i) {
 				specs = append(specs, s)
 			} else {
 				uncompiled = append(uncompiled, s)
@@ -73,12 +87,76 @@ func Sample(t TB, kernels func(arch string) []kernel.Spec, typical func(kernel.S
 	}
 }
 
+// Pairs gives the places of a few of the typical programs. Wherever one of all these has two values of two defines, or
+// of a define and its list of kernels, one of the few has them too.
+func Pairs(specs []kernel.Spec, typical func(kernel.Spec) bool) (few []int) {
+	has, left := map[int][]string{}, map[string]bool{} // by place, and all
+	sources := map[string]int{}
+	for i, s := range specs {
+		if !typical(s) {
+			continue
+		}
+		if _, ok := sources[s.Source]; !ok {
+			sources[s.Source] = i
+		}
+		values := []string{strings.Join(s.Kernels, " ")}
+		for _, name := range slices.Sorted(maps.Keys(defines(specs, s.Source))) {
+			value, ok := s.Defines[name]
+			values = append(values, fmt.Sprintf("%s %t %s", name, ok, value))
+		}
+		for k, value := range values {
+			for _, other := range values[k:] {
+				pair := fmt.Sprintf("%d\n%s\n%s", sources[s.Source], value, other)
+				has[i], left[pair] = append(has[i], pair), true
+			}
+		}
+	}
+	for len(left) > 0 {
+		best, most := 0, 0
+		for _, i := range slices.Sorted(maps.Keys(has)) {
+			n := 0
+			for _, pair := range has[i] {
+				if left[pair] {
+					n++
+				}
+			}
+			if n > most {
+				best, most = i, n
+			}
+		}
+		for _, pair := range has[best] {
+			delete(left, pair)
+		}
+		few = append(few, best)
+	}
+	slices.Sort(few)
+	return few
+}
+
+// defines are the names of what programs of a source define.
+func defines(specs []kernel.Spec, source string) map[string]bool {
+	names := map[string]bool{}
+	for _, s := range specs {
+		if s.Source == source {
+			for name := range s.Defines {
+				names[name] = true
+			}
+		}
+	}
+	return names
+}
+
+// Defines reports whether a program defines a name as one of values. An empty one stands for no definition.
+func Defines(s kernel.Spec, name string, values ...string) bool {
+	return slices.Contains(values, s.Defines[name])
+}
+
 // OneOfEach gives the places of a program of each source: the first for the oldest architecture, the last
 // for others.
 func OneOfEach(specs []kernel.Spec) []int {
 	picked := map[string]int{}
 	for i, s := range specs {
-		if _, ok := picked[s.Source]; !ok || s.Arch != Archs[0] {
+		if _, ok := picked[s.Source]; !ok || s.Arch != oldest {
 			picked[s.Source] = i
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"reflect"
 	"regexp"
-	"slices"
 	"strconv"
 	"testing"
 
@@ -24,8 +23,8 @@ const mostSpecs = 230
 
 // TestKernels compiles the kernels, without a warning, and holds registers, stack, spills and shared
 // memory to testdata/kernels.txt. What was compiled is kept in the user's cache directory, so that only
-// what has changed takes its time: a second a program. With WEFT_TEST_ALL=1 they are those of every type,
-// for every architecture. After a change on purpose:
+// what has changed takes its time: a second a program. They are typical, and have all pairs of what makes
+// programs different; with WEFT_TEST_ALL=1 they are all, for every architecture. After a change on purpose:
 //
 //	go test ./ep/internal/gpu -run TestKernels -update
 func TestKernels(t *testing.T) {
@@ -40,10 +39,8 @@ func TestKernels(t *testing.T) {
 
 // typical is a kernel without a type of rows, or for bf16: other types differ from it in conversions.
 func typical(s kernel.Spec) bool {
-	of := func(define string) bool {
-		return slices.Contains([]string{"", "0", strconv.Itoa(int(weft.BFloat16))}, s.Defines[define])
-	}
-	return of("WEFT_TYPE") && of("WEFT_QUANTIZE")
+	bf16 := strconv.Itoa(int(weft.BFloat16))
+	return budget.Defines(s, "WEFT_TYPE", "", "0", bf16) && budget.Defines(s, "WEFT_QUANTIZE", "", "0", bf16)
 }
 
 // TestWideDomain compiles a program of each source for domains of more than 64 ranks, whose sets of

@@ -1,6 +1,8 @@
 package gpu
 
 import (
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/weftgo/weft"
@@ -8,9 +10,15 @@ import (
 	"github.com/weftgo/weft/cuda/kernel"
 )
 
-// TestKernels compiles the kernel for a type of each kind of accumulator, without a warning, and holds what it uses of
-// a GPU to testdata/kernels.txt.
-func TestKernels(t *testing.T) { budget.Test(t, budgeted) }
+// TestKernels compiles the typical kernels without a warning, and holds what they use of a GPU to
+// testdata/kernels.txt; with WEFT_TEST_ALL=1 those for a type of each kind of accumulator.
+func TestKernels(t *testing.T) { budget.Sample(t, budgeted, typical) }
+
+// typical is a kernel of plans that reduce nothing, or for bf16; and for fp64, which takes most, the one that has all.
+func typical(s kernel.Spec) bool {
+	return budget.Defines(s, "WEFT_TYPE", strconv.Itoa(int(moving)), strconv.Itoa(int(weft.BFloat16))) ||
+		budget.Defines(s, "WEFT_TYPE", strconv.Itoa(int(weft.Float64))) && strings.HasSuffix(s.Kernels[0], "<true,true>")
+}
 
 func budgeted(arch string) []kernel.Spec {
 	if arch != "sm_90a" { // the compiler treats types there as it does here
