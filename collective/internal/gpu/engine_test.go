@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -32,6 +34,17 @@ var arithmetic = map[weft.DType]simd.Type{
 	weft.Float8E4M3: simd.E4M3, weft.Float8E5M2: simd.E5M2,
 	weft.Int8: simd.I8, weft.Int16: simd.I16, weft.Int32: simd.I32, weft.Int64: simd.I64,
 	weft.Uint8: simd.U8, weft.Uint16: simd.U16, weft.Uint32: simd.U32, weft.Uint64: simd.U64,
+}
+
+// allTypes are the types that can be reduced.
+func allTypes() []weft.DType { return slices.Sorted(maps.Keys(arithmetic)) }
+
+// emulatedTypes are those that emulated GPUs have: a compiler takes longer for a type than calls take.
+func emulatedTypes() []weft.DType {
+	if emulate.Everything() {
+		return allTypes()
+	}
+	return []weft.DType{weft.BFloat16, weft.Float64, weft.Int8}
 }
 
 // smallStaging makes operations of some KiB take several launches, and some clear themselves.
@@ -376,11 +389,9 @@ func (r *rank) start(ctx context.Context, c call, in, out uint64) error {
 }
 
 // random is a call of any kind.
-func random(r *rand.Rand, ranks int) call {
+func random(r *rand.Rand, ranks int, types []weft.DType) call {
 	c := call{op: 1 + r.Uint32N(opBarrier), root: r.IntN(ranks), inPlace: r.IntN(3) == 0, oneShot: r.IntN(2) == 0}
-	for c.dtype = 0; arithmetic[c.dtype] == 0 && c.dtype != weft.BFloat16; {
-		c.dtype = weft.DType(r.IntN(dtypes))
-	}
+	c.dtype = types[r.IntN(len(types))]
 	c.reduction = weft.Op(r.IntN(int(weft.Avg) + 1))
 	c.count = []int{1, 2, 3, 7, 96, 31, 100, 257, 1536, 4099}[r.IntN(10)]
 	if r.IntN(3) == 0 {
@@ -389,14 +400,17 @@ func random(r *rand.Rand, ranks int) call {
 	return c
 }
 
-// TestEveryCallOnEmulatedGPUs makes calls of every kind, type and reduction.
+// TestEveryCallOnEmulatedGPUs makes calls of every kind and reduction, in a type of each encoding; with WEFT_TEST_ALL=1
+// in all types, which package collective's tests have as well.
 func TestEveryCallOnEmulatedGPUs(t *testing.T) {
 	sizes := []int{3}
 	if emulate.Everything() {
 		sizes = []int{1, 2, 3, 4, 9} // nine have loops that are not unrolled
 	}
 	for _, ranks := range sizes {
-		t.Run(fmt.Sprint(ranks), func(t *testing.T) { emulated(t, ranks, everyCall) })
+		t.Run(fmt.Sprint(ranks), func(t *testing.T) {
+			emulated(t, ranks, func(ctx context.Context, r *rank) error { return everyCall(ctx, r, emulatedTypes()) })
+		})
 	}
 }
 
@@ -404,16 +418,15 @@ func TestEveryCallOnEmulatedGPUs(t *testing.T) {
 func TestEveryCallOnGPUs(t *testing.T) {
 	g := ranktest.Real(t)
 	for _, ranks := range []int{1, 2, 3, 4, 7, 8} {
-		t.Run(fmt.Sprint(ranks), func(t *testing.T) { run(t, g, ranks, smallStaging, everyCall) })
+		t.Run(fmt.Sprint(ranks), func(t *testing.T) {
+			run(t, g, ranks, smallStaging, func(ctx context.Context, r *rank) error { return everyCall(ctx, r, allTypes()) })
+		})
 	}
 }
 
-func everyCall(ctx context.Context, r *rank) error {
+func everyCall(ctx context.Context, r *rank, types []weft.DType) error {
 	for op := uint32(1); op <= opBarrier; op++ {
-		for d := weft.DType(1); int(d) < dtypes; d++ {
-			if _, ok := arithmetic[d]; !ok {
-				continue
-			}
+		for _, d := range types {
 			for reduction := weft.Sum; reduction <= weft.Avg; reduction++ {
 				n := r.calls
 				c := call{
@@ -441,7 +454,7 @@ func TestSequencesOnEmulatedGPUs(t *testing.T) {
 	}
 	for seed := range seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			emulated(t, 3, func(ctx context.Context, r *rank) error { return sequence(ctx, r, seed, 150) })
+			emulated(t, 3, func(ctx context.Context, r *rank) error { return sequence(ctx, r, seed, 150, emulatedTypes()) })
 		})
 	}
 }
@@ -451,16 +464,18 @@ func TestSequencesOnGPUs(t *testing.T) {
 	g := ranktest.Real(t)
 	for _, ranks := range []int{2, 4, 5} {
 		t.Run(fmt.Sprint(ranks), func(t *testing.T) {
-			run(t, g, ranks, smallStaging, func(ctx context.Context, r *rank) error { return sequence(ctx, r, 7, 3000) })
+			run(t, g, ranks, smallStaging, func(ctx context.Context, r *rank) error {
+				return sequence(ctx, r, 7, 3000, allTypes())
+			})
 		})
 	}
 }
 
-func sequence(ctx context.Context, r *rank, seed uint64, calls int) error {
+func sequence(ctx context.Context, r *rank, seed uint64, calls int, types []weft.DType) error {
 	order := rand.New(rand.NewPCG(seed, 0))
 	own := rand.New(rand.NewPCG(seed, uint64(r.comm.Rank())))
 	for i := range calls {
-		c := random(order, r.comm.Size())
+		c := random(order, r.comm.Size(), types)
 		if own.IntN(20) == 0 {
 			time.Sleep(time.Duration(own.IntN(3000)) * time.Microsecond)
 		}
@@ -491,7 +506,7 @@ func TestManyOperationsOnEmulatedGPUs(t *testing.T) {
 			if err := r.from(ctx, epoch); err != nil {
 				return err
 			}
-			if err := sequence(ctx, r, epoch, 40); err != nil {
+			if err := sequence(ctx, r, epoch, 40, emulatedTypes()); err != nil {
 				return fmt.Errorf("from %d on: %w", epoch, err)
 			}
 			return nil
