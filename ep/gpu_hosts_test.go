@@ -47,7 +47,7 @@ func TestBetweenGPUs(t *testing.T) {
 				t.Run(fmt.Sprintf("%d x %d ranks, by processors", way.hosts, way.each), func(t *testing.T) {
 					t.Cleanup(ep.SetPortTokens(0))
 					many := cases
-					if where == "emulated" { // of which the hand-over is the only kernel
+					if where == "emulated" && emulate.Everything() { // of which the hand-over is the only kernel
 						many = 3 * cases
 					}
 					eptest.RunSome(t, on.between(way.each).engine(t, way.hosts*way.each, gpuDeadline), many)
