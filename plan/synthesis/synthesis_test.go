@@ -156,7 +156,11 @@ func TestBounds(t *testing.T) {
 					continue
 				}
 				t.Run(fmt.Sprintf("%s/%d/%s", name, n, c), func(t *testing.T) {
-					for _, bytes := range []int{1 << 10, 256 << 20} {
+					sizes := []int{1 << 10, 256 << 20}
+					if !all && n == 8 { // whose small ones take longest; four ranks have them
+						sizes = sizes[1:]
+					}
+					for _, bytes := range sizes {
 						f, r := synthesize(t, synthesis.Spec{Collective: c, Topology: top, Bytes: bytes})
 						t.Logf("%d bytes: %.2f us, %.3f times the bound: %s; %d tried", r.Bytes, r.Cost.Time,
 							r.Cost.Time/r.Bound.Time(), r.Form, r.Tried)
