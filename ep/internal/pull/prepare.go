@@ -115,12 +115,12 @@ func (h *host) writeMetadata(op string, out *metadata, topk, weights weft.Tensor
 				continue
 			}
 			if e < 0 || e >= int64(g.Experts) {
-				return weft.Invalidf("token %d selects expert %d of %d; -1 stands for none", t, e, g.Experts)
+				return weft.Invalidf("%s: token %d selects expert %d of %d; -1 stands for none", op, t, e, g.Experts)
 			}
 			for i := range j {
 				if sel.At(t*k+i) == e {
-					return weft.Invalidf("token %d selects expert %d twice; use -1 for the second and add "+
-						"its weight to the first", t, e)
+					return weft.Invalidf("%s: token %d selects expert %d twice; use -1 for the second and add "+
+						"its weight to the first", op, t, e)
 				}
 			}
 			out.counts[e]++
