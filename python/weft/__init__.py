@@ -13,7 +13,7 @@ functions and operators for torch.compile.
 
 from __future__ import annotations
 
-from . import ep, port
+from . import ep, plan, port
 from ._abi import RELEASE, Collective
 from .collectives import Algorithm, Group, How, Op, Recv, Send
 from .communicator import Communicator, UniqueId, join
@@ -86,6 +86,7 @@ __all__ = [
     "ep",
     "get_include",
     "join",
+    "plan",
     "port",
     "timeout",
 ]
