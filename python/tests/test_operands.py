@@ -168,13 +168,25 @@ def test_strides(group):
         group.all_reduce(x.T, out=np.zeros((3, 4)).T)
 
 
+def test_no_communicator(group):
+    for made, name in (
+        (lambda c: weft.Group(c), "Group"),
+        (lambda c: weft.ep.Handle(c, experts=2, topk=1, hidden=4, max_tokens=1), "Handle"),
+        (lambda c: weft.plan.Executor(c), "Executor"),
+    ):
+        for wrong in (None, 3, group):
+            of = f"^{name}: the communicator is of type {type(wrong).__name__}, want what weft.join returned$"
+            with pytest.raises(weft.InvalidError, match=of):
+                made(wrong)
+
+
 def test_refusals(group):
     x = np.zeros(3)
     with pytest.raises(weft.OperandError, match="array: type complex128"):
         group.all_reduce(x.astype(complex))
     with pytest.raises(weft.OperandError, match="byte order"):
         group.all_reduce(x.astype(">f8"))
-    with pytest.raises(weft.OperandError, match=r"a builtins\.list is no array"):
+    with pytest.raises(weft.OperandError, match=r"^array: a builtins\.list is no array"):
         group.all_reduce([1.0])
     with pytest.raises(weft.OperandError, match="array: there is no array"):
         group.all_reduce(None)

@@ -82,7 +82,7 @@ class Slot:
         """Takes an operand, or None for none, and returns the argument for C."""
         if array is None:
             return 0
-        (_READERS.get(type(array)) or _reader(array))(self, array)
+        (_READERS.get(type(array)) or _reader(self, array))(self, array)
         return self.address
 
     def absent(self, why: Exception) -> int:
@@ -170,7 +170,7 @@ Reader = Callable[[Slot, Any], None]
 _READERS: dict[type, Reader] = {}
 
 
-def _reader(array: Any) -> Reader:
+def _reader(slot: Slot, array: Any) -> Reader:
     """How arrays of a type are read, found out once."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     reader: Reader
@@ -189,10 +189,9 @@ def _reader(array: Any) -> Reader:
         try:
             memoryview(array).release()
         except TypeError:
-            raise OperandError(
+            raise slot.refuse(
                 f"a {type(array).__module__}.{type(array).__qualname__} is no array: pass one of PyTorch or "
-                f"numpy, or of a library with DLPack, "
-                "__cuda_array_interface__ or the buffer protocol"
+                f"numpy, or of a library with DLPack, __cuda_array_interface__ or the buffer protocol"
             ) from None
         reader = _read_buffer
     _READERS[type(array)] = reader

@@ -200,6 +200,14 @@ class Made(Resource):
     """A resource that its communicator closes if the caller does not. Peers need it only in operations, and
     this rank takes part in no more of them."""
 
+    def __new__(cls, comm: Any, *_arguments: Any, **_choices: Any) -> Self:
+        # Before __init__ of a class, which tells the communicator of what is wrong.
+        if not isinstance(getattr(comm, "_garbage", None), Garbage):
+            raise errors.InvalidError(
+                f"{cls.__name__}: the communicator is of type {type(comm).__name__}, want what weft.join returned"
+            )
+        return super().__new__(cls)
+
     def __init__(self, comm: Communicator, create: str, *arguments: Any) -> None:
         self._forgotten = comm._garbage
         self._forgotten.collect()  # first: it has files and memory that this may need
