@@ -11,7 +11,7 @@ import (
 
 // modules are those that users import.
 var modules = []string{
-	"weft", "weft.ep", "weft.port", "weft.torch", "deep_ep", "mscclpp", "mscclpp.language", "mscclpp.ext.ep",
+	"weft", "weft.ep", "weft.plan", "weft.port", "weft.torch", "deep_ep", "mscclpp", "mscclpp.language", "mscclpp.ext.ep",
 }
 
 var (
@@ -151,8 +151,8 @@ func (t *table) python(name, source string) {
 		t.row(name, "`Communicator.join`")
 	case name == "ep":
 		t.row(name, "The package `weft.ep`, below")
-	case name == "port":
-		t.row(name, "The module `weft.port`, below")
+	case name == "plan", name == "port":
+		t.row(name, "The module `weft."+name+"`, below")
 	default:
 		t.row(name, sentence(strings.TrimPrefix(source, "= ")))
 	}
