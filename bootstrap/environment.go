@@ -92,11 +92,15 @@ func Detect(getenv func(string) string) (Environment, error) {
 	switch {
 	case v.err != nil:
 		return e, v.err
-	case e.Size < 1 || e.Rank < 0 || e.Rank >= e.Size:
-		return e, fmt.Errorf("%w: %s: rank %d does not exist among %d", ErrEnvironment, e.Source, e.Rank, e.Size)
-	case e.LocalSize < 0 || e.LocalSize > e.Size || e.LocalRank < 0 || e.LocalSize > 0 && e.LocalRank >= e.LocalSize:
-		return e, fmt.Errorf("%w: %s: local rank %d does not exist among %d of %d", ErrEnvironment, e.Source,
-			e.LocalRank, e.LocalSize, e.Size)
+	case e.Size < 1:
+		return e, fmt.Errorf("%w: %s: %d ranks, want 1 or more", ErrEnvironment, e.Source, e.Size)
+	case e.Rank < 0 || e.Rank >= e.Size:
+		return e, fmt.Errorf("%w: %s: rank %d of %d ranks, want 0 to %d", ErrEnvironment, e.Source, e.Rank, e.Size, e.Size-1)
+	case e.LocalSize < 0 || e.LocalSize > e.Size:
+		return e, fmt.Errorf("%w: %s: %d ranks on this host, of %d in all", ErrEnvironment, e.Source, e.LocalSize, e.Size)
+	case e.LocalRank < 0 || e.LocalSize > 0 && e.LocalRank >= e.LocalSize:
+		return e, fmt.Errorf("%w: %s: local rank %d of %d ranks on this host, want 0 to %d", ErrEnvironment, e.Source,
+			e.LocalRank, e.LocalSize, e.LocalSize-1)
 	}
 	return e, nil
 }
@@ -106,6 +110,12 @@ func (e *Environment) override(v *variables) {
 	if e.Source == "none" {
 		if v.has("WEFT_SIZE") && v.number("WEFT_SIZE") > 1 {
 			v.fail("WEFT_SIZE is set but nothing says which rank this is: set WEFT_RANK")
+		}
+		for _, name := range []string{"WEFT_ADDRESS", "WEFT_STORE", "WEFT_ID"} {
+			if v.has(name) { // alone this rank would do the work of all
+				v.fail(name + " is set but nothing says which rank of how many this is: set WEFT_RANK and WEFT_SIZE, " +
+					"or unset " + name)
+			}
 		}
 	} else if v.has("WEFT_SIZE") {
 		e.Size = v.number("WEFT_SIZE")

@@ -1,6 +1,7 @@
 package bootstrap
 
 import (
+	"context"
 	"errors"
 	"os"
 	"strings"
@@ -226,8 +227,14 @@ func TestDetectErrors(t *testing.T) {
 		{map[string]string{"WEFT_SIZE": "2"}, "WEFT_RANK"},
 		{map[string]string{"WEFT_RANK": "x", "WEFT_SIZE": "2"}, "WEFT_RANK"},
 		{map[string]string{"WEFT_RANK": "-1", "WEFT_SIZE": "2"}, "WEFT_RANK"},
-		{map[string]string{"WEFT_RANK": "2", "WEFT_SIZE": "2"}, "rank 2"},
-		{map[string]string{"WEFT_RANK": "0", "WEFT_SIZE": "0"}, "among 0"},
+		{map[string]string{"WEFT_RANK": "2", "WEFT_SIZE": "2"}, "WEFT: rank 2 of 2 ranks, want 0 to 1"},
+		{map[string]string{"WEFT_RANK": "0", "WEFT_SIZE": "0"}, "WEFT: 0 ranks, want 1 or more"},
+		{map[string]string{"WEFT_ADDRESS": "10.0.0.1:29411"}, "set WEFT_RANK and WEFT_SIZE, or unset WEFT_ADDRESS"},
+		{map[string]string{"WEFT_STORE": "10.0.0.1:29411"}, "set WEFT_RANK and WEFT_SIZE, or unset WEFT_STORE"},
+		{
+			map[string]string{"WEFT_RANK": "0", "WEFT_SIZE": "1", "WEFT_LOCAL_RANK": "1", "WEFT_LOCAL_SIZE": "2"},
+			"WEFT: 2 ranks on this host, of 1 in all",
+		},
 		{map[string]string{"WEFT_RANK": "0", "WEFT_SIZE": "99999999999", "WEFT_ADDRESS": "127.0.0.1:4555"}, "WEFT_SIZE"},
 		{map[string]string{"WEFT_RANK": "0", "WEFT_SIZE": "1" + strings.Repeat("0", 40)}, "WEFT_SIZE"},
 		{merge(torchVars, map[string]string{"WORLD_SIZE": "99999999999"}), "WORLD_SIZE"},
@@ -238,7 +245,7 @@ func TestDetectErrors(t *testing.T) {
 		{merge(lwsVars, map[string]string{"LWS_GROUP_SIZE": "99999999999"}), "LWS_GROUP_SIZE"},
 		{
 			map[string]string{"WEFT_RANK": "0", "WEFT_SIZE": "2", "WEFT_LOCAL_RANK": "2", "WEFT_LOCAL_SIZE": "2"},
-			"local rank 2",
+			"WEFT: local rank 2 of 2 ranks on this host, want 0 to 1",
 		},
 		{map[string]string{"WEFT_RANK": "0", "WEFT_SIZE": "2", "WEFT_ID": "nonsense"}, "WEFT_ID"},
 		{map[string]string{"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}, "MASTER_ADDR"},
@@ -255,6 +262,16 @@ func TestDetectErrors(t *testing.T) {
 		if !errors.Is(err, ErrEnvironment) || !strings.Contains(err.Error(), test.mention) {
 			t.Errorf("%v: %v", test.vars, err)
 		}
+	}
+}
+
+// TestUnknownHost: an address whose host has no number is in the error, whole.
+func TestUnknownHost(t *testing.T) {
+	ctx, cancel := context.WithCancel(testContext(t))
+	cancel() // nobody is asked
+	_, err := DialTCP(ctx, TCPConfig{Rank: 1, Size: 2, Address: "nosuch.invalid:29411"})
+	if err == nil || !strings.Contains(err.Error(), "rank 0 at nosuch.invalid:29411: lookup nosuch.invalid") {
+		t.Error(err)
 	}
 }
 

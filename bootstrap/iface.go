@@ -143,7 +143,7 @@ func resolve(ctx context.Context, address string) ([]netip.Addr, uint16, error) 
 	}
 	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 	if err != nil {
-		return nil, uint16(port), err
+		return nil, uint16(port), fmt.Errorf("rank 0 at %s: %w", address, err)
 	}
 	for i, a := range addrs {
 		addrs[i] = a.Unmap()
