@@ -762,6 +762,9 @@ func TestRefusalsSayWhatIsMissing(t *testing.T) {
 		"in windows of every rank": {
 			Collective: AllReduce, In: shaped(4), Out: shaped(4), Algorithm: "all-reduce/window",
 		},
+		`"ring" on the host; name one of all-reduce/`: {
+			Collective: AllReduce, In: shaped(4), Out: shaped(4), Algorithm: "ring",
+		},
 	} {
 		for r, err := range j.each(t, func(ctx context.Context, r int) error { return groups[r].Do(ctx, nil, c) }) {
 			refused := errors.Is(err, weft.ErrInvalid) || errors.Is(err, weft.ErrUnsupported)

@@ -13,7 +13,9 @@ package choice
 import (
 	"math"
 	"slices"
+	"strings"
 
+	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/collective/spec"
 )
 
@@ -61,6 +63,21 @@ func (c *Chooser) Named(name string) int {
 	i := slices.IndexFunc(c.all, func(a *spec.Algorithm) bool { return a.Name == name })
 	c.lastNamed = max(i, 0)
 	return i
+}
+
+// Unknown refuses a name that no algorithm has, and lists those that a call of the collective may name.
+func (c *Chooser) Unknown(k spec.Collective, name, where string) error {
+	var names []string
+	for _, a := range c.all {
+		if a.Collective == k {
+			names = append(names, a.Name)
+		}
+	}
+	if len(names) == 0 {
+		return weft.Invalidf("%v: there is no algorithm %q %s; leave the name out", k, name, where)
+	}
+	return weft.Invalidf("%v: there is no algorithm %q %s; name one of %s, or none", k, name, where,
+		strings.Join(names, ", "))
 }
 
 // Choose chooses an algorithm for a request whose windows are known, and returns its index, or -1.

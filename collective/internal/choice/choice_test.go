@@ -166,3 +166,21 @@ func TestForcedInPlace(t *testing.T) {
 		t.Errorf("algorithm %d in place, want 1", i)
 	}
 }
+
+// TestUnknown: who names an algorithm that is not there learns which are.
+func TestUnknown(t *testing.T) {
+	c := New([]*spec.Algorithm{
+		{Name: "all-reduce/a", Collective: spec.AllReduce},
+		{Name: "barrier/b", Collective: spec.Barrier},
+		{Name: "all-reduce/c", Collective: spec.AllReduce},
+	}, nil, &spec.Model{})
+	want := `invalid argument: all-reduce: there is no algorithm "ring" here; ` +
+		"name one of all-reduce/a, all-reduce/c, or none"
+	if err := c.Unknown(spec.AllReduce, "ring", "here"); err.Error() != want {
+		t.Error(err)
+	}
+	want = `invalid argument: gather: there is no algorithm "ring" here; leave the name out`
+	if err := c.Unknown(spec.Gather, "ring", "here"); err.Error() != want {
+		t.Error(err)
+	}
+}

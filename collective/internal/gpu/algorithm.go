@@ -192,7 +192,7 @@ func (e *Engine) named(name string, q *spec.Request) (*algorithm, error) {
 	i := e.choice.Named(name)
 	switch {
 	case i < 0:
-		return nil, weft.Invalidf("%v: there is no algorithm %q on GPUs", q.Collective, name)
+		return nil, e.choice.Unknown(q.Collective, name, "on GPUs")
 	case e.algorithms[i].Collective != q.Collective:
 		return nil, weft.Invalidf("%v: %s is an algorithm of %v", q.Collective, name, e.algorithms[i].Collective)
 	case e.algorithms[i].multicast() && q.Windows&spec.Multicast == 0:

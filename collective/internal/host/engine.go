@@ -241,7 +241,7 @@ func (e *Engine) named(name string) (int, error) {
 	}
 	i := e.choice.Named(name)
 	if i < 0 {
-		return -1, weft.Invalidf("%v: there is no algorithm %q on the host", c.Collective, name)
+		return -1, e.choice.Unknown(c.Collective, name, "on the host")
 	}
 	if of := e.algorithms[i].Collective; of != c.Collective {
 		return -1, weft.Invalidf("%v: %s is an algorithm of %v", c.Collective, name, of)

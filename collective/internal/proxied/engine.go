@@ -268,7 +268,7 @@ func (e *Engine) accept(c *spec.Call) (string, error) {
 		i := e.choice.Named(c.Algorithm)
 		switch {
 		case i < 0:
-			return "", weft.Invalidf("%v: there is no algorithm %q between hosts", c.Collective, c.Algorithm)
+			return "", e.choice.Unknown(c.Collective, c.Algorithm, "between hosts")
 		case e.algorithms[i].Collective != c.Collective:
 			return "", weft.Invalidf("%v: %s is an algorithm of %v", c.Collective, c.Algorithm, e.algorithms[i].Collective)
 		case !e.algorithms[i].Fits(q):
