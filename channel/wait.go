@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/weftgo/weft/bootstrap"
@@ -376,8 +377,12 @@ func (w *Waiter) Err(f Fault, op string) error {
 		if w.Explain != nil {
 			goOn = w.Explain(f)
 		}
-		err := fmt.Errorf("%w: ranks wait for each other: %s; call everything in the same order on every rank; %s",
-			ErrTimeout, w.reported(f), goOn)
+		cycle := w.reported(f)
+		wayOut := "call everything in the same order on every rank"
+		if strings.Contains(cycle, " in send of ") || strings.Contains(cycle, " in receive of ") {
+			wayOut += ", and messages that face each other in one batch"
+		}
+		err := fmt.Errorf("%w: ranks wait for each other: %s; %s; %s", ErrTimeout, cycle, wayOut, goOn)
 		return &bootstrap.PeerError{Rank: f.Rank, Op: op, Err: err}
 	case f.Cause == CauseMismatch && f.Rank == w.Rank:
 		// Whether this rank's wait saw the reporter's call or the abort word first, it says the same.

@@ -48,6 +48,14 @@ func TestCircle(t *testing.T) {
 			[][]string{{"handle 1", "window"}, {"window", "handle 1"}},
 			[]string{"prepare of handle 1", "alloc window"},
 		},
+		{
+			"messages",
+			[][]string{{"receive"}, {"receive"}},
+			[]string{
+				"rank 0 for rank 1 in receive of group 1", "rank 1 for rank 0 in receive of group 1",
+				"same order on every rank, and messages that face each other in one batch; ",
+			},
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -119,6 +127,11 @@ func pairs(ctx context.Context, comm *weft.Comm) (map[string]func() error, error
 		g, err := collective.New(ctx, comm, collective.Options{})
 		if err != nil {
 			return nil, err
+		}
+		if i == 0 {
+			objects["receive"] = func() error {
+				return g.Recv(ctx, nil, weft.TensorOf([]float32{0}), (comm.Rank()+1)%comm.Size())
+			}
 		}
 		objects[fmt.Sprint("handle ", i+1)] = func() error {
 			topk := weft.TensorOf(slices.Repeat([]int32{0}, 4), 4, 1)
