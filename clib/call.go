@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"runtime/debug"
+	"strings"
 	"sync"
 	"time"
 	"unsafe"
@@ -88,7 +89,7 @@ func limited(ms C.int64_t, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(ms)*time.Millisecond)
 	defer cancel()
 	err := f(ctx)
-	if errors.Is(err, context.DeadlineExceeded) {
+	if errors.Is(err, context.DeadlineExceeded) && !strings.Contains(err.Error(), "which the context sets") {
 		err = fmt.Errorf("%w: the %d ms that weft_timeout_set gives this thread's calls are over", err, ms)
 	}
 	return err

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import pickle
+import subprocess
 import sys
 import threading
 import time
@@ -433,3 +435,17 @@ def test_close_while_memory_goes():
             other.join()
     finally:
         sys.setswitchinterval(interval)
+
+
+def test_a_timeout_is_said_once():
+    once = r"rank 1 has not joined at .* in 0\.\d+ s, which weft\.timeout sets$"
+    with pytest.raises(weft.DeadlineError, match=once), weft.timeout(0.2):
+        weft.Communicator.from_unique_id(weft.UniqueId.create("lo"), 0, 2)
+
+
+@pytest.mark.parametrize("value", ["no", "2"])
+def test_variable_of_the_compiled_part(value):
+    environment = os.environ | {"WEFT_COMPILED": value}
+    ended = subprocess.run([sys.executable, "-c", "import weft"], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert f"weft.errors.InvalidError: WEFT_COMPILED={value}: it is 1, 0 or empty" in ended.stderr

@@ -25,7 +25,10 @@ _NAME = "_native.abi3.so"
 
 
 def _found() -> Any:
-    if os.environ.get("WEFT_COMPILED", "1") == "0":
+    wanted = os.environ.get("WEFT_COMPILED", "")
+    if wanted not in ("", "0", "1"):
+        raise errors.InvalidError(f"WEFT_COMPILED={wanted}: it is 1, 0 or empty")
+    if wanted == "0":
         return None
     if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
         return None
