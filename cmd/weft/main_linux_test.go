@@ -258,7 +258,8 @@ func TestCommandsFindMistakes(t *testing.T) {
 		"run --timeout 5 true": `run: --timeout "5": want a time with its unit, as 500ms, 2s or 1m; see weft run --help`,
 		"run -n 2 --hosts-by-namespace 0 true": "run: --hosts-by-namespace 0: want 1 or more; " +
 			"without the flag ranks run on this host as it is; see weft run --help",
-		"run true":                "run: no number of ranks: give one with -n N; see weft run --help",
+		"run true":                "run: no number of ranks: give one with -n N, 1 or more; see weft run --help",
+		"run -n 0 true":           "run: no number of ranks: give one with -n N, 1 or more; see weft run --help",
 		"bench ep --top-k 2":      "bench ep: there is no flag --top-k; did you mean --topk?; see weft bench ep --help",
 		"bench ep --seed -1":      `bench ep: --seed "-1": want a whole number from 0 on; see weft bench ep --help`,
 		"bench ep --ranks 2,x":    `bench ep: --ranks "2,x": want whole numbers from 1 on, as 2,4; see weft bench ep --help`,

@@ -33,7 +33,7 @@ func newRun() *cobra.Command {
 				return errors.New("no program given")
 			}
 			if job.Size == 0 {
-				return errors.New("no number of ranks: give one with -n N")
+				return errors.New("no number of ranks: give one with -n N, 1 or more")
 			}
 			return nil
 		},

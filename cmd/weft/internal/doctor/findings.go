@@ -57,6 +57,9 @@ func Findings(m Machine) []Finding {
 	default:
 		add(Good, "launch", m.Launch, "Join would use this environment")
 	}
+	if len(m.Unread) > 0 {
+		out = append(out, variablesFinding(m.Unread))
+	}
 	return out
 }
 

@@ -35,6 +35,7 @@ type Machine struct {
 	Torch     string            `json:"torch"`  // version, empty is not found
 	Launch    string            `json:"launch"` // which environment won
 	LaunchErr string            `json:"launch_error,omitempty"`
+	Unread    []string          `json:"unread_variables,omitempty"` // WEFT_ variables that nothing reads
 }
 
 // CPU counts processors.
@@ -82,6 +83,8 @@ type Sources struct {
 	Allowed func() ([]int, error)
 	Limits  func() Limits
 	Kernel  func() string
+	// Environ is the environment, as pairs of a name and a value with "=" between.
+	Environ []string
 	// CUDA asks the driver, if there is one; Compiler looks for NVRTC; Caches reads the directories
 	// of compiled kernels.
 	CUDA     func() CUDA
@@ -127,6 +130,7 @@ func Collect(s Sources) Machine {
 	if err != nil {
 		m.LaunchErr = err.Error()
 	}
+	m.Unread = unread(s.Environ)
 	return m
 }
 

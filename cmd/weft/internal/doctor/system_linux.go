@@ -23,8 +23,8 @@ import (
 func System(version string) Sources {
 	return Sources{
 		Root:   os.DirFS("/"),
-		Getenv: os.Getenv,
-		Weft:   version, Go: runtime.Version(), Arch: runtime.GOARCH,
+		Getenv: os.Getenv, Environ: os.Environ(),
+		Weft: version, Go: runtime.Version(), Arch: runtime.GOARCH,
 		SIMD: simd.Path(), Pages: shm.HugeStatus,
 		Launch: func() (string, error) {
 			e, err := bootstrap.Detect(os.Getenv)
