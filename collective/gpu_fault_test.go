@@ -87,7 +87,7 @@ func testAbsent(t *testing.T, g *ranktest.GPUs) {
 	if emulate.Everything() {
 		kinds = kindsOnGPUs()
 	}
-	withDeadline(t, g, ranks, 500*time.Millisecond, o, func(ctx context.Context, r *gpuRank) error {
+	withDeadline(t, g, ranks, time.Second, o, func(ctx context.Context, r *gpuRank) error {
 		me := r.comm.Rank()
 		for _, kind := range kinds {
 			c := gpuCase{kind: kind, dtype: weft.BFloat16, count: 40, root: 1}

@@ -143,7 +143,7 @@ func TestDisagreementOnEmulatedGPUs(t *testing.T) {
 	g := emulatedGPUs(t, 2)
 	o := Options{Staging: gpuStaging, SMs: 4, DTypes: []weft.DType{weft.BFloat16}}
 	onGPUs(t, g, 2, o, func(context.Context, *gpuRank) error { return nil }) // compiles the kernels
-	withDeadline(t, g, 2, 500*time.Millisecond, o, func(ctx context.Context, r *gpuRank) error {
+	withDeadline(t, g, 2, time.Second, o, func(ctx context.Context, r *gpuRank) error {
 		calls := []gpuCase{
 			{kind: AllReduce, dtype: weft.BFloat16, count: 40},
 			{kind: AllReduce, dtype: weft.BFloat16, count: 400},
