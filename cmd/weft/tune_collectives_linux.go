@@ -223,6 +223,15 @@ func (t *tuneCollectives) onGPUs(parent context.Context) (err error) {
 	return t.tune(progress, profile, func(trial *benchcollective.Trial) error { return g.Try(ctx, t.sweep, trial) })
 }
 
+// tablesIn are the tables of collectives in a file, to which others may be added; none if there is no file.
+func tablesIn(path string) (map[string]*tuning.Table, error) {
+	tables, err := tuning.Read(path)
+	if tables == nil {
+		tables = map[string]*tuning.Table{}
+	}
+	return tables, err
+}
+
 // tune measures, writes tables and prints what is chosen now.
 func (t *tuneCollectives) tune(progress *terminal.Progress, profile func(ranks int) string,
 	try func(*benchcollective.Trial) error,
@@ -231,12 +240,9 @@ func (t *tuneCollectives) tune(progress *terminal.Progress, profile func(ranks i
 	if err != nil {
 		return err
 	}
-	tables, err := tuning.Read(path)
+	tables, err := tablesIn(path)
 	if err != nil {
 		return err
-	}
-	if tables == nil {
-		tables = map[string]*tuning.Table{}
 	}
 	if err := tuning.Write(path, tables); err != nil { // before anything is measured for nothing
 		return err

@@ -170,12 +170,9 @@ func (m *tuneMerge) intoFile(w io.Writer, path string) error {
 	if err := putRows(path, m.rows); err != nil {
 		return err
 	}
-	tables, err := tuning.Read(path)
+	tables, err := tablesIn(path)
 	if err != nil {
 		return err
-	}
-	if tables == nil {
-		tables = map[string]*tuning.Table{}
 	}
 	times := 0
 	for profile, found := range m.tables {
