@@ -27,7 +27,7 @@ wheel: ## build the wheels of the Python packages, with the C library and the co
 release: ## build and check a release of the last commit in dist: wheels, source, commands, checksums, bill of materials
 	@sh scripts/release.sh
 
-test: ## run the tests (10 minutes on 2 cores)
+test: ## run the tests (15 minutes on 2 cores)
 	@sh scripts/test.sh
 
 test-all: ## run every test: what emulated GPUs take long for, and the race detector, too (25 minutes on 2 cores)
