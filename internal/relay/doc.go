@@ -39,16 +39,19 @@
 // Ranks of one host see each other's pages in shared memory, so a rank may end a call, and leave, before
 // the messages of that call have come to its node. Others may still need them from there. Hence a node that
 // leaves says so and passes messages on until each neighbour has answered with its last word; its own ranks'
-// end comes after that. A neighbour that answers uses another link from then on. A node without a link waits
-// for one, up to a second: what it said last may be known to nobody.
+// end comes after that. A neighbour that answers uses another link from then on.
+//
+// A node leaves its ranks' end to an heir, a neighbour that passes it on: one that stays, or its parent if that
+// leaves, too, which then waits for it. A node without an heir waits for one, for about the heartbeat: what it said
+// last may be known to nobody.
 //
 // # Who is gone
 //
 // A process's end is certain when its host says so, whose kernel has shown it to another process, when
 // the launcher says so, or when all its ranks have left. It is only likely when nothing listens in its
-// place, which a process without a link asks twice, or when nothing was heard of its host for as long as
-// the heartbeat: a network that rejects packets looks the same. Members get an event in either case, and
-// only once.
+// place after its link has ended without a farewell, or, without a link, for as long as the heartbeat: it may have
+// left, and others tell so. Nor is it certain when nothing was heard of its host for as long as the heartbeat: a
+// network that rejects packets looks the same. Members get an event in either case, and only once.
 //
 // One process of each host beats for it, every twentieth of the heartbeat; the next one does when that
 // falls silent. A parent that is silent for a third of the heartbeat is left as soon as there is another one, so that a

@@ -39,6 +39,7 @@ func FuzzMessage(f *testing.F) {
 		if b.nodes[0].handle(on, first) == nil {
 			_ = b.nodes[0].handle(on, second)
 		}
+		close(b.nodes[0].drained) // nobody answers
 		b.nodes[0].Close()
 	})
 }

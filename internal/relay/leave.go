@@ -7,8 +7,8 @@ import (
 	"github.com/weftgo/weft/internal/rankset"
 )
 
-// farewell is how long a node that leaves waits for its neighbours: for their last words, and until they
-// have taken its own.
+// farewell is how long a node that leaves waits until its neighbours have taken its last words, and how long at least
+// for theirs.
 const farewell = time.Second
 
 // Leave says that the rank has left. The node ends with its last member.
@@ -57,7 +57,8 @@ func (n *Node) OnClose(f func()) { n.onLast = f }
 //
 // Ranks that share memory may have finished a call together before the messages of one have come to the
 // node of another. Hence a node on which others depend first passes on what its neighbours have sent until
-// they had read that it leaves. The ranks' end is the last thing that it says.
+// they had read that it leaves. The ranks' end is the last thing that it says. It waits for its neighbours for
+// about as long as a host may be silent: those that it leaves behind may be short of processors.
 func (n *Node) close(ranks rankset.Set) {
 	n.mu.Lock()
 	if n.leaving {
@@ -71,8 +72,7 @@ func (n *Node) close(ranks rankset.Set) {
 	n.settle()
 	n.mu.Unlock()
 
-	deadline := time.Now().Add(farewell)
-	late := time.NewTimer(farewell)
+	late := time.NewTimer(max(farewell, min(n.times.heartbeat, DefaultHeartbeat)))
 	defer late.Stop()
 	select {
 	case <-n.drained:
@@ -97,7 +97,7 @@ func (n *Node) close(ranks rankset.Set) {
 	n.mu.Unlock()
 	n.end()
 
-	deadline = deadline.Add(farewell)
+	deadline := time.Now().Add(farewell)
 	var shut sync.WaitGroup
 	for _, l := range links {
 		shut.Go(func() { l.Shut(deadline) })
@@ -132,17 +132,17 @@ func (n *Node) say(l *link) {
 	}
 }
 
-// leaves notes that a neighbour leaves. It gets the last word of this node, which looks for another
-// parent if it needs one. The caller holds mu.
+// leaves notes that a neighbour leaves. A node that stays gives it its last word, and looks for another parent if it
+// needs one. One that leaves, too, has found its heir if that is its parent. The caller holds mu.
 func (n *Node) leaves(l *link) {
 	l.leaves = true
 	n.avoid[l.peer] = n.clock + n.times.attach/4
-	l.replace()
-	if n.leaving {
+	if n.leaving && !l.said {
 		n.settle()
-	} else {
-		n.say(l)
+		return
 	}
+	n.say(l)
+	l.replace()
 }
 
 // replace has another parent looked for, if this link is to one. The caller holds mu.
@@ -153,24 +153,25 @@ func (l *link) replace() {
 	}
 }
 
-// settle looks how far the farewells of this node are. A parent that leaves, too, gets the last word once
-// the children have said theirs; a child needs nothing that others yet say. The caller holds mu.
+// settle looks how far the farewells of this node are. The caller holds mu.
+//
+// It waits until each neighbour has answered, and for the ranks' end of children that leave. It needs an heir, which is
+// to pass on this node's end: a neighbour that has answered, and has not had the last word. A child that leaves, too,
+// gets that at once, and makes this node its heir. Nodes wait for their heirs' answers and their children alone, so
+// never for each other.
 func (n *Node) settle() {
 	if !n.leaving || n.closed {
 		return
 	}
-	waits, waitsForChild := false, false
+	waits, heir := false, false
 	for l := range n.links {
-		if l.asked && !l.bye {
-			waits, waitsForChild = true, waitsForChild || !l.parent
-		}
-	}
-	for l := range n.links {
-		if l.leaves && !(l.parent && waitsForChild) {
+		if l.leaves && !l.parent {
 			n.say(l)
 		}
+		waits = waits || !l.bye && (l.asked || l.leaves && !l.parent)
+		heir = heir || l.bye && !l.said && !n.processes[l.peer].gone
 	}
-	if waits || !n.inherited && n.expects() {
+	if waits || !heir && n.expects() {
 		return
 	}
 	select {

@@ -31,6 +31,7 @@ type network struct {
 	procs  []*proc
 	dark   map[[2]int]bool // pairs between which nothing passes
 	still  map[int]bool    // processes that stand still
+	dialed func(from, to int)
 	links  map[*half]struct{}
 	ledger
 	work sync.WaitGroup
@@ -43,6 +44,8 @@ type proc struct {
 	number int
 	ranks  []*rank
 	killed atomic.Bool
+	ended  atomic.Bool   // its node has, and has closed its door
+	closes chan struct{} // if it is not nil: the door stays open until it is closed
 }
 
 // rank is a rank of a test, with its control plane.
@@ -56,6 +59,9 @@ type rank struct {
 	kill   context.CancelFunc
 }
 
+// absent says that nothing listens in its place.
+func (q *proc) absent() bool { return q.killed.Load() || q.ended.Load() }
+
 type layout struct {
 	perProcess []int // ranks
 	hosts      []int // by process
@@ -64,12 +70,13 @@ type layout struct {
 	late       time.Duration
 	fanout     int
 	seed       uint64
+	dialed     func(from, to int) // called before a link is admitted
 }
 
 func newNetwork(l layout) *network {
 	w := &network{
 		random: rand.New(rand.NewPCG(l.seed, 1)), late: l.late, dark: map[[2]int]bool{}, still: map[int]bool{},
-		links: map[*half]struct{}{},
+		links: map[*half]struct{}{}, dialed: l.dialed,
 	}
 	var processes []Process
 	size := 0
@@ -91,10 +98,16 @@ func newNetwork(l layout) *network {
 			Self: i, Processes: processes, Size: size, Heartbeat: l.heartbeat, Fanout: l.fanout,
 			Dial: func(ctx context.Context, to int) (Link, error) { return w.dial(ctx, i, to) },
 			Absent: func(_ context.Context, to int) bool {
-				return w.procs[to].killed.Load() && !w.isDark(i, to)
+				return w.procs[to].absent() && !w.isDark(i, to)
 			},
 			Logger:  slog.New(slog.DiscardHandler),
 			learned: func(last, next control.Decision, chosen bool) { w.learn(i, last, next, chosen) },
+		})
+		q.OnClose(func() {
+			if q.closes != nil {
+				<-q.closes
+			}
+			q.ended.Store(true)
 		})
 		w.procs = append(w.procs, q)
 		views := make([][]byte, size)
@@ -145,7 +158,7 @@ func (w *network) close() {
 		all.Go(func() {
 			if q.killed.Load() {
 				q.mu.Lock()
-				q.inherited = true // it has nothing to wait for
+				close(q.drained) // it has nothing to wait for
 				q.mu.Unlock()
 			}
 			for _, k := range q.ranks {
@@ -252,7 +265,7 @@ func (w *network) dial(ctx context.Context, from, to int) (Link, error) {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}
-	if q := w.procs[to]; q.killed.Load() {
+	if w.procs[to].absent() {
 		return nil, fmt.Errorf("%w: nothing listens", bootstrap.ErrDied)
 	}
 	done, once := make(chan struct{}), new(sync.Once)
@@ -269,6 +282,9 @@ func (w *network) dial(ctx context.Context, from, to int) (Link, error) {
 	w.mu.Unlock()
 	w.work.Go(a.carry)
 	w.work.Go(b.carry)
+	if w.dialed != nil {
+		w.dialed(from, to)
+	}
 	w.procs[to].Admit(b, from)
 	return a, nil
 }

@@ -86,7 +86,6 @@ type Node struct {
 
 	mu        sync.Mutex
 	leaving   bool // nothing but farewells is left to do
-	inherited bool // a neighbour has all that this process has said, and stays or sees to it
 	drained   chan struct{}
 	closed    bool
 	clock     time.Duration // for which this process has been awake
@@ -118,9 +117,9 @@ type process struct {
 	told      []news
 	proposal  proposal
 	vote      vote
-	missed    bool  // nothing listened in its place once; others may know that it left
-	died      error // nothing more is expected of it
-	gone      bool  // its end is certain, and nothing of it is believed any more
+	missed    time.Duration // since when nothing listens in its place; others may know that it left. 0: something does
+	died      error         // nothing more is expected of it
+	gone      bool          // its end is certain, and nothing of it is believed any more
 }
 
 // link is a link in use.
@@ -129,6 +128,7 @@ type link struct {
 	peer   int
 	parent bool
 	heard  time.Duration
+	spoke  bool          // something has come by it
 	over   chan struct{} // of a parent: closed once another one is needed
 
 	// How a link ends: one end asks for the other's last word, gets it, and says its own.

@@ -159,7 +159,7 @@ func (n *Node) handle(l *link, b []byte) error {
 	if n.processes[l.peer].gone {
 		return errMalformed // nothing of it is believed, not even what it passes on
 	}
-	l.heard = n.clock
+	l.heard, l.spoke = n.clock, true
 	f := &fields{parse.Fields{Rest: b}}
 	kind := f.U8()
 	switch kind {
@@ -170,7 +170,6 @@ func (n *Node) handle(l *link, b []byte) error {
 		return nil
 	case kindBye:
 		l.bye = true
-		n.inherited = n.inherited || l.asked
 		n.settle()
 		if l.said {
 			n.work.Go(func() { l.Shut(time.Now().Add(farewell)) })
@@ -208,7 +207,7 @@ func (n *Node) handle(l *link, b []byte) error {
 	if p.seq == 0 {
 		defer n.announce()
 	}
-	p.seq, p.missed = seq, false
+	p.seq, p.missed = seq, 0
 	n.hosts[p.Host] = n.clock
 	n.forward(bootstrap.NewMessage(b), l)
 	if p.told != nil {

@@ -53,7 +53,7 @@ func (n *Node) candidate() int {
 	best, lost := -1, -1
 	consider := func(i int) {
 		switch p := n.processes[i]; {
-		case p.gone:
+		case p.gone, n.parts(i):
 		case p.died != nil:
 			if lost < 0 && n.avoid[i] <= n.clock {
 				lost = i
@@ -78,8 +78,8 @@ func (n *Node) candidate() int {
 	return best
 }
 
-// unreached notes that a process did not answer. If its host says twice that it is not there, it is
-// lost; in between others are asked, who may know that it has left.
+// unreached notes that a process did not answer. If its host says for as long as the heartbeat that it is not there, it
+// is lost; in between others are asked, who may know that it has left.
 func (n *Node) unreached(peer int, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -88,10 +88,10 @@ func (n *Node) unreached(peer int, err error) {
 	case p.died != nil:
 		n.avoid[peer] = n.clock + n.times.heartbeat/2
 	case !errors.Is(err, bootstrap.ErrDied):
-	case p.missed:
+	case p.missed == 0:
+		p.missed = max(n.clock, 1)
+	case n.clock-p.missed > n.times.heartbeat:
 		n.absent(peer)
-	default:
-		p.missed = true
 	}
 }
 
@@ -137,6 +137,16 @@ func (n *Node) beside(process int) bool {
 	return false
 }
 
+// parts reports whether there is a link to a process that leaves. The caller holds mu.
+func (n *Node) parts(process int) bool {
+	for l := range n.links {
+		if l.peer == process && l.leaves {
+			return true
+		}
+	}
+	return false
+}
+
 // lose gives a process up. The caller holds mu.
 func (n *Node) lose(i int, why error) {
 	p := n.processes[i]
@@ -149,6 +159,7 @@ func (n *Node) lose(i int, why error) {
 		n.tell(Event{Rank: r, Kind: Died, Err: why}, nil)
 	}
 	n.announce()
+	n.settle()
 	if n.cfg.Ended != nil && !n.closed {
 		n.work.Go(func() { n.askLauncher(i) })
 	}
@@ -183,6 +194,7 @@ func (n *Node) bury(p *process) {
 		}
 	}
 	n.announce()
+	n.settle()
 	n.deliberate()
 }
 
@@ -215,10 +227,13 @@ func (n *Node) serve(l Link, peer int, over chan struct{}) {
 	delete(n.links, k)
 	k.replace()
 	n.settle()
-	if k.silent(n) {
+	switch {
+	case k.silent(n):
 		n.avoid[peer] = n.clock + n.times.attach/4
+	case !k.spoke: // it may have left, and another may know
+		n.avoid[peer] = n.clock + n.times.tick
 	}
-	if !k.bye && !n.closed {
+	if k.spoke && !k.bye && !n.closed {
 		n.cfg.Logger.Debug("link between hosts ended", "ranks", fmt.Sprint(n.processes[peer].set), "error", err)
 		n.work.Go(func() { n.probe(peer) })
 	}
