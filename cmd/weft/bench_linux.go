@@ -243,8 +243,12 @@ func (s *session) print(records []measure.Record) error {
 	return nil
 }
 
-// copySpeed measures memcpy on this machine now, with a thread for each rank that has a processor.
+// copySpeed measures memcpy on this machine now, with a thread for each rank that has a processor. Who shows no rows
+// does not measure: ranks that did so all at once would measure each other.
 func (s *session) copySpeed(ranks int) float64 {
+	if !s.prints {
+		return 0
+	}
 	c := s.copiers[ranks]
 	if c == nil {
 		c = bench.NewCopier(ranks)

@@ -44,21 +44,19 @@ func NewCopier(threads int) *Copier {
 func (c *Copier) Measure() float64 {
 	const passes = 5
 	times := make([][]time.Duration, c.threads)
-	var start sync.WaitGroup
+	// All threads copy at the same time: they meet before each pass. They sleep until then, since one that spins may
+	// keep the last to come from its processor.
+	var meet [passes]sync.WaitGroup
+	for pass := range meet {
+		meet[pass].Add(c.threads)
+	}
 	var end sync.WaitGroup
-	start.Add(c.threads)
-	var arrived atomic.Int32
 	for i := range c.threads {
 		end.Go(func() {
 			defer pinned(c.cpus[i : i+1])()
-			start.Done()
-			start.Wait()
 			for pass := range passes {
-				// All threads copy at the same time: they meet before each pass.
-				arrived.Add(1)
-				for arrived.Load() < int32((pass+1)*c.threads) {
-					runtime.Gosched()
-				}
+				meet[pass].Done()
+				meet[pass].Wait()
 				began := time.Now()
 				copy(c.dst[i], c.src[i])
 				times[i] = append(times[i], time.Since(began))
