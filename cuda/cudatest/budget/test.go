@@ -18,10 +18,10 @@ import (
 
 // Archs are the architectures that kernels are compiled for in tests: the oldest, the first with
 // bulk copies and dependent launches, the newest.
-var Archs = []string{oldest, held, "sm_100a"}
+var Archs = []string{oldest, usual, "sm_100a"}
 
-// held is the architecture that most kernels are compiled for.
-const oldest, held = "sm_80", "sm_90a"
+// usual is the architecture that most kernels are compiled for.
+const oldest, usual = "sm_80", "sm_90a"
 
 var update = flag.Bool("update", false, "rewrite testdata/kernels.txt, what kernels may use of a GPU")
 
@@ -55,7 +55,7 @@ func Sample(t TB, kernels func(arch string) []kernel.Spec, typical func(kernel.S
 		}
 		var some []int
 		switch arch {
-		case held:
+		case usual:
 			some = Pairs(all, typical)
 		case oldest:
 			some = OneOfEach(all)
