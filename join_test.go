@@ -121,6 +121,8 @@ func TestJoinSaysSoOnce(t *testing.T) {
 		"no variable":     {"WEFT_RANK": "0", "WEFT_SIZE": "1", "WEFT_NO_PEER": "bogus"},
 		"no heartbeat":    {"WEFT_RANK": "0", "WEFT_SIZE": "1", "WEFT_HEARTBEAT": "bogus"},
 		"no code":         {"WEFT_RANK": "0", "WEFT_SIZE": "1", "WEFT_SIMD": "bogus"},
+		"no multicast":    {"WEFT_RANK": "0", "WEFT_SIZE": "1", "WEFT_MULTICAST": "bogus"},
+		"no trace":        {"WEFT_RANK": "0", "WEFT_SIZE": "1", "WEFT_TRACE": "/dev/null/traces"},
 		"nobody there":    {"WEFT_RANK": "1", "WEFT_SIZE": "2", "WEFT_ADDRESS": "127.0.0.1:9"},
 		"nobody comes":    {"WEFT_RANK": "0", "WEFT_SIZE": "2", "WEFT_ADDRESS": "127.0.0.1:29417"},
 		"no port":         {"WEFT_RANK": "0", "WEFT_SIZE": "2", "WEFT_ADDRESS": "127.0.0.1:0"},

@@ -22,7 +22,7 @@ func multicastAsked() (bool, error) {
 	case "1":
 		return true, nil
 	default:
-		return false, Invalidf("join: %s=%s: it is 1, 0 or empty", multicastVariable, v)
+		return false, Invalidf("%s=%s: it is 1, 0 or empty", multicastVariable, v)
 	}
 }
 

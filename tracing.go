@@ -29,8 +29,7 @@ func (c *Comm) openTrace(cfg config, name, host string) (err error) {
 		Command: filepath.Base(os.Args[0]),
 	})
 	if err != nil {
-		return fmt.Errorf("join: %w; name a directory that can be written, as %s does, or none", err,
-			TraceVariable)
+		return fmt.Errorf("%w; name a directory that can be written, as %s does, or none", err, TraceVariable)
 	}
 	if c.rank == 0 {
 		c.logger.Info("operations are traced", "op", "join", "directory", cfg.trace)
