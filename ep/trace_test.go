@@ -52,13 +52,9 @@ func TestTrace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files, err := trace.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	a, err := trace.Align(files)
-	if err != nil || a.Backward != 0 || a.Arrows != 3*layers*ranks*(ranks-1) {
-		t.Fatalf("%+v %v", a, err)
+	files, a := aligned(t, dir)
+	if a.Backward != 0 || a.Arrows != 3*layers*ranks*(ranks-1) {
+		t.Fatalf("%+v", a)
 	}
 	s := a.Summarise()
 	if len(s.Operations) != 3 || len(s.Unfinished) != 0 || s.Ranks != ranks {
@@ -104,6 +100,18 @@ func TestTraceOfRefusal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	_, a := aligned(t, dir)
+	s := a.Summarise()
+	const want = "dispatch 3 of handle 1 host did not end on ranks 0, 1, 2: each heard from all others, " +
+		"so it was refused or failed later"
+	if len(s.Unfinished) != 1 || s.Unfinished[0].String() != want {
+		t.Errorf("%+v", s.Unfinished)
+	}
+}
+
+// aligned reads the traces of a folder, and aligns them.
+func aligned(t *testing.T, dir string) ([]*trace.File, *trace.Trace) {
+	t.Helper()
 	files, err := trace.ReadDir(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -112,10 +120,5 @@ func TestTraceOfRefusal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := a.Summarise()
-	const want = "dispatch 3 of handle 1 host did not end on ranks 0, 1, 2: each heard from all others, " +
-		"so it was refused or failed later"
-	if len(s.Unfinished) != 1 || s.Unfinished[0].String() != want {
-		t.Errorf("%+v", s.Unfinished)
-	}
+	return files, a
 }
