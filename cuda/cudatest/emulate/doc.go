@@ -17,7 +17,8 @@
 // enqueued; launches on several goroutines run at the same time.
 //
 // A CUDA thread is a fiber with a stack of 64 KiB, of which it uses a page or two. All blocks of a
-// grid live at once, on one thread of the operating system; blocks and threads take turns. Warps
+// grid live at once, on one thread of the operating system; blocks and threads take turns. A block that
+// has ended leaves its stacks and its shared memory to one that begins. Warps
 // meet in collectives with the mask that is given, blocks at barriers. Loads that a kernel may poll
 // with (relaxed and acquire ones, atomics), pause and barrier_done let others run after a while. If
 // all fibers only poll, the thread yields the processor, and after a while sleeps. A loop that polls

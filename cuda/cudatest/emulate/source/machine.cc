@@ -89,6 +89,8 @@ struct FullBlock : Block {
 	Some some[BARRIERS];
 	Queue ready, polling;
 	u8 *own; // its static shared memory, while another block runs
+	bool begun;
+	u32 place; // its part of the launch's stacks and shared memory, once it has begun
 	Copy *copies;
 	Late late[LATE];
 	u32 lates;
@@ -102,6 +104,11 @@ struct FullGrid : Grid {
 	u64 random, progress, deadline;
 	u8 *statics; // where static shared memory is on this thread
 	u64 static_size;
+	// A block gets its stacks and its shared memory in its first turn, and the next one gets them when it has ended:
+	// blocks that wait for no other take turns in memory that the processor's caches hold.
+	u8 *stacks, *memory;
+	u64 shared_room, memory_room; // bytes of a block: dynamic shared memory, all shared memory
+	u32 *places, places_left;	  // places that no block has, the next one last
 };
 
 FullBlock *block_of(Thread *t) { return static_cast<FullBlock *>(t->block); }
@@ -924,7 +931,37 @@ void describe(FullGrid *g, FullBlock *b, Cause cause, const char *why) {
 	note(g, cause, "%s, %u threads of the block are left%s", why, waiting, text);
 }
 
+// begin_block gives a block a place, and makes its threads. Shared memory begins with nonsense.
+void begin_block(FullGrid *g, FullBlock *b) {
+	b->begun = true;
+	b->place = g->places[--g->places_left];
+	b->shared = g->memory + b->place * g->memory_room;
+	b->own = b->shared + g->shared_room;
+	memset(b->shared, 0xA5, g->memory_room);
+	for (u32 i = 0; i < b->count; i++) {
+		Thread *t = (Thread *)thread_at((u64)g->stacks + ((u64)b->place * b->count + i) * STACK);
+		*t = {};
+		t->block = b;
+		t->index = {i % g->threads.x, i / g->threads.x % g->threads.y, i / g->threads.x / g->threads.y};
+		t->number = i, t->lane = i & 31;
+		void **top = (void **)((u64)t & ~15ull);
+#if defined(__x86_64__)
+		*--top = nullptr; // so that begin finds its stack as after a call
+		*--top = (void *)&begin;
+		for (int r = 0; r < 6; r++) *--top = nullptr;
+#else
+		top -= 20;
+		memset(top, 0, 160);
+		top[11] = (void *)&begin;
+#endif
+		t->stack = top;
+		b->threads[i] = t;
+		b->ready.push(t);
+	}
+}
+
 void take_turn(FullGrid *g, FullBlock *b) {
+	if (!b->begun) begin_block(g, b);
 	if (g->current != b) {
 		if (g->current != nullptr) memcpy(g->current->own, g->statics, g->static_size);
 		memcpy(g->statics, b->own, g->static_size);
@@ -941,7 +978,13 @@ void take_turn(FullGrid *g, FullBlock *b) {
 			note(g, FAILED, "%s: its stack of %llu bytes is too small", name_of(t).text, STACK);
 		}
 	}
-	if (!g->failed && b->alive > 0 && b->polling.count == 0) describe(g, b, FAILED, "deadlock");
+	if (g->failed) return;
+	if (b->alive == 0) {
+		g->places[g->places_left++] = b->place;
+		g->current = nullptr;
+	} else if (b->polling.count == 0) {
+		describe(g, b, FAILED, "deadlock");
+	}
 }
 
 // rest lets others have the processor, a compiler too. A grid sleeps if its threads have only polled for so many
@@ -1025,9 +1068,9 @@ extern "C" __attribute__((visibility("default"))) int weft_emulate_launch(Launch
 	u32 blocks = g.blocks.x * g.blocks.y * g.blocks.z, threads = g.threads.x * g.threads.y * g.threads.z;
 	u64 shared = (l->shared + 1023) & ~1023ull, statics = (s.size + 1023) & ~1023ull;
 
-	// One piece of memory: blocks, queues, threads by number; and the shared memory, which begins with nonsense.
+	// One piece of memory: blocks, queues, threads by number, places; and the shared memory.
 	u32 warps = (threads + 31) / 32;
-	u64 per = sizeof(FullBlock) + 3 * threads * sizeof(Thread *) + 2 * warps * sizeof(u32);
+	u64 per = sizeof(FullBlock) + 3 * threads * sizeof(Thread *) + (2 * warps + 1) * sizeof(u32);
 	u8 *books = (u8 *)malloc(blocks * per), *memory = nullptr;
 	Arena *arena = take((Pool *)l->pool, (u64)blocks * threads);
 	if (books == nullptr || arena == nullptr ||
@@ -1037,17 +1080,17 @@ extern "C" __attribute__((visibility("default"))) int weft_emulate_launch(Launch
 		if (arena != nullptr) give((Pool *)l->pool, arena, true);
 		return 1;
 	}
-	memset(memory, 0xA5, blocks * (shared + statics));
+	g.stacks = arena->base, g.memory = memory;
+	g.shared_room = shared, g.memory_room = shared + statics;
 	g.all = (FullBlock *)books;
 	Thread **lists = (Thread **)(books + blocks * sizeof(FullBlock));
 	u32 *lanes = (u32 *)(lists + (u64)blocks * 3 * threads);
+	g.places = lanes + (u64)blocks * 2 * warps, g.places_left = blocks;
 	for (u32 k = 0; k < blocks; k++) {
 		FullBlock *b = &g.all[k];
 		*b = {};
 		b->grid = &g;
 		b->index = {k % g.blocks.x, k / g.blocks.x % g.blocks.y, k / g.blocks.x / g.blocks.y};
-		b->shared = memory + k * (shared + statics);
-		b->own = b->shared + shared;
 		b->count = b->alive = threads;
 		b->threads = lists + (u64)k * 3 * threads;
 		b->ready = {b->threads + threads, 0, 0, threads};
@@ -1056,27 +1099,7 @@ extern "C" __attribute__((visibility("default"))) int weft_emulate_launch(Launch
 		b->ended = b->meeting + warps;
 		memset(b->meeting, 0, 2 * warps * sizeof(u32));
 		if (threads % 32 != 0) b->ended[warps - 1] = ~0u << threads % 32;
-		for (u32 i = 0; i < threads; i++) {
-			u64 base = (u64)arena->base + ((u64)k * threads + i) * STACK;
-			Thread *t = (Thread *)thread_at(base);
-			*t = {};
-			t->block = b;
-			t->index = {i % g.threads.x, i / g.threads.x % g.threads.y, i / g.threads.x / g.threads.y};
-			t->number = i, t->lane = i & 31;
-			void **top = (void **)((u64)t & ~15ull);
-#if defined(__x86_64__)
-			*--top = nullptr; // so that begin finds its stack as after a call
-			*--top = (void *)&begin;
-			for (int r = 0; r < 6; r++) *--top = nullptr;
-#else
-			top -= 20;
-			memset(top, 0, 160);
-			top[11] = (void *)&begin;
-#endif
-			t->stack = top;
-			b->threads[i] = t;
-			b->ready.push(t);
-		}
+		g.places[k] = blocks - 1 - k;
 	}
 	int slot = announce(&g, arena);
 	schedule(&g, blocks);
