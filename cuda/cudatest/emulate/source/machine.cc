@@ -64,9 +64,10 @@ struct Queue {
 		count--;
 		return t;
 	}
-	// prefer brings the i-th to the front.
-	void prefer(u32 i) {
-		Thread *&a = at[first], *&b = at[place(i)], *t = a;
+	Thread *get(u32 i) const { return at[place(i)]; }
+	// exchange lets the i-th and the k-th change places.
+	void exchange(u32 i, u32 k) {
+		Thread *&a = at[place(i)], *&b = at[place(k)], *t = a;
 		a = b;
 		b = t;
 	}
@@ -960,6 +961,14 @@ void begin_block(FullGrid *g, FullBlock *b) {
 	}
 }
 
+constexpr u32 AHEAD = 5;
+
+// fetch asks for two lines of memory.
+void fetch(const void *p) {
+	__builtin_prefetch(p, 1);
+	__builtin_prefetch((const u8 *)p + 64, 1);
+}
+
 void take_turn(FullGrid *g, FullBlock *b) {
 	if (!b->begun) begin_block(g, b);
 	if (g->current != b) {
@@ -968,8 +977,18 @@ void take_turn(FullGrid *g, FullBlock *b) {
 		g->current = b;
 	}
 	while (b->polling.count > 0) b->ready.push(b->polling.pop());
+	u32 chosen = 0; // of those that are ready, from the front
 	while (b->ready.count > 0 && !g->failed) {
-		if (g->shuffle) b->ready.prefer(below(g, b->ready.count));
+		// Threads are chosen before their turns, so that the processor has their memory by then.
+		if (g->shuffle) {
+			for (; chosen < AHEAD && chosen < b->ready.count; chosen++)
+				b->ready.exchange(chosen, chosen + below(g, b->ready.count - chosen));
+			chosen--;
+		}
+		if (b->ready.count >= AHEAD) {
+			fetch(b->ready.get(AHEAD - 1));
+			fetch(b->ready.get(AHEAD / 2)->stack);
+		}
 		Thread *t = b->ready.pop();
 		t->state = READY;
 		g->running = t;
