@@ -87,8 +87,10 @@ func (m *Machine) fill(call string, p *primary, dst sys.Pointer, pattern []byte,
 	if why := m.reach(p, uintptr(dst), size); why != "" {
 		return m.misuse(cuda.ErrInvalidValue, "%s: %s", call, why)
 	}
-	for to := view(uintptr(dst), size); len(to) > 0; to = to[len(pattern):] {
-		copy(to, pattern)
+	const block = 4 << 10 // a multiple of every pattern
+	to := view(uintptr(dst), size)
+	for done := copy(to, pattern); done < size; {
+		done += copy(to[done:], to[:min(done, block)])
 	}
 	return sys.Success
 }
