@@ -34,7 +34,7 @@ var source embed.FS
 var flags = []string{
 	"-std=c++17", "-Og", "-fPIC", "-w", "-fvisibility=hidden", "-ffp-contract=off", "-fno-strict-aliasing",
 	"-fwrapv", "-fno-exceptions", "-fno-rtti",
-	"-fno-stack-protector", "-fcf-protection=none",
+	"-fno-stack-protector", "-fcf-protection=none", "-fno-asynchronous-unwind-tables",
 }
 
 // Need skips a test where kernels cannot be emulated, and says why; also where WEFT_REQUIRE_GPU
@@ -183,7 +183,10 @@ func (c *compiler) build(ctx context.Context, s kernel.Spec) (code []byte, err e
 	if err := c.addScheduler(ctx, dir); err != nil {
 		return nil, err
 	}
-	link := []string{"-shared", "-Wl,-z,now", "-o", "kernel.so", "kernel.ii", "machine.o", "-lm"}
+	// The C++ library, which the linker would read each time, has nothing for kernels.
+	link := []string{
+		"-shared", "-nostdlib", "-Wl,-z,now", "-o", "kernel.so", "kernel.ii", "machine.o", "-lm", "-lc", "-lgcc",
+	}
 	if _, err := c.run(ctx, dir, slices.Concat(flags, link)...); err != nil {
 		return nil, err
 	}
