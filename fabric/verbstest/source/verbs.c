@@ -173,7 +173,8 @@ static int stride = ENTRY, completion_bytes = 64, grow = 4, fewer;
 // faulty is the error that a call is to fail with, or 0.
 static int faulty(const char *call) {
 	for (unsigned i = 0; i < sizeof faults / sizeof *faults; i++) {
-		if (faults[i].error != 0 && strcmp(faults[i].call, call) == 0 && faults[i].in-- <= 0) {
+		if (faults[i].error != 0 && strcmp(faults[i].call, call) == 0 &&
+			__atomic_fetch_sub(&faults[i].in, 1, __ATOMIC_RELAXED) <= 0) { // ranks call side by side
 			errno = faults[i].error;
 			return errno;
 		}
