@@ -243,8 +243,8 @@ func (s *session) print(records []measure.Record) error {
 	return nil
 }
 
-// copySpeed measures memcpy on this machine now, with a thread for each rank that has a processor. It is 0 on ranks that
-// print nothing: ranks of a launcher that all measured at once would disturb each other.
+// copySpeed measures memcpy on this machine now, with a thread for each rank that has a processor.
+// It is 0 on ranks that print nothing: ranks of a launcher that all measured at once would disturb each other.
 func (s *session) copySpeed(ranks int) float64 {
 	if !s.prints {
 		return 0
