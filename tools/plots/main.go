@@ -23,7 +23,7 @@ func main() {
 }
 
 func draw(dir string) error {
-	gpu, err := table(filepath.Join(dir, "gpu.md"), "## Against peers, few tokens")
+	gpu, err := table(filepath.Join(dir, "gpu.md"), "## Few tokens, four GPUs")
 	if err != nil {
 		return err
 	}
@@ -43,7 +43,8 @@ func draw(dir string) error {
 	return nil
 }
 
-// table is the first table of more than two columns below a heading, without its line of dashes.
+// table is the first table of more than three columns below a heading, without its line of dashes. An empty first cell
+// has what the one above it has.
 func table(path, heading string) ([][]string, error) {
 	page, err := os.ReadFile(path)
 	if err != nil {
@@ -66,6 +67,9 @@ func table(path, heading string) ([][]string, error) {
 			for i, c := range cells {
 				cells[i] = strings.Trim(c, " *")
 			}
+			if cells[0] == "" && len(rows) > 0 {
+				cells[0] = rows[len(rows)-1][0]
+			}
 			rows = append(rows, cells)
 		}
 	}
@@ -83,22 +87,25 @@ func number(cell string) float64 {
 
 // peers are bars of dispatch and combine, for 1 and for 128 tokens.
 func peers(rows [][]string) string {
-	pairs := []struct{ weft, peer, name string }{
-		{"Weft, rank-major", "MSCCL++, rank-major (quoted)", "rank-major"},
-		{"Weft, expert-major", "MSCCL++, expert-major (quoted)", "expert-major"},
-		{"Weft, fp8", "DeepEP V1, fp8 (quoted)", "fp8"},
-		{"Weft, exact sums", "DeepEP V1 (quoted)", "exact sums"},
+	pairs := []struct{ operation, peer, name string }{
+		{"dispatch, rank-major bf16", "MSCCL++ (quoted)", "dispatch, rank-major"},
+		{"dispatch, by expert, bf16", "MSCCL++ (quoted)", "dispatch, by expert"},
+		{"dispatch, fp8", "MSCCL++ (quoted)", "dispatch, fp8"},
+		{"dispatch, fp8", "DeepEP V1 (quoted)", "dispatch, fp8"},
+		{"combine, rank-major bf16", "MSCCL++ (quoted)", "combine, rank-major"},
+		{"combine, by expert, bf16", "MSCCL++ (quoted)", "combine, by expert"},
+		{"combine, exact sums", "DeepEP V1 (quoted)", "combine, exact sums"},
 	}
-	find := func(name, operation string, column int) float64 {
+	find := func(operation, of string, column int) float64 {
 		for _, r := range rows {
-			if r[0] == name && r[1] == operation {
+			if r[0] == operation && r[1] == of {
 				return number(r[column])
 			}
 		}
 		return 0
 	}
 	c := chart{
-		title: "Four H200s: us for one exchange, less is better",
+		title: "Four H100s, peers on four H200s: us for one exchange, less is better",
 		names: []string{"Weft", "MSCCL++, quoted", "DeepEP V1, quoted"},
 	}
 	for _, of := range []struct {
@@ -106,18 +113,16 @@ func peers(rows [][]string) string {
 		says   string
 	}{{2, "1 token a rank"}, {5, "128 tokens a rank"}} {
 		g := group{name: of.says}
-		for _, operation := range []string{"dispatch", "combine"} {
-			for _, p := range pairs {
-				ours, theirs := find(p.weft, operation, of.column), find(p.peer, operation, of.column)
-				if ours == 0 || theirs == 0 {
-					continue
-				}
-				series := 1
-				if strings.HasPrefix(p.peer, "DeepEP") {
-					series = 2
-				}
-				g.bars = append(g.bars, bar{operation + ", " + p.name, ours, theirs, series})
+		for _, p := range pairs {
+			ours, theirs := find(p.operation, "Weft", of.column), find(p.operation, p.peer, of.column)
+			if ours == 0 || theirs == 0 {
+				continue
 			}
+			series := 1
+			if strings.HasPrefix(p.peer, "DeepEP") {
+				series = 2
+			}
+			g.bars = append(g.bars, bar{p.name, ours, theirs, series})
 		}
 		c.groups = append(c.groups, g)
 	}
@@ -127,17 +132,17 @@ func peers(rows [][]string) string {
 // tokens are lines of rank-major exchanges over the number of tokens.
 func tokens(rows [][]string) string {
 	c := chart{
-		title: "Four H200s, rank-major rows of bf16: us by tokens a rank", x: "tokens a rank",
+		title: "Four H100s, MSCCL++ on four H200s, rank-major rows of bf16: us by tokens a rank", x: "tokens a rank",
 		names: []string{"Weft, dispatch", "MSCCL++, dispatch, quoted", "Weft, combine", "MSCCL++, combine, quoted"},
 	}
-	for i, of := range []struct{ name, operation string }{
-		{"Weft, rank-major", "dispatch"},
-		{"MSCCL++, rank-major (quoted)", "dispatch"},
-		{"Weft, rank-major", "combine"},
-		{"MSCCL++, rank-major (quoted)", "combine"},
+	for i, of := range []struct{ operation, name string }{
+		{"dispatch, rank-major bf16", "Weft"},
+		{"dispatch, rank-major bf16", "MSCCL++ (quoted)"},
+		{"combine, rank-major bf16", "Weft"},
+		{"combine, rank-major bf16", "MSCCL++ (quoted)"},
 	} {
 		for _, r := range rows {
-			if r[0] != of.name || r[1] != of.operation {
+			if r[0] != of.operation || r[1] != of.name {
 				continue
 			}
 			l := line{series: i}
