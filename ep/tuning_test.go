@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
 	"github.com/weftgo/weft/ep"
@@ -262,6 +263,67 @@ func TestLibraryTable(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestRowsOfProfiles: a handle on the GPUs of a profile, a rank each, has the Tuning of the row measured there.
+// It has none where a GPU is of another kind, or the handle of another shape.
+func TestRowsOfProfiles(t *testing.T) {
+	if testing.Short() {
+		t.Skip("compiles kernels")
+	}
+	t.Setenv("WEFT_TUNING", "")
+	t.Setenv("XDG_CACHE_HOME", t.TempDir()) // no table of the user's
+	const h100 = "NVIDIA H100 80GB HBM3"
+	machine := func(name string) *gpuMachine {
+		return emulatedAs(t, cudatest.Config{
+			Devices: 4, Names: []string{name}, Attributes: map[cuda.Attribute]int{cuda.MultiprocessorCount: 132},
+		}, emulate.Options{})
+	}
+	m := machine(h100)
+	specOf := func(tokens int) ep.Spec {
+		return ep.Spec{
+			Experts: 256, TopK: 8, Hidden: 7168, MaxTokens: tokens, Layout: ep.RankMajor, Reduction: ep.Partial,
+			Payload: ep.BF16, Weighting: ep.Plain, Counts: ep.DeviceCounts,
+		}
+	}
+	rowOf := func(ranks, tokens int) ep.Tuning {
+		row := ep.Profiles()[tuningfile.ProfileOf(h100, false)].Find(
+			ep.Hardware{GPU: h100, SMs: 132, Ranks: ranks}, ep.HandleKindOf(specOf(tokens)))
+		if row == nil || row.Tuning == (ep.Tuning{}) {
+			t.Skipf("nothing faster is known for %d rank-major tokens on %d H100s", tokens, ranks)
+		}
+		return row.Tuning
+	}
+	for _, tc := range []struct {
+		name   string
+		m      *gpuMachine
+		ranks  int
+		tokens int
+		change func(s *ep.Spec)
+		want   ep.Tuning
+	}{
+		{"four", m, 4, 32, nil, rowOf(4, 32)},
+		{"four, fewer tokens than the row", m, 4, 17, nil, rowOf(4, 32)},
+		{"two of the four", m, 2, 32, nil, rowOf(2, 32)},
+		{"no row for three", m, 3, 32, nil, ep.Tuning{}},
+		{"another hidden", m, 4, 32, func(s *ep.Spec) { s.Hidden = 4096 }, ep.Tuning{}},
+		{"other SMs", m, 4, 32, func(s *ep.Spec) { s.SMs = 24 }, ep.Tuning{}},
+		{"H200s", machine("NVIDIA H200"), 4, 32, nil, ep.Tuning{}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := specOf(tc.tokens)
+			if tc.change != nil {
+				tc.change(&s)
+			}
+			s.Experts = s.Experts / tc.ranks * tc.ranks
+			members(t, tc.m, tc.ranks, s, gpuDeadline, func(_ context.Context, r *member) error {
+				if got := r.handle.Spec().Tuning; got != tc.want {
+					return fmt.Errorf("%+v, want %+v", got, tc.want)
+				}
+				return nil
+			})
+		})
+	}
 }
 
 // TestTunedOnGPUs has handles work in ways that nobody would choose: what they give stays the same.
