@@ -4,9 +4,9 @@
 # and doctor.json there are what tools/gputests keeps a record of.
 #
 # The exit status is 0 if all that was asked for passed, 1 if a part failed, 2 if there is no such
-# part, 77 if nothing failed but something that needs a GPU was skipped because weft doctor sees
-# none, 75 if steps of several are left for another call, and 130 if a signal (Ctrl-C) ended it, which ends the part that
-# runs too.
+# part, 75 if steps of several are left for another call, 77 if nothing failed but something that
+# needs a GPU was skipped because weft doctor sees none, or no step of several had as many as it
+# needs, and 130 if a signal (Ctrl-C) ended it, which ends the part that runs too.
 #
 #   run.sh [PART...] [-test.FLAG...]
 #   run.sh several [STEP...]

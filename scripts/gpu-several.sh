@@ -10,7 +10,7 @@
 #
 # WEFT_TOTAL_SECONDS (none): the call ends before that. Steps that no longer fit are left for another call.
 #
-# Exit status: 75 if steps are left for another call, else that of run.sh.
+# Exit status: 75 if steps are left for another call, 77 if none of them can run here, else that of run.sh.
 #
 # What a step does:
 #   test PROGRAM FLAG...            a package's tests, but none on emulated GPUs
@@ -332,7 +332,7 @@ pack() {
 # report_steps prints how all steps went, and gives the exit status.
 report_steps() {
 	pack
-	failed=0 later=0
+	failed=0 later=0 larger=0 done=0
 	while read -r name count _; do
 		case $name in '' | '#'*) continue ;; esac
 		wanted "$name" || continue
@@ -341,7 +341,7 @@ report_steps() {
 		case $result in
 		'')
 			if [ "$count" -gt "$gpus" ]; then
-				result="needs $count GPUs"
+				result="needs $count GPUs" larger=$((larger + 1))
 			else
 				result='not yet' later=$((later + 1))
 			fi
@@ -349,6 +349,7 @@ report_steps() {
 		*)
 			seconds=$(sed 's/.*"seconds":\([0-9]*\).*/\1/' "$logs/steps/$name")
 			note=$(sed 's/.*"note":"\([^"]*\)".*/\1/' "$logs/steps/$name")
+			[ "$result" = skipped ] || done=$((done + 1))
 			[ "$result" != failed ] || result=FAILED failed=$((failed + 1))
 			result=$result${note:+: $note}
 			case " $began " in *" $name "*) ;; *) result="$result (earlier)" ;; esac
@@ -358,9 +359,11 @@ report_steps() {
 	done <"$bundle/several.txt" >"$work/table"
 	{
 		cat "$work/table"
-		printf '%d failed, %d left for another call; %s\n' "$failed" "$later" "$out/several.tar.gz"
+		printf '%d failed, %d left for another call, %d for more GPUs than %d; %s\n' \
+			"$failed" "$later" "$larger" "$gpus" "$out/several.tar.gz"
 	} >"$out/summary.txt"
 	cat "$out/summary.txt"
 	[ "$later" -eq 0 ] || return 75
+	[ "$done" -gt 0 ] || return 77
 	[ "$failed" -eq 0 ]
 }

@@ -25,10 +25,15 @@ import (
 const (
 	fakeWeft = `#!/bin/sh
 case "$*" in
-'doctor --json') [ -e "$STATE/four" ] && echo '{"gpus":[{"arch":"sm_90a","name":"A"},
-{"arch":"sm_90a","name":"A"},{"arch":"sm_90a","name":"A"},{"arch":"sm_90a","name":"A"}]}' ||
-	[ -e "$STATE/gpu" ] && echo '{"gpus":[{"arch":"sm_90a"}],"compiler":{"path":"/a/compiler"}}' ||
-	echo '{"gpus":[]}' ;;
+'doctor --json')
+	if [ -e "$STATE/four" ]; then
+		echo '{"gpus":[{"arch":"sm_90a","name":"A"},
+{"arch":"sm_90a","name":"A"},{"arch":"sm_90a","name":"A"},{"arch":"sm_90a","name":"A"}]}'
+	elif [ -e "$STATE/gpu" ]; then
+		echo '{"gpus":[{"arch":"sm_90a"}],"compiler":{"path":"/a/compiler"}}'
+	else
+		echo '{"gpus":[]}'
+	fi ;;
 'bench ep --help') echo --device ;;
 'bench overlap'*) echo overlapped ;;
 'bench start'*) case $* in *--no-cold*) echo warm ;; *) echo cold ;; esac ;;
@@ -354,7 +359,9 @@ func TestGPURunSeveralGoesOn(t *testing.T) {
 			t.Errorf("%s: %v: %q, want %q", name, err, text, want)
 		}
 	}
-	for _, want := range []string{"large", "needs 8 GPUs\n", "link FAILED", "1 failed, 0 left for another call"} {
+	for _, want := range []string{
+		"large", "needs 8 GPUs\n", "link FAILED", "1 failed, 0 left for another call, 1 for more GPUs than 4",
+	} {
 		if !strings.Contains(said, want) {
 			t.Errorf("no %q in\n%s", want, said)
 		}
@@ -423,6 +430,14 @@ func TestGPURunSeveralRefuses(t *testing.T) {
 	said, status, _ := several(t, dir, state, "", "plain-*", "plan-*")
 	if status != 2 || !strings.Contains(said, "no step plan-*") {
 		t.Errorf("exit status %d, want 2:\n%s", status, said)
+	}
+	dir, state = bundle(t, "gpu")
+	said, status, _ = several(t, dir, state, "", "link", "large")
+	if status != 77 || !strings.Contains(said, "needs 4 GPUs\n") || !strings.Contains(said, "2 for more GPUs than 1") {
+		t.Errorf("on too few GPUs: exit status %d, want 77:\n%s", status, said)
+	}
+	if said, status, _ = several(t, dir, state, "", "link", "plain-1"); status != 0 {
+		t.Errorf("on enough for one step: exit status %d, want 0:\n%s", status, said)
 	}
 	dir, state = bundle(t)
 	if said, status, _ := several(t, dir, state, ""); status != 77 || !strings.Contains(said, "sees no GPU") {
