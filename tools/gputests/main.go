@@ -2,7 +2,8 @@
 //
 //	gputests -dir DOCS/benchmarks                          writes gpu-tests.md from gpu-tests.jsonl, both there
 //	gputests -dir DOCS/benchmarks -add LOGS [-what TEXT]   first appends a run: LOGS is the folder where
-//	                                                       run.sh left its results
+//	                                                       run.sh left its results; what the record
+//	                                                       has already is not entered again
 //
 // A run is results.jsonl, a line for the run and one for each part, and doctor.json, which says
 // what the machine was.
@@ -13,6 +14,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 )
 
 func main() {
@@ -41,7 +43,12 @@ func run(dir, logs, what string) error {
 		if err != nil {
 			return err
 		}
-		entries = append(entries, added...)
+		known := len(entries)
+		for _, e := range added {
+			if !slices.Contains(entries[:known], e) {
+				entries = append(entries, e)
+			}
+		}
 		if text, err = encode(entries); err != nil {
 			return err
 		}

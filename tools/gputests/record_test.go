@@ -45,6 +45,12 @@ func TestAdd(t *testing.T) {
 	if got := strings.Count(string(record), "\n"); got != 4 || !strings.HasPrefix(string(record), older) {
 		t.Errorf("%d lines in the record, want 4, the older one first:\n%s", got, record)
 	}
+	if err := run(dir, logs, "two ranks"); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := os.ReadFile(filepath.Join(dir, "gpu-tests.jsonl")); err != nil || string(again) != string(record) {
+		t.Errorf("added once more: %v\n%s", err, again)
+	}
 	text, err := os.ReadFile(filepath.Join(dir, "gpu-tests.md"))
 	if err != nil {
 		t.Fatal(err)
