@@ -130,7 +130,7 @@ func (t *tuneCollectives) check(cmd *cobra.Command) error {
 	case t.gpus < 0 || t.options.SMs < 0 || t.options.Staging < 0 || t.deadline <= 0:
 		return errors.New("--gpus, --sms, --staging: want at least 0; --deadline: more than 0s")
 	case t.show && t.profile != "" && t.ranks[0] == 0:
-		return errors.New("--ranks: the machine of a --profile has any number")
+		return errors.New("--profile: name --ranks too, since such a machine may have any number of them")
 	case t.loopback && slices.Min(t.ranks) < 2:
 		return errors.New("--loopback: want --ranks of at least 2")
 	}
@@ -154,6 +154,13 @@ func (t *tuneCollectives) check(cmd *cobra.Command) error {
 			return fmt.Errorf("--profile %s: there is no such table; want one of %s, or one that the file of tables has",
 				t.profile, strings.Join(profiles, ", "))
 		}
+	}
+	switch host := t.profile == tuning.SharedMemory; {
+	case t.profile == "":
+	case gpu && host:
+		return fmt.Errorf("--profile %s: it is that of ranks on the host: leave out --device gpu", t.profile)
+	case !gpu && !host:
+		return fmt.Errorf("--profile %s: it is that of ranks on GPUs: add --device gpu", t.profile)
 	}
 	t.sweep.Bytes, t.sweep.Kind = t.sizes, t.kinds[0]
 	for _, n := range t.ranks {

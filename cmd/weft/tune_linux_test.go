@@ -96,8 +96,10 @@ func TestTuneCollectivesFindsMistakes(t *testing.T) {
 		"--profile x":                     "--show",
 		"--sizes 0":                       "0",
 		"--device gpu --sms -1":           "at least 0",
-		"--device gpu --show --profile x": "--ranks",
+		"--device gpu --show --profile x": "name --ranks",
 
+		"--show --profile h200-nvswitch":                         "add --device gpu",
+		"--device gpu --show --profile shared-memory --ranks 4":  "leave out --device gpu",
 		"--device gpu --show --profile x --ranks 4":              "there is no such table; want one of h100-nvswitch",
 		"--device gpu --show --profile h200-nvswitch --ranks 73": "want 0 to 72",
 		"--device gpu --loopback --ranks 1":                      "at least 2",
