@@ -5,8 +5,8 @@
 #
 # The exit status is 0 if all that was asked for passed, 1 if a part failed, 2 if there is no such
 # part, 75 if steps of several are left for another call, 77 if nothing failed but something that
-# needs a GPU was skipped because weft doctor sees none, or no step of several had as many as it
-# needs, and 130 if a signal (Ctrl-C) ended it, which ends the part that runs too.
+# needs a GPU was skipped because weft doctor sees none, or steps of several need more GPUs or longer
+# calls, and 130 if a signal (Ctrl-C) ended it, which ends the part that runs too.
 #
 #   run.sh [PART...] [-test.FLAG...]
 #   run.sh several [STEP...]

@@ -8,9 +8,11 @@
 # wrote, results.jsonl and doctor.json. Where OUT has that archive already, of the same build and GPUs, steps that
 # passed do not run again, and those that failed run after all others.
 #
-# WEFT_TOTAL_SECONDS (none): the call ends before that. Steps that no longer fit are left for another call.
+# WEFT_TOTAL_SECONDS (none): the call ends before that. Steps that no longer fit are left for another call, unless they
+# take longer than any call of so many seconds.
 #
-# Exit status: 75 if steps are left for another call, 77 if none of them can run here, else that of run.sh.
+# Exit status: 75 if steps are left for another call. 77 if nothing failed, and no step can run on so few GPUs or some
+# take longer than a call. Else that of run.sh.
 #
 # What a step does:
 #   test PROGRAM FLAG...            a package's tests, but none on emulated GPUs
@@ -40,6 +42,11 @@ several() {
 	[ -z "${WEFT_GPUS:-}" ] || free=$(printf '%s' "$free" | cut -d ' ' -f "-$WEFT_GPUS")
 	gpus=$(printf '%s' "$free" | wc -w)
 	total=${WEFT_TOTAL_SECONDS:-0}
+	case $total in *[!0-9]*)
+		printf 'run.sh: WEFT_TOTAL_SECONDS is %s: want whole seconds\n' "$total" >&2
+		return 2
+		;;
+	esac
 	resume || return
 	mkdir "$work/doing" || return
 	printf '{}\n' >"$work/tuning.json" || return
@@ -79,7 +86,12 @@ resume() {
 	done
 	set +f
 	[ -e "$out/several.tar.gz" ] || return 0
-	mkdir "$work/earlier" && tar -xzf "$out/several.tar.gz" -C "$work/earlier" || return 1
+	mkdir "$work/earlier" || return 1
+	tar -xzf "$out/several.tar.gz" -C "$work/earlier" 2>"$work/tar" || {
+		printf 'run.sh: %s cannot be read: move it away, or name another folder in OUT: %s\n' \
+			"$out/several.tar.gz" "$(tail -n 1 "$work/tar")" >&2
+		return 2
+	}
 	for file in doctor.json results.jsonl; do
 		case $file in
 		doctor.json) of='GPUs' pattern='"name":"[^"]*"' ;;
@@ -114,10 +126,12 @@ result_of() {
 	[ ! -e "$logs/steps/$1" ] || sed 's/.*"result":"\([a-z]*\)".*/\1/' "$logs/steps/$1"
 }
 
+ending=20 # the seconds that killing and packing may take
+
 # fits: is there time for a step?
 fits() {
 	[ "$total" -gt 0 ] || return 0
-	remains=$((begun + total - 20 - $(date +%s))) # that long killing and packing may take
+	remains=$((begun + total - ending - $(date +%s)))
 	[ "$about" -le "$remains" ]
 }
 
@@ -332,8 +346,8 @@ pack() {
 # report_steps prints how all steps went, and gives the exit status.
 report_steps() {
 	pack
-	failed=0 later=0 larger=0 done=0
-	while read -r name count _; do
+	failed=0 later=0 larger=0 longer=0 done=0
+	while read -r name count about _; do
 		case $name in '' | '#'*) continue ;; esac
 		wanted "$name" || continue
 		seconds=0
@@ -342,6 +356,8 @@ report_steps() {
 		'')
 			if [ "$count" -gt "$gpus" ]; then
 				result="needs $count GPUs" larger=$((larger + 1))
+			elif [ "$total" -gt 0 ] && [ "$about" -gt $((total - ending)) ]; then
+				result="needs WEFT_TOTAL_SECONDS of more than $((about + ending))" longer=$((longer + 1))
 			else
 				result='not yet' later=$((later + 1))
 			fi
@@ -359,11 +375,11 @@ report_steps() {
 	done <"$bundle/several.txt" >"$work/table"
 	{
 		cat "$work/table"
-		printf '%d failed, %d left for another call, %d for more GPUs than %d; %s\n' \
-			"$failed" "$later" "$larger" "$gpus" "$out/several.tar.gz"
+		printf '%d failed, %d left for another call, %d for longer calls, %d for more GPUs than %d; %s\n' \
+			"$failed" "$later" "$longer" "$larger" "$gpus" "$out/several.tar.gz"
 	} >"$out/summary.txt"
 	cat "$out/summary.txt"
 	[ "$later" -eq 0 ] || return 75
-	[ "$done" -gt 0 ] || return 77
-	[ "$failed" -eq 0 ]
+	[ "$failed" -eq 0 ] || return 1
+	[ "$done" -gt 0 ] && [ "$longer" -eq 0 ] || return 77
 }

@@ -360,7 +360,8 @@ func TestGPURunSeveralGoesOn(t *testing.T) {
 		}
 	}
 	for _, want := range []string{
-		"large", "needs 8 GPUs\n", "link FAILED", "1 failed, 0 left for another call, 1 for more GPUs than 4",
+		"large", "needs 8 GPUs\n", "link FAILED",
+		"1 failed, 0 left for another call, 0 for longer calls, 1 for more GPUs than 4",
 	} {
 		if !strings.Contains(said, want) {
 			t.Errorf("no %q in\n%s", want, said)
@@ -397,8 +398,9 @@ func TestGPURunSeveralEndsInTime(t *testing.T) {
 	if err := os.Remove(filepath.Join(state, "endless")); err != nil {
 		t.Fatal(err)
 	}
-	if said, status, results = several(t, dir, state, "20", "plain-1", "link"); status != 75 || len(results) != 1 {
-		t.Errorf("no time: exit status %d, %d results, want 75 and 1:\n%s", status, len(results), said)
+	said, status, results = several(t, dir, state, "20", "plain-1", "link")
+	if status != 77 || len(results) != 1 || strings.Count(said, "needs WEFT_TOTAL_SECONDS of more than 21\n") != 2 {
+		t.Errorf("calls that no step fits in: exit status %d, %d results, want 77 and 1:\n%s", status, len(results), said)
 	}
 	if said, status, results = several(t, dir, state, "0", "plain-1", "link"); status != 0 || len(results) != 3 {
 		t.Errorf("exit status %d, %d results, want 0 and 3:\n%s", status, len(results), said)
@@ -438,6 +440,17 @@ func TestGPURunSeveralRefuses(t *testing.T) {
 	}
 	if said, status, _ = several(t, dir, state, "", "link", "plain-1"); status != 0 {
 		t.Errorf("on enough for one step: exit status %d, want 0:\n%s", status, said)
+	}
+	if said, status, _ = several(t, dir, state, "soon", "plain-1"); status != 2 ||
+		!strings.Contains(said, "WEFT_TOTAL_SECONDS is soon: want whole seconds\n") {
+		t.Errorf("no number of seconds: exit status %d, want 2:\n%s", status, said)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "logs", "several.tar.gz"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if said, status, _ = several(t, dir, state, "", "plain-1"); status != 2 ||
+		!strings.Contains(said, "several.tar.gz cannot be read: move it away") || strings.Count(said, "\n") != 1 {
+		t.Errorf("a broken archive: exit status %d, want 2:\n%s", status, said)
 	}
 	dir, state = bundle(t)
 	if said, status, _ := several(t, dir, state, ""); status != 77 || !strings.Contains(said, "sees no GPU") {
