@@ -34,6 +34,11 @@
 #
 # WEFT_PART_SECONDS is the time limit of a part (600); WEFT_GPUS is how many GPUs are used (all).
 set -u
+case ${1:-} in -h | --help)
+	sed -n '2,/^set -u/s/^# \{0,1\}//p' "$0"
+	exit
+	;;
+esac
 begun=$(date +%s)
 bundle=$(cd "$(dirname "$0")" && pwd) || exit 1
 logs=${OUT:-$PWD/logs}

@@ -31,7 +31,7 @@ emulated='/^emulated$|//^emulated$|///^emulated$' # parts of tests
 
 several() {
 	no_gpu && {
-		printf 'weft doctor sees no GPU\n'
+		printf 'run.sh: weft doctor sees no GPU: run this where "weft doctor --require gpu" ends with 0\n' >&2
 		return 77
 	}
 	if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then

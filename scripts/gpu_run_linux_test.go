@@ -425,6 +425,23 @@ func TestGPURunSeveralShares(t *testing.T) {
 	}
 }
 
+// Who asks what it does is told so, and nothing runs.
+func TestGPURunHelps(t *testing.T) {
+	t.Parallel()
+	dir, state := bundle(t)
+	for _, flag := range []string{"-h", "--help"} {
+		var out strings.Builder
+		c := script(t, dir, state, "", &out, flag)
+		if err := c.Wait(); err != nil || !strings.HasPrefix(out.String(), "Runs this bundle's tests") ||
+			!strings.Contains(out.String(), "  run.sh several [STEP...]\n") || strings.Contains(out.String(), "set -u") {
+			t.Errorf("%s: %v:\n%s", flag, err, &out)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, "logs")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("something ran: %v", err)
+	}
+}
+
 // What asks for steps that there are not, or for GPUs where there are none, is told so.
 func TestGPURunSeveralRefuses(t *testing.T) {
 	t.Parallel()
