@@ -47,6 +47,7 @@ type row struct {
 	Operand   string  `json:"operand"`
 	Algorithm string  `json:"algorithm"`
 	P50       float64 `json:"p50_us"`
+	Floor     float64 `json:"floor_us"`
 	Kernel    float64 `json:"kernel_us"`
 	Cold      float64 `json:"cold_us"`
 	GBps      float64 `json:"gbps"`

@@ -30,7 +30,13 @@ func few(r run) []table {
 				continue
 			}
 			label := x.Contract + " | " + x.Op
-			p.set(label, x.Tokens, x.us(x.P50))
+			p.set(label+" | Weft", x.Tokens, x.us(x.P50))
+			if us := x.asked(fewTargets, x.Tokens); us > 0 {
+				p.set(label+" | target", x.Tokens, strconv.FormatFloat(us, 'f', -1, 64))
+			}
+			if x.Floor > 0 {
+				p.set(label+" | links alone", x.Tokens, x.us(x.Floor))
+			}
 			missed = append(missed, over(x)...)
 			if x.Tokens == 1 || x.Tokens == 128 {
 				alone.set(label, fmt.Sprintf("%03d alone", x.Tokens), x.us(x.Kernel))
@@ -38,7 +44,7 @@ func few(r run) []table {
 			}
 		}
 		t := p.table(fmt.Sprintf("Few tokens, %d GPUs (%s)", s.rows[0].GPUs, s.name), s.command,
-			"contract | operation", strconv.Itoa)
+			"contract | operation | ", strconv.Itoa)
 		t.missed = missed
 		all = append(all, t, alone.table("Alone, and with cold caches ("+s.name+")", s.command, "contract | operation",
 			func(c string) string { return strings.TrimLeft(c, "0") }))

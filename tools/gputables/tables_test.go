@@ -38,7 +38,7 @@ func TestTables(t *testing.T) {
 		"ep-few-4.json": `{"op":"dispatch","engine":"gpu","contract":"rank-major bf16","ranks":4,"gpus":4,"tokens":8,` +
 			`"p50_us":3.5,"verified":true}
 {"op":"dispatch","engine":"gpu","contract":"rank-major bf16","ranks":4,"gpus":4,"tokens":1,"p50_us":3.08,` +
-			`"kernel_us":7.8,"cold_us":4.71,"verified":true}
+			`"floor_us":0.114,"kernel_us":7.8,"cold_us":4.71,"verified":true}
 {"op":"combine","engine":"gpu","contract":"rank-major bf16","ranks":4,"gpus":4,"tokens":8,"p50_us":3.5,"verified":false}
 {"op":"all-to-all","engine":"peer","contract":"NCCL all_to_all_single","ranks":4,"wire_bytes":39424,"p50_us":14.3,` +
 			`"verified":true}
@@ -70,8 +70,10 @@ func TestTables(t *testing.T) {
 	}
 	for _, want := range []string{
 		"# 2 x H200, driver 580.159, 2026-11-27, at abc1234\n",
-		"`weft bench ep --device gpu`\n\n| contract | operation | 1 | 8 |\n|---|---|---|---|\n" +
-			"| rank-major bf16 | dispatch | 3.08 | 3.50 |\n| rank-major bf16 | combine |  | **wrong** |\n\n" +
+		"`weft bench ep --device gpu`\n\n| contract | operation |  | 1 | 8 |\n|---|---|---|---|---|\n" +
+			"| rank-major bf16 | dispatch | Weft | 3.08 | 3.50 |\n| rank-major bf16 | dispatch | target | 2.8 | 3.6 |\n" +
+			"| rank-major bf16 | dispatch | links alone | 0.11 |  |\n" +
+			"| rank-major bf16 | combine | Weft |  | **wrong** |\n| rank-major bf16 | combine | target |  | 3.9 |\n\n" +
 			"Missed targets: rank-major bf16 dispatch of 1: 3.08, asked 2.8 (10% more).\n",
 		"| rank-major bf16 | dispatch | 7.80 | 4.71 |\n",
 		"| us | 38.5 KB |\n|---|---|\n| NCCL all_to_all_single | 14.3 |\n",

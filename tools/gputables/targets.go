@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -65,6 +66,19 @@ var least = map[string]struct {
 	"alltoall": {256 * mb, 330},
 }
 
+// asked is the target of a row among these, of so many tokens, SMs or bytes, or 0.
+func (r row) asked(of []target, by int) float64 {
+	for _, t := range of {
+		if t.ranks != r.Ranks || t.op != r.Op || !strings.HasPrefix(r.Contract, t.contract) {
+			continue
+		}
+		if i := slices.Index(t.by, by); i >= 0 {
+			return t.us[i]
+		}
+	}
+	return 0
+}
+
 // over says which target a figure misses, if there is one.
 func over(r row) []string {
 	if r.Engine != "gpu" {
@@ -83,15 +97,8 @@ func over(r row) []string {
 	if r.Operand == "window" {
 		what += " in windows"
 	}
-	for _, t := range list {
-		if t.ranks != r.Ranks || t.op != r.Op || !strings.HasPrefix(r.Contract, t.contract) {
-			continue
-		}
-		for i, x := range t.by {
-			if x == by && r.P50 > t.us[i] {
-				return []string{fmt.Sprintf("%s: %s, asked %v (%.0f%% more)", what, r.us(r.P50), t.us[i], 100*(r.P50/t.us[i]-1))}
-			}
-		}
+	if us := r.asked(list, by); us > 0 && r.P50 > us {
+		return []string{fmt.Sprintf("%s: %s, asked %v (%.0f%% more)", what, r.us(r.P50), us, 100*(r.P50/us-1))}
 	}
 	if l, ok := least[r.Op]; ok && r.Contract == "" && r.Ranks == 4 && r.Bytes >= l.bytes && r.BusBW < l.gbps {
 		return []string{fmt.Sprintf("%s: %.0f GB/s, asked %v (%.0f%% less)", what, r.BusBW, l.gbps, 100*(1-r.BusBW/l.gbps))}
