@@ -46,6 +46,11 @@ var peersScript []byte
 // peersTime bounds the measurement of peers: loading PyTorch on several GPUs takes most of it.
 const peersTime = 2 * time.Minute
 
+// within is a context in which peers are measured.
+func within(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, peersTime, fmt.Errorf("they took longer than %v", peersTime))
+}
+
 // MeasurePeers times NCCL and PyTorch's symmetric memory sending as many bytes out of each of the
 // GPUs, if there is a Python that has PyTorch: WEFT_PYTHON, or python3. A figure that could not be
 // measured has the reason instead.
@@ -56,7 +61,7 @@ func MeasurePeers(ctx context.Context, gpus int, sizes []int64) []Peer {
 	if len(sizes) == 0 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, peersTime)
+	ctx, cancel := within(ctx)
 	defer cancel()
 	args := []string{"exchange"}
 	for _, n := range sizes {
@@ -109,7 +114,13 @@ func runPeers(ctx context.Context, ranks int, given []string) ([]byte, error) {
 	var out, errs bytes.Buffer
 	c.Stdout, c.Stderr = &out, &errs
 	if err := c.Run(); err != nil {
-		return out.Bytes(), fmt.Errorf("%w: %s", errors.Join(err, context.Cause(ctx)), last(errs.String()))
+		if cause := context.Cause(ctx); cause != nil { // the script was killed for that
+			err = fmt.Errorf("they were ended: %w", cause)
+		}
+		if said := last(errs.String()); said != "" {
+			err = fmt.Errorf("%w: %s", err, said)
+		}
+		return out.Bytes(), err
 	}
 	return out.Bytes(), nil
 }
@@ -182,7 +193,7 @@ func collectivePeers(ctx context.Context, engine, how string, s collective.Sweep
 	for i := range rows {
 		args = append(args, strconv.FormatInt(rows[i].Message(), 10))
 	}
-	ctx, cancel := context.WithTimeout(ctx, peersTime)
+	ctx, cancel := within(ctx)
 	defer cancel()
 	out, err := runPeers(ctx, rows[0].Ranks, args)
 	if err != nil {

@@ -1,11 +1,14 @@
 package bench
 
 import (
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/weftgo/weft/cmd/weft/internal/bench/collective"
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
@@ -111,6 +114,22 @@ func TestPeersAreSkippedByName(t *testing.T) {
 	check(2, "the reason")
 	python(t, "[ \"$1\" = -c ] || echo '{broken'")
 	check(2, "{broken")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	begun := filepath.Join(t.TempDir(), "begun")
+	python(t, "[ \"$1\" = -c ] || { : >"+begun+"; exec sleep 600; }")
+	go func() {
+		for {
+			if _, err := os.Stat(begun); err == nil || ctx.Err() != nil {
+				cancel(errors.New("a signal"))
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	if got := MeasurePeers(ctx, 2, []int64{64}); len(got) == 0 || got[0].Skipped != "they were ended: a signal" {
+		t.Errorf("ended on the way: %+v", got)
+	}
 	for _, name := range measuredPeers { // as the script calls them
 		if !strings.Contains(string(peersScript), `"`+name+`"`) {
 			t.Errorf("the script knows no %s", name)
