@@ -390,6 +390,11 @@ func TestDeadline(t *testing.T) {
 				present := append(append([]Bootstrap(nil), ranks[:absent]...), ranks[absent+1:]...)
 				for _, err := range onAll(present, func(b Bootstrap) error { return b.Barrier(ctx) }) {
 					wantPeer(t, err, absent, ErrTimeout)
+					// Whose own deadline it was is told what set it, in an error of that type.
+					says := errors.Is(err, context.DeadlineExceeded) && strings.Contains(err.Error(), "which the context sets")
+					if _, ok := errors.AsType[*LimitError](err); ok != says {
+						t.Errorf("%v: a LimitError: %t, want %t", err, ok, says)
+					}
 				}
 				// A collective that was given up stays given up, and nobody gets further. Rank 0
 				// may complete this one, which everyone has entered; not the next.

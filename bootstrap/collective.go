@@ -214,14 +214,12 @@ func (m *mesh) giveUpGather(ctx context.Context, s share) error {
 	m.mu.Lock()
 	f := fault{rank: 0, reason: reasonAborted, text: "rank 0 was cancelled"}
 	ranks := m.absent(s.seq)
+	var err error = fmt.Errorf("%v: %w", s.op, cause)
 	if errors.Is(cause, ErrTimeout) && len(ranks) > 0 {
-		f = fault{rank: ranks[0], reason: reasonTimeout, text: describe(ranks, s.op) + m.waited() + turnedAway(m.refused)}
+		f = fault{rank: ranks[0], reason: reasonTimeout, text: m.overdue(ranks, s.op, turnedAway(m.refused))}
+		err = &PeerError{Rank: int(f.rank), Op: s.op.String(), Err: limited(cause, f.text)}
 	} else {
 		m.entered[0] = s.seq
-	}
-	var err error = fmt.Errorf("%v: %w", s.op, cause)
-	if f.reason == reasonTimeout {
-		err = &PeerError{Rank: int(f.rank), Op: s.op.String(), Err: fmt.Errorf("%w: %s", cause, f.text)}
 	}
 	m.broken = err
 	m.mu.Unlock()
@@ -330,19 +328,24 @@ func (m *mesh) lateRanks(cause error, op op) error {
 		e.Err = fmt.Errorf("%w: every rank had entered the %v", cause, op)
 	default:
 		e.Rank = int(m.answer.ranks[0])
-		e.Err = fmt.Errorf("%w: %s%s%s", cause, describe(m.answer.ranks, op), m.waited(), m.answer.text)
+		e.Err = limited(cause, m.overdue(m.answer.ranks, op, m.answer.text))
 	}
 	return e
 }
 
-// waited says how long the collective in progress lasts, where the ranks of it meet, and what bounds
-// it. The caller holds mu.
-func (m *mesh) waited() string {
+// overdue says which ranks have not entered the collective in progress, how long it lasts, where its ranks meet, and
+// what bounds it: the words of a [LimitError]. The caller holds mu.
+func (m *mesh) overdue(ranks []uint32, op op, more string) string {
 	at := ""
 	if m.meeting != "" {
 		at = " at " + m.meeting
 	}
-	return fmt.Sprintf("%s in %s, which the context sets", at, Seconds(time.Since(m.since)))
+	return fmt.Sprintf("%s%s in %s, which the context sets%s", describe(ranks, op), at, Seconds(time.Since(m.since)), more)
+}
+
+// limited is the error of a wait that ended at its context's deadline, in the words of [mesh.overdue].
+func limited(cause error, overdue string) error {
+	return &LimitError{fmt.Errorf("%w: %s", cause, overdue)}
 }
 
 // answerInquiry is rank 0's answer to which rank is missing. It needs no call on rank 0 to be in

@@ -70,6 +70,15 @@ func (e *PeerError) Error() string {
 // Unwrap returns Err.
 func (e *PeerError) Unwrap() error { return e.Err }
 
+// LimitError is an error of a call that its context's deadline ended. Its words say how long the call waited, and that
+// the context set that limit: whoever set it has nothing to add.
+type LimitError struct{ Err error }
+
+func (e *LimitError) Error() string { return e.Err.Error() }
+
+// Unwrap returns Err.
+func (e *LimitError) Unwrap() error { return e.Err }
+
 // late is the error of a call that its context ended; a deadline reads as [ErrTimeout] too.
 func late(ctx context.Context) error {
 	err := context.Cause(ctx)

@@ -8,15 +8,14 @@ import "C"
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"runtime/debug"
-	"strings"
 	"sync"
 	"time"
 	"unsafe"
 
 	"github.com/weftgo/weft/clib/internal/handle"
+	"github.com/weftgo/weft/clib/internal/naming"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/internal/refusal"
 )
@@ -89,10 +88,7 @@ func limited(ms C.int64_t, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(ms)*time.Millisecond)
 	defer cancel()
 	err := f(ctx)
-	if errors.Is(err, context.DeadlineExceeded) && !strings.Contains(err.Error(), "which the context sets") {
-		err = fmt.Errorf("%w: the %d ms that weft_timeout_set gives this thread's calls are over", err, ms)
-	}
-	return err
+	return naming.Limited(err, int64(ms))
 }
 
 // keepContext restores the calling thread's CUDA context at the end of a call. The context is the

@@ -1,9 +1,14 @@
-// Package naming says in C's names what errors say in Go's. The Python package puts its own for C's.
+// Package naming says in C's terms what errors say in Go's. The Python package puts its own names for C's.
 package naming
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"regexp"
 	"strings"
+
+	"github.com/weftgo/weft/bootstrap"
 )
 
 // fields are C's names of fields of Specs and options, and of their values, that errors name.
@@ -46,4 +51,16 @@ func InC(words string) string {
 		}
 		return name
 	})
+}
+
+// Limited says what bounded a call that ended at the deadline of its context, which weft_timeout_set had set to so many
+// milliseconds, unless the error says so itself.
+func Limited(err error, ms int64) error {
+	if !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	if _, said := errors.AsType[*bootstrap.LimitError](err); said {
+		return err
+	}
+	return fmt.Errorf("%w: the %d ms that weft_timeout_set gives this thread's calls are over", err, ms)
 }
