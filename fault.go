@@ -81,7 +81,7 @@ func (c *Comm) verdict(r device.Record) channel.Fault {
 	// the same time; what each was stays to be seen until SetMask.
 	own := channel.Record{
 		Op: r.OperationName(c.words(r)), Object: fmt.Sprintf("epoch %d", r.Epoch), Peer: peer,
-		Expected: r.Expected, Seen: r.Seen,
+		Expected: r.Expected, Seen: r.Seen, Message: r.IsMessage(c.words(r)),
 	}
 	w := &c.control.Waiter
 	w.ShowFinal(own)

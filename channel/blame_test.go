@@ -2,6 +2,8 @@ package channel
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 )
@@ -82,6 +84,45 @@ func TestBlameRing(t *testing.T) {
 	crew.chain(t, map[int]int{1: 2, 2: 3, 3: 1})
 	if got := crew.waiter[0].Culprit(Record{Op: "test wait", Peer: 1}, 0); got != -1 {
 		t.Errorf("rank %d is blamed", got)
+	}
+}
+
+// TestBlameMessages: the error of ranks that wait for each other speaks of messages if a wait of the cycle is for one,
+// whatever its operation is called.
+func TestBlameMessages(t *testing.T) {
+	for _, c := range []struct {
+		op       string
+		messages []int // the ranks that wait for one
+		speaks   bool
+	}{
+		{"batch", []int{0, 1, 2}, true},
+		{"batch", []int{2}, true},
+		{"send", nil, false},
+		{"receive", []int{3}, false},
+	} {
+		t.Run(fmt.Sprint(c.op, c.messages), func(t *testing.T) {
+			crew := newCrew(t, 4, Policy{})
+			for _, w := range crew.waiter {
+				w.Object = "group 1"
+			}
+			for _, r := range c.messages {
+				crew.waiter[r].Message = true
+			}
+			crew.waiter[0].Timeout = 20 * time.Millisecond
+			waits := make([]<-chan error, 4)
+			for rank, peer := range []int{1, 2, 0, 0} { // rank 3 waits for the others, which wait for each other
+				done := make(chan error, 1)
+				waits[rank] = done
+				crew.waits.Go(func() { done <- crew.waiter[rank].Wait(t.Context(), crew.counter[peer], 1, c.op, peer) })
+			}
+			for rank, done := range waits {
+				err := result(t, done)
+				mustBlame(t, err, c.op, -1, ErrTimeout)
+				if err != nil && strings.Contains(err.Error(), "and messages that face each other in one batch") != c.speaks {
+					t.Errorf("rank %d: %v", rank, err)
+				}
+			}
+		})
 	}
 }
 

@@ -32,11 +32,13 @@ type Status struct {
 	object   [2]atomic.Uint64 // and 16 for the name of the operation's object
 	beat     atomic.Uint64    // advances while the rank waits: a stopped process shows a wait that stands still
 	final    atomic.Uint32    // the wait has ended at its deadline, and nothing beats
-	_        [Stride - 76]byte
+	message  atomic.Uint32    // 1: the wait is for a message
+	_        [Stride - 80]byte
 
 	// What there is to say of a fault that this rank reports: the cycle of ranks that wait for each
 	// other, or how the calls of two ranks differ.
-	words [5 * Stride / 8]atomic.Uint64
+	words    [5*Stride/8 - 1]atomic.Uint64
+	messages atomic.Uint64 // 1: some wait of the cycle is for a message
 }
 
 // PutText writes as much of a text as fits.
@@ -184,6 +186,7 @@ type Record struct {
 	Peer     int    // -1 when the rank does not wait
 	Expected uint64
 	Seen     uint64
+	Message  bool // it is for a message from the peer, or until the peer takes one
 }
 
 // String says it in a sentence.
@@ -207,7 +210,7 @@ func (r Record) What() string {
 func (s *Status) Record() Record {
 	return Record{
 		Op: Text(s.op[:]), Object: Text(s.object[:]), Peer: int(s.peer.Load()) - 1, Expected: s.expected.Load(),
-		Seen: s.seen.Load(),
+		Seen: s.seen.Load(), Message: s.message.Load() != 0,
 	}
 }
 
@@ -216,8 +219,16 @@ func (s *Status) setRecord(r Record) {
 	PutText(s.object[:], r.Object)
 	s.expected.Store(r.Expected)
 	s.seen.Store(r.Seen)
+	s.message.Store(uint32(oneIf(r.Message)))
 	s.final.Store(0)
 	s.peer.Store(uint64(r.Peer) + 1)
 }
 
 func (s *Status) clearRecord() { s.peer.Store(0) }
+
+func oneIf(is bool) uint64 {
+	if is {
+		return 1
+	}
+	return 0
+}

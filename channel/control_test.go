@@ -139,8 +139,10 @@ func TestControlRecord(t *testing.T) {
 		"", "x", "combine", "eight888", strings.Repeat("y", 23),
 		strings.Repeat("z", 24), strings.Repeat("w", 60),
 	} {
-		c.setRecord(Record{Op: op, Peer: 5, Expected: math.MaxUint64, Seen: 1 << 40})
-		want := Record{Op: op[:min(len(op), 24)], Peer: 5, Expected: math.MaxUint64, Seen: 1 << 40}
+		r := Record{Op: op, Peer: 5, Expected: math.MaxUint64, Seen: 1 << 40, Message: len(op)%2 == 1}
+		c.setRecord(r)
+		want := r
+		want.Op = op[:min(len(op), 24)]
 		if d := cmp.Diff(want, peer.Record()); d != "" {
 			t.Errorf("%q (-want +got):\n%s", op, d)
 		}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/weftgo/weft/bootstrap"
@@ -52,6 +51,8 @@ type Waiter struct {
 	// Object names the object of the waits, such as "handle 2", where a rank has several. At most
 	// 16 bytes are shown.
 	Object string
+	// Message says that the waits are for messages: peers may wait for each other's.
+	Message bool
 	// Timeout bounds every wait beside its context.
 	Timeout time.Duration
 	// Fault, if set, is called whenever the abort word is set, and decides what the word means: nil
@@ -282,10 +283,18 @@ func (w *Waiter) ShowWords(words string) { PutText(w.Own.words[:], words) }
 
 // reported is what a fault's reporter shows of it.
 func (w *Waiter) reported(f Fault) string {
-	if f.Reporter < 0 || f.Reporter >= len(w.Peers) || w.Peers[f.Reporter] == nil {
-		return ""
+	if s := w.reporter(f); s != nil {
+		return Text(s.words[:])
 	}
-	return Text(w.Peers[f.Reporter].words[:])
+	return ""
+}
+
+// reporter is what the rank shows that has reported a fault, or nil.
+func (w *Waiter) reporter(f Fault) *Status {
+	if f.Reporter < 0 || f.Reporter >= len(w.Peers) {
+		return nil
+	}
+	return w.Peers[f.Reporter]
 }
 
 // ShowFinal shows the other ranks that a wait of this one has ended at its deadline, until Hide.
@@ -298,7 +307,11 @@ func (w *Waiter) ShowFinal(r Record) {
 func (w *Waiter) Hide() { w.Own.clearRecord() }
 
 func (w *Waiter) record(op string, peer int, expected, seen uint64) {
-	w.Own.setRecord(Record{Op: op, Object: w.Object, Peer: peer, Expected: expected, Seen: seen})
+	w.Own.setRecord(w.recordOf(op, peer, expected, seen))
+}
+
+func (w *Waiter) recordOf(op string, peer int, expected, seen uint64) Record {
+	return Record{Op: op, Object: w.Object, Peer: peer, Expected: expected, Seen: seen, Message: w.Message}
 }
 
 // pulse shows the other ranks that this one waits and is awake. The record is empty when another
@@ -339,7 +352,7 @@ func (w *Waiter) check(ctx context.Context, c *Counter, want uint64, op string, 
 	waited := watch.Look()
 	w.ReportWait(op, peer, watch)
 	if w.Timeout > 0 && waited > w.Timeout {
-		f := Fault{Cause: CauseTimeout, Rank: w.Culprit(Record{Op: op, Object: w.Object, Peer: peer}, 0), Reporter: w.Rank}
+		f := Fault{Cause: CauseTimeout, Rank: w.Culprit(w.recordOf(op, peer, 0, 0), 0), Reporter: w.Rank}
 		// Ranks reach their deadlines at about the same time. The peer may have reached its
 		// deadline while this rank followed the chain, and then looked idle. It reported the
 		// culprit before it stopped waiting.
@@ -379,7 +392,7 @@ func (w *Waiter) Err(f Fault, op string) error {
 		}
 		cycle := w.reported(f)
 		wayOut := "call everything in the same order on every rank"
-		if strings.Contains(cycle, " in send of ") || strings.Contains(cycle, " in receive of ") {
+		if s := w.reporter(f); s != nil && s.messages.Load() != 0 {
 			wayOut += ", and messages that face each other in one batch"
 		}
 		err := fmt.Errorf("%w: ranks wait for each other: %s; %s; %s", ErrTimeout, cycle, wayOut, goOn)
@@ -440,7 +453,10 @@ func (w *Waiter) Culprit(own Record, grace time.Duration) int {
 		peer := records[len(records)-1].Peer
 		if first := slices.Index(chain, peer); first >= 0 {
 			if w.stands(chain[first:], records[first:]) {
-				PutText(w.Own.words[:], cycleOf(chain[first:], records[first:]))
+				cycle := records[first:]
+				w.ShowWords(cycleOf(chain[first:], cycle))
+				messages := slices.ContainsFunc(cycle, func(r Record) bool { return r.Message })
+				w.Own.messages.Store(oneIf(messages))
 				return -1
 			}
 			// They move, and are only slow: the last before the cycle closes gives no further

@@ -45,6 +45,8 @@ type Words struct {
 	// Operation names an operation by its number: "dispatch". Without it, or with "", an operation
 	// is a "device operation".
 	Operation func(op uint32) string
+	// Message reports whether an operation waits for messages, which peers may do for each other's. Without it none does.
+	Message func(op uint32) bool
 	// Mismatch describes the difference between a peer's call and this rank's, from their tags: "it
 	// calls Combine, this rank Dispatch". Without it they are numbers.
 	Mismatch func(theirs, ours uint64) string
@@ -62,6 +64,11 @@ func (r *Record) OperationName(w *Words) string {
 		}
 	}
 	return "device operation"
+}
+
+// IsMessage reports whether the wait that left the record was for a message.
+func (r *Record) IsMessage(w *Words) bool {
+	return w != nil && w.Message != nil && w.Message(r.Op)
 }
 
 // PeerText is the MismatchText of the peer's side; "" if the lane has no words for it.

@@ -31,4 +31,8 @@ func TestWords(t *testing.T) {
 			t.Errorf("%q, want %q", tt.got, tt.want)
 		}
 	}
+	w.Message = func(op uint32) bool { return op == 3 }
+	if !r.IsMessage(w) || unknown.IsMessage(w) || r.IsMessage(nil) || r.IsMessage(&device.Words{}) {
+		t.Error("whether a record is of a message is not what its lane says")
+	}
 }

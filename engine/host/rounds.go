@@ -56,7 +56,8 @@ type Rounds struct {
 	config  Config
 	far     *far // nil where all ranks are of one host
 	waiter  *channel.Waiter
-	pads    []*pad // by rank; nil for ranks masked when the owner was made
+	waiters [2]channel.Waiter // for other waits, and for messages
+	pads    []*pad            // by rank; nil for ranks masked when the owner was made
 	mine    *pad
 	cursor  int // in this rank's ring
 	numbers channel.Sequence
@@ -69,9 +70,12 @@ type Rounds struct {
 // New makes the rounds of an owner. It is collective, and allocates all their memory.
 func New(ctx context.Context, comm *weft.Comm, c Config) (*Rounds, error) {
 	r := &Rounds{
-		Comm: comm, config: c, waiter: comm.Operations().WaiterOf(c.Kind), pads: make([]*pad, comm.Size()),
-		Live: make([]int, 0, comm.Size()),
+		Comm: comm, config: c, pads: make([]*pad, comm.Size()), Live: make([]int, 0, comm.Size()),
 	}
+	w := comm.Operations().WaiterOf(c.Kind)
+	r.waiters = [2]channel.Waiter{*w, *w}
+	r.waiters[1].Message = true
+	r.Messages(false)
 	ring := max(c.Ring, RingShare*2*RefusalBytes) &^ (channel.Stride - 1)
 	var err error
 	bytes := ringAt + ring + c.Own
@@ -153,6 +157,13 @@ func (r *Rounds) has(rank int) bool {
 
 // Waiter waits on behalf of the owner, for other counters than those of rounds.
 func (r *Rounds) Waiter() *channel.Waiter { return r.waiter }
+
+// Messages says whether the waits from now on are for messages, which the errors of ranks that wait for each other say.
+func (r *Rounds) Messages(are bool) {
+	if r.waiter = &r.waiters[0]; are {
+		r.waiter = &r.waiters[1]
+	}
+}
 
 // Next is the number of the round that this rank publishes next.
 func (r *Rounds) Next() uint64 { return r.numbers.Last() + 1 }

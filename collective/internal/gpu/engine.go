@@ -459,9 +459,14 @@ var opNames = [ops]string{
 	opSend:          "send", opReceive: "receive", opBatch: "batch",
 }
 
-var laneWords = &device.Words{Operation: func(op uint32) string {
-	if op < ops {
-		return opNames[op]
-	}
-	return ""
-}, Mismatch: mismatch, Mirror: mirrored}
+var laneWords = &device.Words{
+	Operation: func(op uint32) string {
+		if op < ops {
+			return opNames[op]
+		}
+		return ""
+	},
+	Message:  func(op uint32) bool { return op == opSend || op == opReceive || op == opBatch },
+	Mismatch: mismatch,
+	Mirror:   mirrored,
+}

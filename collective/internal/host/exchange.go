@@ -119,7 +119,9 @@ func (e *Engine) Exchange(ctx context.Context, s *weft.Stream, given *spec.Call,
 	x.ctx, x.refused, x.err = ctx, refused, nil
 	x.begin()
 	x.enlist()
+	x.Messages(true)
 	err := x.run()
+	x.Messages(false)
 	x.ctx, x.refused = nil, nil
 	clear(x.messages)
 	for _, p := range x.active {

@@ -346,12 +346,15 @@ func numberOf(c *spec.Call) uint32 {
 	return messageNumbers + uint32(slices.Index(messageNames[:], c.Name()))
 }
 
-var words = &device.Words{Operation: func(op uint32) string {
-	switch {
-	case op == 0 || op >= messageNumbers+uint32(len(messageNames)):
-		return ""
-	case op >= messageNumbers:
-		return messageNames[op-messageNumbers]
-	}
-	return spec.Collective(op - 1).String()
-}}
+var words = &device.Words{
+	Operation: func(op uint32) string {
+		switch {
+		case op == 0 || op >= messageNumbers+uint32(len(messageNames)):
+			return ""
+		case op >= messageNumbers:
+			return messageNames[op-messageNumbers]
+		}
+		return spec.Collective(op - 1).String()
+	},
+	Message: func(op uint32) bool { return op >= messageNumbers },
+}
