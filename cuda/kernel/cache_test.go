@@ -13,6 +13,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/weftgo/weft/cuda/nvrtc"
 )
 
 // TestCompiledOnce: from memory the second time, from the directory by a cache that comes later,
@@ -359,6 +361,23 @@ func TestNoCompiler(t *testing.T) {
 	if !strings.HasPrefix(text, "kernel kernel0 for sm_90a, kernel1 for sm_90a, kernel2 for sm_90a: ") ||
 		strings.Contains(text, "\n") {
 		t.Errorf("the error of three kernels is %q", text)
+	}
+}
+
+// TestNoCompilerNamed: a reason that names the ways to NVRTC is told as it is. Its type says so, not its words.
+func TestNoCompilerNamed(t *testing.T) {
+	for _, c := range []struct {
+		reason error
+		named  bool
+	}{
+		{&nvrtc.SearchError{Err: errors.New("name it in WEFT_NVRTC")}, true},
+		{errors.New("a file of /home/WEFT_NVRTC"), false},
+	} {
+		err := noCompiler(fmt.Errorf("open: %w", c.reason))
+		if !errors.Is(err, ErrNoCompiler) || !errors.Is(err, c.reason) ||
+			strings.Contains(err.Error(), "nvidia-cuda-nvrtc") == c.named || !strings.Contains(err.Error(), "WEFT_CACHE") {
+			t.Errorf("%v", err)
+		}
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"strings"
+
+	"github.com/weftgo/weft/cuda/nvrtc"
 )
 
 // ErrNoCompiler: something must be compiled and there is no compiler. The error's text says why,
@@ -12,7 +14,7 @@ import (
 var ErrNoCompiler = errors.New("no compiler of CUDA C++")
 
 func noCompiler(reason error) error {
-	if strings.Contains(reason.Error(), "WEFT_NVRTC") { // it names those ways out
+	if _, named := errors.AsType[*nvrtc.SearchError](reason); named { // it names those ways out
 		return fmt.Errorf("%w: %w; or name in WEFT_CACHE a cache that weft compile has filled, on any machine", ErrNoCompiler,
 			reason)
 	}

@@ -41,6 +41,14 @@ func (e *Error) Error() string {
 	return text
 }
 
+// SearchError says why there is no NVRTC, and where [Open] looks for it: its words name WEFT_NVRTC.
+type SearchError struct{ Err error }
+
+func (e *SearchError) Error() string { return e.Err.Error() }
+
+// Unwrap returns Err.
+func (e *SearchError) Unwrap() error { return e.Err }
+
 func check(call string, r result) error {
 	if r == success {
 		return nil

@@ -29,11 +29,20 @@ func environment() system {
 	return system{nvrtc: os.Getenv("WEFT_NVRTC"), loader: true, pythons: pythons.FromEnvironment()}
 }
 
-// open takes the first candidate that loads.
+// open takes the first candidate that loads. An error is a [SearchError].
 func open(s system) (*Compiler, error) {
+	find := system.find
 	if s.nvrtc != "" {
-		return openNamed(s.nvrtc)
+		find = system.openNamed
 	}
+	c, err := find(s)
+	if err != nil {
+		return nil, &SearchError{err}
+	}
+	return c, nil
+}
+
+func (s system) find() (*Compiler, error) {
 	var candidates []string
 	if s.loader {
 		candidates = append(candidates, sonames...)
@@ -58,7 +67,8 @@ func open(s system) (*Compiler, error) {
 }
 
 // openNamed opens the library that WEFT_NVRTC names: a file, or a folder that has one.
-func openNamed(name string) (*Compiler, error) {
+func (s system) openNamed() (*Compiler, error) {
+	name := s.nvrtc
 	files := []string{name}
 	if info, err := os.Stat(name); err == nil && info.IsDir() {
 		if files = libraries(name); len(files) == 0 {

@@ -115,6 +115,9 @@ func TestNamed(t *testing.T) {
 			!strings.Contains(err.Error(), say) {
 			t.Errorf("%s: error %v, want one that says %q", name, err, say)
 		}
+		if _, ok := errors.AsType[*SearchError](err); !ok {
+			t.Errorf("%s: error %v, want a SearchError", name, err)
+		}
 		if err != nil && strings.Contains(err.Error(), "cuda-13.0") {
 			t.Errorf("%s: something else was tried: %v", name, err)
 		}
