@@ -170,7 +170,8 @@ func TestWireReset(t *testing.T) {
 // wire is whole again, TCP sends what it holds, and nothing of it lands there.
 func TestWireLate(t *testing.T) {
 	const size = 32 << 20
-	w := startWired(t, 8, "3s")
+	// TCP tries again after up to twice the time that the wire was cut, which is the heartbeat.
+	w := startWired(t, 8, "1s")
 	w.Must(w.all, "window", memberArgs{Bytes: size})
 	ones := func() (landed int) {
 		for _, a := range w.All(w.near, "ones", memberArgs{}) {
@@ -182,6 +183,7 @@ func TestWireLate(t *testing.T) {
 		}
 		return landed
 	}
+	begun := w.Received(0)
 	w.SetBoth(wire.Way{Delay: 5 * time.Millisecond}) // so that it takes a while
 	w.Tell(farRank, "flood", memberArgs{})
 	for ones() == 0 {
@@ -194,9 +196,22 @@ func TestWireLate(t *testing.T) {
 	w.Must(w.near, "mask", memberArgs{Masked: []int{farRank}})
 	t.Logf("%d bytes have landed since the first", ones())
 	w.SetBoth(wire.Way{})
-	for range 80 { // TCP tries again after up to twice the time that has passed
+	first := w.Received(0) - begun
+	whole := time.Now()
+	pass := func() {
 		w.Must(w.near, "barrier", memberArgs{})
-		time.Sleep(100 * time.Millisecond)
+		time.Sleep(10 * time.Millisecond)
+	}
+	for w.Received(0)-begun < size*len(w.near) && time.Since(whole) < 8*time.Second {
+		pass()
+	}
+	late := w.Received(0) - begun - first
+	t.Logf("%d bytes were late, by %v", late, time.Since(whole))
+	if late < size {
+		t.Errorf("%d bytes have come late: too few to say anything", late)
+	}
+	for range 20 { // the ranks read what has come
+		pass()
 	}
 	if n := ones(); n > 0 {
 		t.Errorf("%d bytes of the rank that is gone have landed in memory that is used anew", n)

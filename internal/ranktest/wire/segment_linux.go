@@ -27,6 +27,9 @@ func (s segment) connection(from int) (c connection) {
 	return c
 }
 
+// acknowledged is the number of the byte that the sender expects next.
+func (s segment) acknowledged() uint32 { return binary.BigEndian.Uint32(s[ipHeader+8:]) }
+
 func (s segment) flags() byte { return s[ipHeader+13] }
 
 // reset is a segment that ends the connection: for the sender of s as if it came from the receiver, or the other way

@@ -21,9 +21,22 @@ type Wire struct {
 
 	mu          sync.Mutex
 	ways        [2]Way // from each host
-	connections map[connection]int
+	connections map[connection]*traffic
 	resetting   int // connections from this number on are reset; -1: none
 	resets      int
+}
+
+// traffic is what is known of a connection: how many were begun before, and how far each host has said that it has
+// received the other's bytes.
+type traffic struct {
+	number   int
+	received [2]received
+}
+
+// received are a host's acknowledgements: the first and the last one.
+type received struct {
+	first, last uint32
+	begun       bool
 }
 
 // Way is what becomes of packets from a host.
@@ -39,7 +52,7 @@ const Interface = "wire"
 // New makes a wire on which nothing is lost.
 func New(t testing.TB) *Wire {
 	t.Helper()
-	w := &Wire{connections: map[connection]int{}, resetting: -1}
+	w := &Wire{connections: map[connection]*traffic{}, resetting: -1}
 	for i := range w.hosts {
 		if err := w.open(i); err != nil {
 			w.close()
@@ -178,6 +191,17 @@ func (w *Wire) Connections() int {
 	return len(w.connections)
 }
 
+// Received is how many bytes of TCP connections a host says to have received so far, in order and each once.
+func (w *Wire) Received(host int) (bytes int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, c := range w.connections {
+		r := c.received[host]
+		bytes += int(r.last - r.first)
+	}
+	return bytes
+}
+
 // Reset resets, from the given number on, each connection on which anything is sent from now on, until Repair.
 func (w *Wire) Reset(from int) {
 	w.mu.Lock()
@@ -242,13 +266,26 @@ func (w *Wire) judge(from int, s segment) (way Way, resets [][]byte) {
 	if !s.tcp() {
 		return way, nil
 	}
-	c := s.connection(from)
-	if _, known := w.connections[c]; !known {
-		w.connections[c] = len(w.connections)
+	c := w.connections[s.connection(from)]
+	if c == nil {
+		c = &traffic{number: len(w.connections)}
+		w.connections[s.connection(from)] = c
 	}
-	if w.resetting < 0 || w.connections[c] < w.resetting || s.flags()&(flagReset|flagSYN) != 0 {
+	if s.flags()&(flagACK|flagReset) == flagACK {
+		c.received[from].acknowledge(s.acknowledged())
+	}
+	if w.resetting < 0 || c.number < w.resetting || s.flags()&(flagReset|flagSYN) != 0 {
 		return way, nil
 	}
 	w.resets++
 	return way, [][]byte{s.reset(true), s.reset(false)}
+}
+
+func (r *received) acknowledge(n uint32) {
+	if !r.begun {
+		*r = received{n, n, true}
+	}
+	if int32(n-r.last) > 0 {
+		r.last = n
+	}
 }

@@ -64,6 +64,11 @@ func TestWire(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	for begun := time.Now(); w.Received(0) != 5 || w.Received(1) != 5; time.Sleep(time.Millisecond) {
+		if time.Since(begun) > 30*time.Second {
+			t.Fatalf("host 0 says that it has received %d bytes, host 1 %d; each was sent 5", w.Received(0), w.Received(1))
+		}
+	}
 	w.SetBoth(wire.Way{Delay: 20 * time.Millisecond, Loss: 0.05})
 	begun := time.Now()
 	if err := say(near, far, 30*time.Second); err != nil || time.Since(begun) < 20*time.Millisecond {
