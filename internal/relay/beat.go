@@ -77,7 +77,7 @@ func (n *Node) waiting() (long []*Member) {
 // The caller holds mu.
 func (n *Node) beat(first bool) {
 	for l := range n.links {
-		if !l.said {
+		if !l.shut {
 			l.Send(pingMessage)
 		}
 	}

@@ -42,8 +42,10 @@
 // end comes after that. A neighbour that answers uses another link from then on.
 //
 // A node leaves its ranks' end to an heir, a neighbour that passes it on: one that stays, or its parent if that
-// leaves, too, which then waits for it. A node without an heir waits for one, for about the heartbeat: what it said
-// last may be known to nobody.
+// leaves, too, which then waits for it. An heir that leaves later resigns before it ends: the node answers that it has
+// another heir to look for, or its end has come before the answer, and is passed on. A node without an heir waits for
+// one, for about the heartbeat: what it said last may be known to nobody. It does not wait if all others are its
+// neighbours or have left; so that it knows of those, neighbours send it all news until they end themselves.
 //
 // # Who is gone
 //

@@ -77,6 +77,9 @@ func (n *Node) close(ranks rankset.Set) {
 	select {
 	case <-n.drained:
 	case <-late.C:
+		if n.cfg.alone != nil {
+			n.cfg.alone()
+		}
 	}
 
 	n.mu.Lock()
@@ -90,6 +93,7 @@ func (n *Node) close(ranks rankset.Set) {
 	links := make([]*link, 0, len(n.links))
 	for l := range n.links {
 		n.say(l)
+		l.shut = true
 		links = append(links, l)
 	}
 	onLast := n.onLast
@@ -157,9 +161,14 @@ func (l *link) replace() {
 //
 // It waits until each neighbour has answered, and for the ranks' end of children that leave. It needs an heir, which is
 // to pass on this node's end: a neighbour that has answered, and has not had the last word. A child that leaves, too,
-// gets that at once, and makes this node its heir. Nodes wait for their heirs' answers and their children alone, so
-// never for each other.
+// gets that at once, and makes this node its heir. Nodes wait for their neighbours' answers and their children's ends
+// alone, so never for each other. A node whose heir this one is, and which has not said its end, answers a last time.
 func (n *Node) settle() {
+	select {
+	case <-n.drained: // it has an heir, which waits for its ranks' end
+		return
+	default:
+	}
 	if !n.leaving || n.closed {
 		return
 	}
@@ -171,24 +180,35 @@ func (n *Node) settle() {
 		waits = waits || !l.bye && (l.asked || l.leaves && !l.parent)
 		heir = heir || l.bye && !l.said && !n.processes[l.peer].gone
 	}
-	if waits || !heir && n.expects() {
+	if waits || !heir && n.expects() || n.resigns() {
 		return
 	}
-	select {
-	case <-n.drained:
-	default:
-		close(n.drained)
+	close(n.drained)
+}
+
+// resigns asks the parents that leave and have this node for an heir, and reports whether an answer is missing. They
+// answer at once: they have said their ranks' end by then, or look for another heir. The caller holds mu.
+func (n *Node) resigns() (waits bool) {
+	for l := range n.links {
+		if !l.said || !l.leaves || l.bye {
+			continue
+		}
+		if waits = true; !l.asked {
+			l.asked = true
+			l.Send(leaveMessage)
+		}
 	}
+	return waits
 }
 
 // expects reports whether there are other processes, as far as this node knows, that are to have what
-// this one has said. The caller holds mu.
+// this one has said, and that have it from others alone. The caller holds mu.
 func (n *Node) expects() bool {
 	if n.processes[n.cfg.Self].seq == 0 {
 		return false
 	}
 	for i, p := range n.processes {
-		if i != n.cfg.Self && p.died == nil && !p.gone {
+		if i != n.cfg.Self && p.died == nil && !p.gone && !n.beside(i) {
 			return true
 		}
 	}

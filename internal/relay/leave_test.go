@@ -45,13 +45,101 @@ func TestLeavesWithWordsOnTheWay(t *testing.T) {
 	gathers.Wait()
 }
 
+// TestHeirLeaves: the heir of a process leaves before that one's last word has come, and passes it on all the same.
+func TestHeirLeaves(t *testing.T) {
+	w := newNetwork(layout{perProcess: []int{1, 1, 1}, heartbeat: 20 * time.Second, timeout: 30 * time.Second, fanout: 1})
+	defer w.close()
+	w.formed(t)
+	gatherAll(t, w.all(), 1)
+	first, heir := w.procs[0], w.procs[1]
+	linked := func(is func(l *link) bool) func() bool {
+		return func() bool {
+			heir.mu.Lock()
+			defer heir.mu.Unlock()
+			for l := range heir.links {
+				if l.peer == 0 && is(l) {
+					return true
+				}
+			}
+			return heir.closed
+		}
+	}
+	w.darken(0, 1, true)
+	var leaves sync.WaitGroup
+	leaves.Go(first.ranks[0].member.Leave)
+	await(t, "process 0 to leave", func() bool {
+		first.mu.Lock()
+		defer first.mu.Unlock()
+		return first.leaving
+	})
+	w.halt(0)
+	w.darken(0, 1, false)
+	await(t, "the heir's answer", linked(func(l *link) bool { return l.said }))
+	w.darken(0, 1, true)
+	w.goOn(0)
+	leaves.Go(heir.ranks[0].member.Leave)
+	await(t, "the heir to resign", linked(func(l *link) bool { return l.asked }))
+	w.darken(0, 1, false)
+	w.awaitLeft(t, 2, 0)
+	w.awaitLeft(t, 2, 1)
+	leaves.Wait()
+	w.noneDied(t)
+}
+
+// TestNewsForOneThatLeaves: a process that leaves, and is kept from it, learns who has left meanwhile from neighbours
+// that have answered it.
+func TestNewsForOneThatLeaves(t *testing.T) {
+	w := newNetwork(layout{perProcess: []int{1, 1, 1, 1}, heartbeat: 20 * time.Second, timeout: 30 * time.Second})
+	defer w.close()
+	w.formed(t)
+	gatherAll(t, w.all(), 1)
+	first := w.procs[0]
+	w.darken(0, 3, true)
+	var leaves sync.WaitGroup
+	leaves.Go(first.ranks[0].member.Leave)
+	await(t, "the answers of 1 and 2, and their link", func() bool {
+		first.mu.Lock()
+		n := 0
+		for l := range first.links {
+			if l.bye {
+				n++
+			}
+		}
+		first.mu.Unlock()
+		w.procs[2].mu.Lock()
+		defer w.procs[2].mu.Unlock()
+		return n == 2 && w.procs[2].beside(1)
+	})
+	leaves.Go(w.procs[2].ranks[0].member.Leave)
+	await(t, "process 0 to learn that 2 has left", func() bool {
+		first.mu.Lock()
+		defer first.mu.Unlock()
+		return first.processes[2].gone
+	})
+	w.darken(0, 3, false)
+	leaves.Wait()
+	w.awaitLeft(t, 3, 2)
+	w.awaitLeft(t, 1, 0)
+	w.noneDied(t)
+}
+
+// await returns when something is so.
+func await(t testing.TB, what string, so func() bool) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); !so(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited for %s", what)
+		}
+	}
+}
+
 // TestLeaveTogether: ranks that have gathered leave at about the same time. The last ones learn that the others have
-// left, and take none of them for dead.
+// left, take none of them for dead, and wait for none.
 func TestLeaveTogether(t *testing.T) {
-	for _, fanout := range []int{1, 32} {
+	for _, fanout := range []int{1, 2, 32} {
 		for seed := range uint64(20) {
 			w := newNetwork(layout{
-				perProcess: []int{1, 1, 2, 1, 1}, heartbeat: 20 * time.Second, timeout: 30 * time.Second,
+				perProcess: []int{1, 1, 2, 1, 1}[:3+seed%3], heartbeat: 20 * time.Second, timeout: 30 * time.Second,
 				late: 2 * time.Millisecond, fanout: fanout, seed: seed,
 			})
 			w.formed(t)
@@ -68,6 +156,11 @@ func TestLeaveTogether(t *testing.T) {
 			leaves.Wait()
 			w.close()
 			w.noneDied(t)
+			for _, q := range w.procs {
+				if q.alone.Load() {
+					t.Errorf("process %d left because its time was up", q.number)
+				}
+			}
 			if t.Failed() {
 				t.Fatalf("%d wide, seed %d", fanout, seed)
 			}

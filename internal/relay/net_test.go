@@ -45,6 +45,7 @@ type proc struct {
 	ranks  []*rank
 	killed atomic.Bool
 	ended  atomic.Bool   // its node has, and has closed its door
+	alone  atomic.Bool   // it left without an heir or an answer
 	closes chan struct{} // if it is not nil: the door stays open until it is closed
 }
 
@@ -101,6 +102,7 @@ func newNetwork(l layout) *network {
 				return w.procs[to].absent() && !w.isDark(i, to)
 			},
 			Logger:  slog.New(slog.DiscardHandler),
+			alone:   func() { q.alone.Store(true) },
 			learned: func(last, next control.Decision, chosen bool) { w.learn(i, last, next, chosen) },
 		})
 		q.OnClose(func() {

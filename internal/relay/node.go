@@ -50,6 +50,7 @@ type Config struct {
 	Logger *slog.Logger
 
 	learned func(last, next control.Decision, chosen bool) // for tests; chosen: by votes seen here
+	alone   func()                                         // for tests: it leaves without an heir or an answer
 }
 
 // EventKind is what has become of a rank.
@@ -131,11 +132,12 @@ type link struct {
 	spoke  bool          // something has come by it
 	over   chan struct{} // of a parent: closed once another one is needed
 
-	// How a link ends: one end asks for the other's last word, gets it, and says its own.
+	// How a link ends: one end asks for the other's last word that it has to pass on, gets it, and says its own.
 	asked  bool // this node leaves, and has said so
 	leaves bool // the neighbour leaves, and has said so
-	said   bool // this node sends nothing more
-	bye    bool // the neighbour sends nothing more
+	said   bool // the neighbour need not pass on what this node sends from here on
+	bye    bool // this node need not pass on what the neighbour sends from here on
+	shut   bool // this node sends nothing more
 }
 
 type delivery struct {

@@ -20,7 +20,7 @@ const (
 	kindDecided            // a decision
 	kindPing               // nothing
 	kindLeave              // nothing; the sender leaves when the receiver has said bye
-	kindBye                // nothing; nothing follows
+	kindBye                // nothing; the receiver need not pass on what follows
 )
 
 // What a process says in its stream.
@@ -131,7 +131,7 @@ const maxQueued = 64 << 20
 // forward sends a message to all neighbours but the one that it came from. The caller holds mu.
 func (n *Node) forward(m bootstrap.Message, from *link) {
 	for l := range n.links {
-		if l == from || l.said {
+		if l == from || l.shut {
 			continue
 		}
 		if l.Queued() > maxQueued {
@@ -171,7 +171,8 @@ func (n *Node) handle(l *link, b []byte) error {
 	case kindBye:
 		l.bye = true
 		n.settle()
-		if l.said {
+		if l.said && !(l.asked && l.parent) { // else it is an answer
+			l.shut = true
 			n.work.Go(func() { l.Shut(time.Now().Add(farewell)) })
 		}
 		return nil
