@@ -8,10 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/weftgo/weft/internal/control"
 	"github.com/weftgo/weft/internal/filelimit"
+	"github.com/weftgo/weft/internal/rankset"
 	"github.com/weftgo/weft/internal/refusal"
 )
 
@@ -141,51 +143,89 @@ func agreed(op string, all [][]byte) error {
 	disagree := func(format string, args ...any) error {
 		return &opError{op, fmt.Errorf("%w"+format, append([]any{ErrMismatch}, args...)...)}
 	}
-	first := -1
+	type said struct {
+		mark     byte
+		op, text string
+	}
+	notes := func(yield func(int, said) bool) {
+		for r, n := range all {
+			if n == nil {
+				continue
+			}
+			s := said{}
+			if s.op, s.text = parts(n); len(n) > 0 {
+				s.mark = n[0]
+			}
+			if !yield(r, s) {
+				return
+			}
+		}
+	}
+	camps := rankset.CampsOf(notes)
+	if !camps.Differ() {
+		return nil
+	}
+	ops, cut, texts := map[string]bool{}, false, make([]string, len(all))
+	for r, s := range notes {
+		ops[s.op] = true
+		texts[r] = words(s.text)
+		cut = cut || len(all[r]) >= noteSize // the end is a hash
+	}
+	if len(ops) > 1 && !ops[""] {
+		calls := rankset.CampsOf(func(yield func(int, string) bool) {
+			for r, s := range notes {
+				if !yield(r, s.op) {
+					return
+				}
+			}
+		})
+		return disagree(": %s; make the same calls in the same order on every rank", calls.Calling("calls", strconv.Quote))
+	}
+	odd, most := camps[0], camps[len(camps)-1]
+	if apart(words(odd.Value.text), words(most.Value.text)) {
+		does, another := "makes", "another call"
+		if len(odd.Ranks) > 1 {
+			does, another = "make", "other calls"
+		}
+		return disagree(": %s %s %s here than %s; make the same calls in the same order on every rank",
+			rankset.Names(odd.Ranks), does, another, rankset.Names(most.Ranks))
+	}
+	if what := difference(all, texts); what != "" && !cut {
+		return disagree(" on %s", what)
+	}
+	return disagree(": %s", camps.Calling("says", func(s said) string { return strconv.Quote(words(s.text)) }))
+}
+
+// difference says what differs between ranks' texts of the form "name: value, name: value", and is empty for other
+// texts: "Hidden: 16 on rank 2, 8 on ranks 0-1; TopK: 1 on rank 2, 2 on ranks 0-1". Ranks without a note are left out.
+func difference(all [][]byte, texts []string) string {
+	var names []string
+	values := make([]map[string]string, len(all))
 	for r, n := range all {
 		if n == nil {
 			continue
 		}
-		if first < 0 {
-			first = r
-			continue
+		var of []string
+		if of, values[r] = pairs(texts[r]); of == nil {
+			return ""
 		}
-		firstOp, firstText := parts(all[first])
-		rOp, rText := parts(n)
-		if firstText != rText || !bytes.Equal(n[:min(1, len(n))], all[first][:min(1, len(all[first]))]) {
-			a, b := words(firstText), words(rText)
-			if firstOp != rOp && firstOp != "" && rOp != "" {
-				return disagree(": rank %d calls %q here, rank %d %q; make the same calls in the same order on every rank",
-					r, rOp, first, firstOp)
+		for _, name := range of {
+			if !slices.Contains(names, name) {
+				names = append(names, name)
 			}
-			if apart(a, b) {
-				return disagree(": rank %d makes another call here than rank %d; make the same calls in the same order "+
-					"on every rank", r, first)
-			}
-			// Of notes that were cut the end is a hash.
-			if what := difference(a, b, first, r); what != "" && max(len(n), len(all[first])) < noteSize {
-				return disagree(" on %s", what)
-			}
-			return disagree(": rank %d says %q, rank %d %q", first, a, r, b)
 		}
-	}
-	return nil
-}
-
-// difference says what differs between two ranks' texts of the form "name: value, name: value", and is empty
-// for other texts: "Hidden: 8 on rank 0, 16 on rank 2; TopK: 2 on rank 0, 1 on rank 2".
-func difference(a, b string, rankA, rankB int) string {
-	namesA, valuesA := pairs(a)
-	namesB, valuesB := pairs(b)
-	if namesA == nil || namesB == nil {
-		return ""
 	}
 	var differ []string
-	said := func(values map[string]string, name string) string { return cmp.Or(values[name], "unset") }
-	for _, name := range append(namesA, namesB...) {
-		inA, inB := said(valuesA, name), said(valuesB, name)
-		if inA != inB && !slices.ContainsFunc(differ, func(d string) bool { return strings.HasPrefix(d, name+": ") }) {
-			differ = append(differ, fmt.Sprintf("%s: %s on rank %d, %s on rank %d", name, inA, rankA, inB, rankB))
+	for _, name := range names {
+		camps := rankset.CampsOf(func(yield func(int, string) bool) {
+			for r, v := range values {
+				if v != nil && !yield(r, cmp.Or(v[name], "unset")) {
+					return
+				}
+			}
+		})
+		if camps.Differ() {
+			differ = append(differ, name+": "+camps.On(func(v string) string { return v }))
 		}
 	}
 	return strings.Join(differ, "; ")

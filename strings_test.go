@@ -1,6 +1,7 @@
 package weft_test
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
@@ -48,27 +49,35 @@ func TestDisagreements(t *testing.T) {
 	}{
 		{
 			[3]string{"Hidden: 8, TopK: 2, Layout: expert-major", "", "Hidden: 16, TopK: 2, Layout: expert-major"},
-			"op: ranks disagree on Hidden: 8 on rank 0, 16 on rank 2",
+			"op: ranks disagree on Hidden: 16 on rank 2, 8 on ranks 0-1",
 		},
 		{
 			[3]string{"Hidden: 8, TopK: 2", "", "Hidden: 16, TopK: 1, Tuning.Dispatch.Threads: 64"},
-			"op: ranks disagree on Hidden: 8 on rank 0, 16 on rank 2; TopK: 2 on rank 0, 1 on rank 2; " +
-				"Tuning.Dispatch.Threads: unset on rank 0, 64 on rank 2",
+			"op: ranks disagree on Hidden: 16 on rank 2, 8 on ranks 0-1; TopK: 1 on rank 2, 2 on ranks 0-1; " +
+				"Tuning.Dispatch.Threads: 64 on rank 2, unset on ranks 0-1",
 		},
 		{
 			[3]string{"Hidden: 8, TopK: 2", "", "Staging: 64, DTypes: []"},
-			"op: ranks disagree: rank 2 makes another call here than rank 0; make the same calls in the same order on " +
+			"op: ranks disagree: rank 2 makes another call here than ranks 0-1; make the same calls in the same order on " +
 				"every rank",
 		},
 		{
 			// A call is known by its name, whatever it has to agree on.
 			[3]string{"another|bytes: 4096, ranks: 3", "", "new handle|Hidden: 8, ranks: 3"},
-			`op: ranks disagree: rank 2 calls "new handle" here, rank 0 "another"; make the same calls in the same order on ` +
+			`op: ranks disagree: rank 2 calls "new handle", ranks 0-1 "another"; make the same calls in the same order on ` +
 				"every rank",
 		},
-		{[3]string{"ready", "", "Hidden: 16"}, `op: ranks disagree: rank 0 says "ready", rank 2 "Hidden: 16"`},
+		{[3]string{"ready", "", "Hidden: 16"}, `op: ranks disagree: rank 2 says "Hidden: 16", ranks 0-1 "ready"`},
+		{
+			[3]string{"Hidden: 8, TopK: 2", "Hidden: 16, TopK: 2", "Hidden: 16, TopK: 4"},
+			"op: ranks disagree on Hidden: 8 on rank 0, 16 on ranks 1-2; TopK: 4 on rank 2, 2 on ranks 0-1",
+		},
+		{
+			[3]string{"Hidden: 8", "Hidden: 16", "Hidden: 32"},
+			"op: ranks disagree on Hidden: 8 on rank 0, 16 on rank 1, 32 on rank 2",
+		},
 	} {
-		c.texts[1] = c.texts[0]
+		c.texts[1] = cmp.Or(c.texts[1], c.texts[0])
 		group := join(t, 3)
 		for r, err := range each(group, func(comm *weft.Comm) error {
 			op, text, named := strings.Cut(c.texts[comm.Rank()], "|")

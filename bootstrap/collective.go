@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/weftgo/weft/internal/rankset"
 )
 
 // op is a collective call. Joining is the first one of a job: it exchanges the addresses.
@@ -144,13 +146,9 @@ func (m *mesh) gather(ctx context.Context, s share) ([][]byte, error) {
 
 	m.mu.Lock()
 	g := gathered{seq: s.seq, blocks: make([][]byte, m.size)}
-	var astray *share
-	var culprit int
+	calls := make([]op, m.size)
 	for r, q := range m.hub.shares {
-		g.blocks[r] = q[0].bytes
-		if q[0].op != s.op && astray == nil {
-			astray, culprit = &q[0], r
-		}
+		g.blocks[r], calls[r] = q[0].bytes, q[0].op
 		m.hub.shares[r] = q[1:]
 	}
 	links := make(map[link]int, m.size)
@@ -159,11 +157,13 @@ func (m *mesh) gather(ctx context.Context, s share) ([][]byte, error) {
 	}
 	m.mu.Unlock()
 
-	if astray != nil {
-		f := fault{
-			rank: uint32(culprit), reason: reasonMismatch,
-			text: fmt.Sprintf("rank %d calls %v, rank 0 calls %v", culprit, astray.op, s.op),
+	if camps := rankset.CampsOf(slices.All(calls)); camps.Differ() {
+		// A fault has a rank, for the others' collectives. Where most do not agree it is one that differs from rank 0.
+		culprit := camps.Culprit()
+		if culprit < 0 {
+			culprit = slices.IndexFunc(calls, func(o op) bool { return o != s.op })
 		}
+		f := fault{rank: uint32(culprit), reason: reasonMismatch, text: camps.Calling("calls", op.String)}
 		m.observe(0, f)
 		return nil, f.err(s.op.String())
 	}
@@ -379,7 +379,7 @@ func describe(ranks []uint32, op op) string {
 	if len(ranks) > 1 {
 		verb = " have"
 	}
-	text := listRanks(ranksOf(ranks)) + verb
+	text := rankset.Names(ranksOf(ranks)) + verb
 	if op == opJoin {
 		return text + " not joined"
 	}

@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/weftgo/weft/internal/rankset"
 )
 
 // Wait is a wait that goes on for long, as [WithReport] reports it.
@@ -23,7 +25,7 @@ func (w Wait) String() string {
 	var b strings.Builder
 	who := "the other ranks"
 	if len(w.Ranks) > 0 {
-		who = listRanks(w.Ranks)
+		who = rankset.Names(w.Ranks)
 	}
 	fmt.Fprintf(&b, "waiting for %s of %d", who, w.Size)
 	if w.Address != "" {
@@ -127,31 +129,4 @@ func ranksOf(numbers []uint32) []int {
 		ranks[i] = int(r)
 	}
 	return ranks
-}
-
-// listRanks names ranks: "rank 2", "ranks 3, 5-7".
-func listRanks(ranks []int) string {
-	var b strings.Builder
-	b.WriteString("rank")
-	if len(ranks) != 1 {
-		b.WriteByte('s')
-	}
-	for i := 0; i < len(ranks); {
-		j := i
-		for j+1 < len(ranks) && ranks[j+1] == ranks[j]+1 {
-			j++
-		}
-		if i > 0 {
-			b.WriteByte(',')
-		}
-		if b.Len() > 120 {
-			fmt.Fprintf(&b, " and %d more", len(ranks)-i)
-			break
-		}
-		if fmt.Fprintf(&b, " %d", ranks[i]); j > i {
-			fmt.Fprintf(&b, "-%d", ranks[j])
-		}
-		i = j + 1
-	}
-	return b.String()
 }

@@ -41,7 +41,7 @@ func checks(ctx context.Context, g *Group, tensor func(at, n int) weft.Tensor) e
 		first, rest Call
 		words       []string
 	}{
-		{Call{Collective: Barrier}, reduce(weft.Max, 0, ""), []string{`rank 1 calls "all-reduce" here, rank 0 "barrier"`}},
+		{Call{Collective: Barrier}, reduce(weft.Max, 0, ""), []string{`rank 0 calls "barrier", rank`, `"all-reduce"; make`}},
 		{reduce(weft.Sum, 0, ""), reduce(weft.Max, 0, ""), []string{"all-reduce sum of 12 fp32", "all-reduce max of"}},
 		{reduce(weft.PreMulSum, 1.5, ""), reduce(weft.PreMulSum, 2, ""), []string{"by 1.5", "by 2"}},
 		{reduce(weft.Sum, 0, algorithm), reduce(weft.Sum, 0, ""), []string{"by " + algorithm, "all-reduce sum of 12 fp32"}},

@@ -643,8 +643,8 @@ func TestUnequalCounts(t *testing.T) {
 			in, out := make([]int32, counts[r]), make([]int32, 3*n+1)
 			return groups[r].AllGatherV(ctx, nil, weft.TensorOf(out), weft.TensorOf(in), counts, nil)
 		}) {
-			want := fmt.Sprintf("all-gather-v: ranks disagree on the count of rank 2: %d elements on rank 0, %d on rank 2",
-				n, n+1)
+			want := fmt.Sprintf("all-gather-v: ranks disagree on the count of rank 2, in elements: %d on rank 2, "+
+				"%d on ranks 0-1", n+1, n)
 			if !errors.Is(err, weft.ErrMismatch) || err.Error() != want {
 				t.Errorf("rank %d returns %v, want %s", r, err, want)
 			}
@@ -656,8 +656,8 @@ func TestUnequalCounts(t *testing.T) {
 				Counts: Counts{Send: []int{n, n, n}, SendAt: []int{0, n, 2*n + r/2}},
 			})
 		}) {
-			want := fmt.Sprintf("reduce-scatter-v: ranks disagree on the position of rank 2's part: element %d on rank 0, "+
-				"%d on rank 2", 2*n, 2*n+1)
+			want := fmt.Sprintf("reduce-scatter-v: ranks disagree on where rank 2's part begins, in elements: %d on rank 2, "+
+				"%d on ranks 0-1", 2*n+1, 2*n)
 			if !errors.Is(err, weft.ErrMismatch) || err.Error() != want {
 				t.Errorf("rank %d returns %v, want %s", r, err, want)
 			}

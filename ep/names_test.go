@@ -23,10 +23,10 @@ func TestDisagreement(t *testing.T) {
 			s.Hidden, s.Payload, s.Tuning.HostCopy = 32, ep.FP32, ep.CopyEach
 		}
 		_, err := ep.NewHandle(ctx, c, s)
-		const want = "new handle: ranks disagree on Hidden: 24 on rank 0, 32 on rank 2; " +
-			"Payload: bf16 on rank 0, fp32 on rank 2; "
+		const want = "new handle: ranks disagree on Hidden: 32 on rank 2, 24 on ranks 0-1; " +
+			"Payload: fp32 on rank 2, bf16 on ranks 0-1; "
 		if !errors.Is(err, weft.ErrMismatch) || !strings.HasPrefix(err.Error(), want) ||
-			!strings.HasSuffix(err.Error(), "Tuning.HostCopy: unset on rank 0, copy-each on rank 2") {
+			!strings.HasSuffix(err.Error(), "Tuning.HostCopy: copy-each on rank 2, unset on ranks 0-1") {
 			return fmt.Errorf("%w, want %s...", err, want)
 		}
 		return nil

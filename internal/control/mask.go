@@ -127,21 +127,21 @@ func (r *Rank) objection(op string, side rankset.Set, first uint64) error {
 	return nil
 }
 
-// difference says in words what ranks of a side want that aim at the same generation, beginning with the lowest.
-func (r *Rank) difference(side rankset.Set, target uint64) string {
-	lowest, wanted := -1, rankset.Set{}
-	for p := range side.All() {
-		theirs, set, ok := r.views[p].intent.read()
-		switch {
-		case !ok || theirs != target || set.Has(p):
-		case lowest < 0:
-			lowest, wanted = p, set
-		case set != wanted:
-			return fmt.Sprintf("on the ranks to leave out: %s on rank %d, %s on rank %d", listed(wanted), lowest,
-				listed(set), p)
+// difference says in words what ranks want that aim at the same generation, if they want different things. It reads
+// those that some would leave out, too: all say the same.
+func (r *Rank) difference(target uint64) string {
+	camps := rankset.CampsOf(func(yield func(int, rankset.Set) bool) {
+		for p := range r.everyone().All() {
+			theirs, set, ok := r.views[p].intent.read()
+			if ok && theirs == target && !set.Has(p) && !yield(p, set) {
+				return
+			}
 		}
+	})
+	if !camps.Differ() {
+		return ""
 	}
-	return ""
+	return "on the ranks to leave out: " + camps.On(listed)
 }
 
 func listed(set rankset.Set) string {
@@ -194,7 +194,7 @@ func (r *Rank) agree(ctx context.Context, op string, set rankset.Set) (uint64, e
 		err := r.refusal(ctx, op, last, first, target, set, late, &watch)
 		words := ""
 		if err == nil && against && waited-differs > min(patience, r.Waiter.Timeout/8) {
-			if words = r.difference(side, target); words != "" {
+			if words = r.difference(target); words != "" {
 				err = fmt.Errorf("%s: %w %s", op, bootstrap.ErrMismatch, words)
 			}
 		}

@@ -212,10 +212,10 @@ def test_disagreements_in_words(threads):
 
     same = "; make the same calls in the same order on every rank"
     want = [
-        "ranks disagree on the count of rank 2: 2 elements on rank 0, 3 on rank 2",
-        f"ranks disagree: rank 2 calls Handle here, rank 0 Window{same}",
-        f"ranks disagree: rank 2 calls Group here, rank 0 Handle{same}",
-        "set_mask: ranks disagree on the ranks to leave out: none on rank 0, [1] on rank 2",
+        "ranks disagree on the count of rank 2, in elements: 3 on rank 2, 2 on ranks 0-1",
+        f"ranks disagree: rank 2 calls Handle, ranks 0-1 Window{same}",
+        f"ranks disagree: rank 2 calls Group, ranks 0-1 Handle{same}",
+        "set_mask: ranks disagree on the ranks to leave out: [1] on rank 2, none on ranks 0-1",
     ]
     refused = [
         "'x', want the numbers of ranks, such as [3]",

@@ -3,11 +3,13 @@ package host
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"unsafe"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/collective/spec"
 	enginehost "github.com/weftgo/weft/engine/host"
+	"github.com/weftgo/weft/internal/rankset"
 )
 
 // An all-to-all-v opens with a table of words as its payload: where the rank's input lies, and for each
@@ -154,20 +156,21 @@ func (c *call) compareCounts(ctx context.Context) error {
 	if err := c.Await(ctx, c.name, round); err != nil {
 		return err
 	}
-	first := c.Live[0]
 	words := ""
-	for i := range 2 * ranks {
-		a := tableOf(c.Payload(first, round, bytes))[i]
-		for _, p := range c.Live[1:] {
-			b := tableOf(c.Payload(p, round, bytes))[i]
-			switch {
-			case a == b || words != "":
-			case i < ranks:
-				words = fmt.Sprintf("the count of rank %d: %d elements on rank %d, %d on rank %d", i, a, first, b, p)
-			default:
-				words = fmt.Sprintf("the position of rank %d's part: element %d on rank %d, %d on rank %d", i-ranks, a, first,
-					b, p)
+	for i := 0; i < 2*ranks && words == ""; i++ {
+		camps := rankset.CampsOf(func(yield func(int, int) bool) {
+			for _, p := range c.Live {
+				if !yield(p, tableOf(c.Payload(p, round, bytes))[i]) {
+					return
+				}
 			}
+		})
+		switch {
+		case !camps.Differ():
+		case i < ranks:
+			words = fmt.Sprintf("the count of rank %d, in elements: %s", i, camps.On(strconv.Itoa))
+		default:
+			words = fmt.Sprintf("where rank %d's part begins, in elements: %s", i-ranks, camps.On(strconv.Itoa))
 		}
 	}
 	// A rank that was left out while it stood still may have looked at later rounds of the others.

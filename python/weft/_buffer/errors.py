@@ -29,8 +29,9 @@ def words(max_tokens: str) -> Words:
         (r", which deadline= sets\b", ", which deadline= of the communicator sets, in from_communicator"),
         # Arguments of handles, and those that they follow from.
         (
-            r"\brank (\d+) calls (?:Handle|Group|TokenCounter) here, rank (\d+) (?:Handle|Group|TokenCounter)\b",
-            r"rank \1 makes another call here than rank \2",
+            r"\b(ranks? \d[\d, -]*) calls? (?:Handle|Group|TokenCounter), "
+            r"(ranks? \d[\d, -]*) (?:Handle|Group|TokenCounter)\b",
+            r"the calls of \1 differ from those of \2",
         ),
         (r"\btopk (?=is -?\d+:)", "top-k "),
         (r"\btopk(?=: \w+ on rank)", TOP_K),
