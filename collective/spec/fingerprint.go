@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/internal/rankset"
 )
 
 // A Fingerprint is what ranks' calls must have in common, in one word. Nothing is lost but the counts
@@ -48,13 +49,17 @@ func (c *Call) Fingerprint() Fingerprint {
 	return f
 }
 
-// Differs says how the call of a peer differs from this rank's.
-func Differs(own, peer uint64) string {
-	a, b := Fingerprint(own), Fingerprint(peer)
-	if DifferInCounts(own, peer) {
-		return fmt.Sprintf("it calls %v with other counts than this rank", a.collective())
+// Differ says how ranks' calls differ.
+func Differ(calls rankset.Camps[uint64]) string {
+	first, same := calls[0].Value, true
+	for _, c := range calls {
+		same = same && DifferInCounts(first, c.Value)
 	}
-	return fmt.Sprintf("it calls %v, this rank %v", b, a)
+	if same {
+		return fmt.Sprintf("%v with other counts on %s than on %s", Fingerprint(first).collective(),
+			rankset.Names(calls[0].Ranks), rankset.Names(calls[len(calls)-1].Ranks))
+	}
+	return calls.Calling("calls", func(call uint64) string { return Fingerprint(call).String() })
 }
 
 // DifferInCounts reports whether calls are of one V form, and differ in nothing but their counts if in anything.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/engine/host"
+	"github.com/weftgo/weft/internal/rankset"
 	"github.com/weftgo/weft/internal/ranktest"
 )
 
@@ -32,8 +33,12 @@ type Summer struct {
 func NewSummer(ctx context.Context, comm *weft.Comm) (*Summer, error) {
 	rounds, err := host.New(ctx, comm, host.Config{
 		Kind: "summer", Ring: host.RingShare * most,
-		Differs: func(own, peer uint64) string { return fmt.Sprintf("it sums kind %d, this rank %d", peer, own) },
-		Chooses: func(own, peer uint32) string { return fmt.Sprintf("it chooses %d, this rank %d", peer, own) },
+		Differs: func(c rankset.Camps[uint64]) string {
+			return c.Calling("sums", func(kind uint64) string { return fmt.Sprintf("kind %d", kind) })
+		},
+		Chooses: func(c rankset.Camps[uint32]) string {
+			return c.Calling("chooses", func(choice uint32) string { return fmt.Sprint(choice) })
+		},
 	})
 	if err != nil {
 		return nil, err
@@ -212,13 +217,17 @@ func (s *step) do(ctx context.Context, m *Summer) (int64, error) {
 // check compares what a rank got with what every live rank must get.
 func (s *step) check(rank int, live []int, sum int64, err error) error {
 	peer, named := errors.AsType[*weft.PeerError](err)
-	refused, differs, want := -1, -1, int64(0)
+	kinds := rankset.CampsOf(func(yield func(int, uint64) bool) {
+		for _, r := range live {
+			if !yield(r, s.kinds[r]) {
+				return
+			}
+		}
+	})
+	refused, want := -1, int64(0)
 	for _, r := range live {
 		if s.numbers[r] < 0 && refused < 0 {
 			refused = r
-		}
-		if s.kinds[r] != s.kinds[rank] && differs < 0 {
-			differs = r
 		}
 		want += s.numbers[r]
 	}
@@ -240,9 +249,9 @@ func (s *step) check(rank int, live []int, sum int64, err error) error {
 		}
 		ok = errors.Is(err, kind) && strings.Contains(err.Error(), fmt.Sprintf("%d is negative", s.numbers[blamed])) &&
 			(blamed == rank || named && peer.Rank == blamed)
-	case differs >= 0:
-		words := fmt.Sprintf("it sums kind %d, this rank %d", s.kinds[differs], s.kinds[rank])
-		ok = errors.Is(err, weft.ErrMismatch) && named && peer.Rank == differs && strings.Contains(err.Error(), words)
+	case kinds.Differ():
+		words := kinds.Calling("sums", func(kind uint64) string { return fmt.Sprintf("kind %d", kind) })
+		ok = errors.Is(err, weft.ErrMismatch) && named && peer.Rank == kinds.Culprit() && strings.Contains(err.Error(), words)
 	default:
 		ok = err == nil && sum == want
 	}
@@ -385,9 +394,9 @@ func TestChoices(t *testing.T) {
 			words   string
 		}{
 			{[2]uint32{3, 3}, [2]uint64{1, 1}, ""},
-			{[2]uint32{3, 4}, [2]uint64{1, 1}, "it chooses"},
-			{[2]uint32{0, 4}, [2]uint64{1, 1}, "it chooses"},
-			{[2]uint32{0, 4}, [2]uint64{1, 2}, "it sums"},
+			{[2]uint32{3, 4}, [2]uint64{1, 1}, "rank 0 chooses "},
+			{[2]uint32{0, 4}, [2]uint64{1, 1}, "rank 0 chooses "},
+			{[2]uint32{0, 4}, [2]uint64{1, 2}, "rank 0 sums kind 1, rank 1 kind 2"},
 			{[2]uint32{0, 0}, [2]uint64{1, 1}, ""},
 		} {
 			s.Choice = c.choices[comm.Rank()]

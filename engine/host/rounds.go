@@ -8,6 +8,7 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/channel"
+	"github.com/weftgo/weft/internal/rankset"
 	"github.com/weftgo/weft/trace"
 )
 
@@ -21,15 +22,15 @@ type Config struct {
 	Ring int
 	// Own is how many bytes of each rank's memory the owner uses by itself: see [Rounds.OwnBytes].
 	Own int
-	// Differs says how the call of a peer differs from this rank's: "it calls barrier, this rank
-	// broadcast". It must take any word for a call.
-	Differs func(own, peer uint64) string
+	// Differs says how ranks' calls differ: "rank 2 calls barrier, ranks 0-1 broadcast". It must take any word for a
+	// call.
+	Differs func(calls rankset.Camps[uint64]) string
 	// Within makes rounds of each host's ranks alone. Those of several hosts talk by package mirror.
 	Within bool
 	// Lines is how many values may be on their way between two ranks of different hosts, beside those of rounds.
 	Lines int
 	// Chooses says the same of their choices, if the owner makes any: see [Rounds.Choice].
-	Chooses func(own, peer uint32) string
+	Chooses func(choices rankset.Camps[uint32]) string
 }
 
 // Rounds is how the ranks of an owner talk: in rounds, numbered alike on every rank and never again.
@@ -321,7 +322,7 @@ func (r *Rounds) AwaitLeft(ctx context.Context, op string, round uint64) error {
 // AwaitCalls waits until every live rank has opened the operation in the round, and compares their
 // calls. It fails on every rank, or on none: if ranks refused, with own on a rank that did and with
 // the refusal of the lowest one on the others; if calls differ, with a [*weft.PeerError] that wraps
-// [weft.ErrMismatch] and names the lowest rank whose call is not this rank's.
+// [weft.ErrMismatch] and names the lowest rank whose call is not that of most, or none where most do not agree.
 //
 // Where waits is not nil, the nanoseconds of the wait for each rank are added to its element.
 func (r *Rounds) AwaitCalls(ctx context.Context, op string, round uint64, own error, waits []int64) error {
@@ -351,18 +352,15 @@ func (r *Rounds) Calls(round uint64) iter.Seq[uint64] {
 func (r *Rounds) compare(op string, round uint64, own error) error {
 	h := r.mine.at(round)
 	want, choice := *h.call, *h.choice
-	refused, differs := -1, -1
+	refused, differ := -1, false
 	for _, p := range r.Live {
 		h := r.pads[p].at(round)
-		call := *h.call
-		if call&RefusedCall != 0 && refused < 0 {
+		if *h.call&RefusedCall != 0 && refused < 0 {
 			refused = p
 		}
-		if (call != want || *h.choice != choice) && differs < 0 {
-			differs = p
-		}
+		differ = differ || *h.call != want || *h.choice != choice
 	}
-	if refused < 0 && differs < 0 {
+	if refused < 0 && !differ {
 		return nil
 	}
 	// A rank that was left out while it stood still may be looking at later rounds of the others.
@@ -376,12 +374,23 @@ func (r *Rounds) compare(op string, round uint64, own error) error {
 		call := *r.pads[refused].at(round).call
 		return TakeRefusal(refused, op, uint32(call&^RefusedCall), r.Payload(refused, round, RefusalBytes))
 	}
-	h = r.pads[differs].at(round)
-	words := ""
-	if *h.call == want && r.config.Chooses != nil {
-		words = r.config.Chooses(choice, *h.choice)
+	calls := campsOf(r, round, func(h *header) uint64 { return *h.call })
+	culprit, words := calls.Culprit(), ""
+	if !calls.Differ() && r.config.Chooses != nil {
+		choices := campsOf(r, round, func(h *header) uint32 { return *h.choice })
+		culprit, words = choices.Culprit(), r.config.Chooses(choices)
 	} else {
-		words = r.config.Differs(want, *h.call)
+		words = r.config.Differs(calls)
 	}
-	return &weft.PeerError{Rank: differs, Op: op, Err: fmt.Errorf("%w: %s", weft.ErrMismatch, words)}
+	return &weft.PeerError{Rank: culprit, Op: op, Err: fmt.Errorf("%w: %s", weft.ErrMismatch, words)}
+}
+
+func campsOf[T comparable](r *Rounds, round uint64, said func(h *header) T) rankset.Camps[T] {
+	return rankset.CampsOf(func(yield func(int, T) bool) {
+		for _, p := range r.Live {
+			if !yield(p, said(r.pads[p].at(round))) {
+				return
+			}
+		}
+	})
 }

@@ -129,3 +129,23 @@ func Names(ranks []int) string {
 	}
 	return b.String()
 }
+
+// Regroup are the camps of the same ranks by something that their values have.
+func Regroup[T, U comparable](c Camps[T], of func(v T) U) Camps[U] {
+	given := map[int]U{}
+	var ranks []int
+	for _, camp := range c {
+		ranks = append(ranks, camp.Ranks...)
+		for _, r := range camp.Ranks {
+			given[r] = of(camp.Value)
+		}
+	}
+	slices.Sort(ranks)
+	return CampsOf(func(yield func(int, U) bool) {
+		for _, r := range ranks {
+			if !yield(r, given[r]) {
+				return
+			}
+		}
+	})
+}

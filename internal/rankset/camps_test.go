@@ -39,6 +39,10 @@ func TestCamps(t *testing.T) {
 			t.Errorf("%s: they differ: %t", c.given, got)
 		}
 	}
+	upper := rankset.Regroup(rankset.CampsOf(slices.All([]string{"a", "b", "A", "B", "b"})), strings.ToUpper)
+	if got, want := upper.Calling("says", strings.ToLower), "ranks 0, 2 say a, ranks 1, 3-4 b"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
 	on := rankset.CampsOf(slices.All([]string{"8", "8", "16"})).On(func(v string) string { return v })
 	if want := "16 on rank 2, 8 on ranks 0-1"; on != want {
 		t.Errorf("%q, want %q", on, want)

@@ -10,6 +10,7 @@ import (
 	"github.com/weftgo/weft/collective/internal/choice"
 	"github.com/weftgo/weft/collective/spec"
 	enginehost "github.com/weftgo/weft/engine/host"
+	"github.com/weftgo/weft/internal/rankset"
 )
 
 // Engine runs the collectives of a group.
@@ -53,7 +54,7 @@ func New(ctx context.Context, comm *weft.Comm, o Options) (*Engine, error) {
 	ring := enginehost.RingShare * room
 	boxes := mailboxesFor(comm.Size(), o.Scratch)
 	rounds, err := enginehost.New(ctx, comm, enginehost.Config{
-		Kind: "group", Ring: ring, Own: boxes.bytes(), Lines: boxes.lines(), Differs: spec.Differs, Chooses: e.chooses,
+		Kind: "group", Ring: ring, Own: boxes.bytes(), Lines: boxes.lines(), Differs: spec.Differ, Chooses: e.chooses,
 	})
 	if err != nil {
 		return nil, err
@@ -255,7 +256,7 @@ func (e *Engine) named(name string) (int, error) {
 }
 
 // chooses says how calls differ that are alike otherwise.
-func (e *Engine) chooses(own, peer uint32) string {
+func (e *Engine) chooses(choices rankset.Camps[uint32]) string {
 	words := func(choice uint32) string {
 		if choice == 0 || int(choice) > len(e.algorithms) {
 			return "no algorithm"
@@ -263,10 +264,11 @@ func (e *Engine) chooses(own, peer uint32) string {
 		return e.algorithms[choice-1].Name
 	}
 	const names = 1<<choiceBits - 1
-	if a, b := own&names, peer&names; a != b {
-		return fmt.Sprintf("it names %s, this rank %s", words(b), words(a))
+	if named := rankset.Regroup(choices, func(c uint32) uint32 { return c & names }); named.Differ() {
+		return named.Calling("names", words)
 	}
-	return fmt.Sprintf("it calls %v by another scalar than this rank; WEFT_CHECK=1 says which", e.call.given)
+	return fmt.Sprintf("%v by another scalar on %s than on %s; WEFT_CHECK=1 says which", e.call.given,
+		rankset.Names(choices[0].Ranks), rankset.Names(choices[len(choices)-1].Ranks))
 }
 
 // onHost refuses what is of GPUs.

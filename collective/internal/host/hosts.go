@@ -35,7 +35,7 @@ func spannedScratch(comm *weft.Comm, scratch int) int {
 
 func newHosts(ctx context.Context, comm *weft.Comm, ring int) (*hosts, error) {
 	rounds, err := enginehost.New(ctx, comm, enginehost.Config{
-		Kind: "group", Ring: ring, Within: true, Differs: spec.Differs,
+		Kind: "group", Ring: ring, Within: true, Differs: spec.Differ,
 	})
 	return &hosts{within: rounds}, err
 }

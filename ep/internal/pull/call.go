@@ -1,6 +1,11 @@
 package pull
 
-import "github.com/weftgo/weft/ep/spec"
+import (
+	"fmt"
+
+	"github.com/weftgo/weft/ep/spec"
+	"github.com/weftgo/weft/internal/rankset"
+)
 
 // call is what must agree on all ranks, in a word that they compare: the operation, whether it brings
 // weights, or gradients of weights home, and the routing by which it goes.
@@ -48,17 +53,27 @@ func newCall(kind int, r *spec.Batch, weights bool) call {
 
 func (c call) kind() int { return int(c>>kindShift) % callKinds }
 
-// differs says how a peer's call differs from this rank's.
-func differs(own, peer uint64) string {
-	a, b := call(own), call(peer)
-	switch {
-	case a.kind() != b.kind():
-		return "it calls " + callNames[b.kind()]
-	case (a^b)&wantsWeights == 0:
-		return "it goes by another routing"
-	case a.kind() == callDispatch:
-		return "weights come with the rows of some ranks only"
-	default:
-		return "gradients of weights are asked for on some ranks only"
+// differ says how ranks' calls differ.
+func differ(calls rankset.Camps[uint64]) string {
+	kinds := rankset.Regroup(calls, func(c uint64) int { return call(c).kind() })
+	weights := rankset.Regroup(calls, func(c uint64) bool { return call(c)&wantsWeights != 0 })
+	if kinds.Differ() {
+		return kinds.Calling("calls", func(kind int) string { return callNames[kind] })
 	}
+	if !weights.Differ() {
+		goes := "goes"
+		if len(calls[0].Ranks) > 1 {
+			goes = "go"
+		}
+		return fmt.Sprintf("%s %s by another routing than %s", rankset.Names(calls[0].Ranks), goes,
+			rankset.Names(calls[len(calls)-1].Ranks))
+	}
+	with := weights[0]
+	if !with.Value {
+		with = weights[1]
+	}
+	if kinds[0].Value == callDispatch {
+		return "weights come with the rows of some ranks only: " + rankset.Names(with.Ranks)
+	}
+	return "gradients of weights are asked for on some ranks only: " + rankset.Names(with.Ranks)
 }

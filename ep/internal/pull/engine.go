@@ -117,7 +117,7 @@ func (h *host) allocate(ctx context.Context) error {
 	size := g.WindowSizes(s)
 	var err error
 	h.rounds, err = enginehost.New(ctx, h.Comm, enginehost.Config{
-		Kind: "handle", Own: farBytes(h.Comm) + int(size.Metadata), Differs: differs, Lines: farLines(h.Comm),
+		Kind: "handle", Own: farBytes(h.Comm) + int(size.Metadata), Differs: differ, Lines: farLines(h.Comm),
 	})
 	if err != nil {
 		return err

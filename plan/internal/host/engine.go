@@ -8,6 +8,7 @@ import (
 
 	"github.com/weftgo/weft"
 	enginehost "github.com/weftgo/weft/engine/host"
+	"github.com/weftgo/weft/internal/rankset"
 	"github.com/weftgo/weft/plan/internal/launch"
 )
 
@@ -27,7 +28,7 @@ type Engine struct {
 func New(ctx context.Context, comm *weft.Comm) (*Engine, error) {
 	var e *Engine
 	rounds, err := enginehost.New(ctx, comm, enginehost.Config{
-		Kind: "executor", Differs: func(own, peer uint64) string { return e.differs(own, peer) },
+		Kind: "executor", Differs: func(calls rankset.Camps[uint64]) string { return e.differ(calls) },
 	})
 	if err != nil {
 		return nil, err
@@ -60,16 +61,15 @@ func callOf(l *launch.Launch, number uint64) uint64 {
 func numberOf(k launch.Key) uint64 { return binary.LittleEndian.Uint64(k[:]) & (1<<planBits - 1) }
 
 // differs says how two calls differ.
-func (e *Engine) differs(own, peer uint64) string {
-	words := func(call uint64) string {
+func (e *Engine) differ(calls rankset.Camps[uint64]) string {
+	return calls.Calling("runs", func(call uint64) string {
 		name := "a plan that this rank does not know"
 		if l := e.loaded[call>>(chunkBits+typeBits)]; l != nil {
 			name = l.plan.Name
 		}
 		return fmt.Sprintf("%s on chunks of %d bytes of %v", name, call&(1<<chunkBits-1),
 			weft.DType(call>>chunkBits&(1<<typeBits-1)))
-	}
-	return fmt.Sprintf("it runs %s, this rank %s", words(peer), words(own))
+	})
 }
 
 // Begin implements [launch.Engine].
