@@ -55,7 +55,7 @@ var (
 
 // PeerError names the rank and the operation of a failure.
 type PeerError struct {
-	Rank int    // the rank to blame, which may be a third rank; -1 for none, where ranks wait for each other
+	Rank int    // the rank to blame, a third one or this; -1: none, as ranks wait for each other, or most do not agree
 	Op   string // the operation of this rank: "join", "send", "recv", "all-gather" or "barrier"
 	Err  error  // wraps one of the sentinels of this package, a context's error, or both
 }
