@@ -3,8 +3,8 @@
 # line, a test program for each package with its testdata, and the GPU kernels, compiled where NVRTC
 # can be had, all compressed; and run.sh, which runs them. Kernels of tests and examples are
 # compiled on the host. The programs need glibc. GOARCH picks another architecture; WEFT_ARCHS other
-# GPUs. WEFT_RANKS=2,3,4 adds the kernels of collectives and plans among so many ranks, which take 5 minutes on 2
-# cores and 4 MiB, and spare the host that time.
+# GPUs. WEFT_RANKS=2,3,4 adds the kernels of collectives and plans among so many ranks, which take 10 minutes
+# on 2 cores and 4 MiB, and spare the host that time.
 set -eu
 . "$(dirname "$0")/env.sh"
 
