@@ -355,9 +355,10 @@ func TestEveryAlgorithmOnEmulatedGPUs(t *testing.T) {
 	}
 	sorts := []sort{{gpus: 1, ranks: 3, graph: true, loopback: true}}
 	if emulate.Everything() {
-		sorts = append(sorts, sort{gpus: 2, ranks: 2, graph: true, inPlace: false})
+		sorts = append(sorts, sort{gpus: 3, ranks: 3, graph: true}) // some algorithms are for more than two
 	}
-	emulatedGPUs(t, 2).everyAlgorithm(t, false, sorts...)
+	t.Setenv("WEFT_LL128", "1")
+	emulatedGPUs(t, 3).everyAlgorithm(t, false, sorts...)
 	t.Setenv("WEFT_MULTICAST", "1")
 	emulatedGPUs(t, 2).everyAlgorithm(t, true, sort{gpus: 2, ranks: 2, graph: true})
 }
@@ -403,7 +404,7 @@ func (g GPUs) check(t *testing.T, s Sweep, o sort) {
 			r.Engine != "gpu" || r.P50 <= 0 || r.UsP99 != r.P99 || r.Empty <= 0 || (r.Issue > 0) == o.graph ||
 			!messages && !strings.HasPrefix(r.Algorithm, Named(s.Kind).Collective.String()+"/") ||
 			s.Algorithm != "" && r.Algorithm != s.Algorithm {
-			t.Errorf("%s: %+v %+v %+v", s.Kind, r, r.Collective, r.GPU)
+			t.Errorf("%s by %q: %+v %+v %+v", s.Kind, s.Algorithm, r, r.Collective, r.GPU)
 		}
 	}
 }
