@@ -252,6 +252,7 @@ func testLargeMask(t *testing.T, g *ranktest.GPUs) {
 	const ranks, out = 4, 1
 	ops := []weft.Op{weft.Avg, weft.PreMulSum, weft.Max}
 	survived := make(chan struct{}, ranks)
+	ready := make(chan struct{}) // the rank to mask is out of the barrier, too
 	onLargeRanks(t, g, ranks, gpuDeadline, func(ctx context.Context, r *largeRank) error {
 		mask := func(ranks ...int) error {
 			return errors.Join(r.comm.SetMask(ctx, ranks...), r.beside.SetMask(ctx, ranks...))
@@ -261,10 +262,16 @@ func testLargeMask(t *testing.T, g *ranktest.GPUs) {
 			return err
 		}
 		if r.comm.Rank() == out {
+			close(ready)
 			for range ranks - 1 {
 				<-survived
 			}
 		} else {
+			select {
+			case <-ready:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
 			err := mask(out)
 			if err == nil {
 				err = everyLarge(ctx, r, types, ops...)
