@@ -12,10 +12,10 @@ import (
 // SetApart makes some blocks of every operation send and the others receive, however little there
 // is, and gives what undoes it.
 func SetApart() (undo func()) {
-	rank, expert, combine := thresholds.ApartRankBytes, thresholds.ApartExpertCount, thresholds.ApartCombineBytes
-	thresholds.ApartRankBytes, thresholds.ApartExpertCount, thresholds.ApartCombineBytes = 1, 1, 1
+	rank, expert, combine := thresholds.ApartRankBytes, thresholds.ApartExpertBytes, thresholds.ApartCombineBytes
+	thresholds.ApartRankBytes, thresholds.ApartExpertBytes, thresholds.ApartCombineBytes = 1, 1, 1
 	return func() {
-		thresholds.ApartRankBytes, thresholds.ApartExpertCount, thresholds.ApartCombineBytes = rank, expert, combine
+		thresholds.ApartRankBytes, thresholds.ApartExpertBytes, thresholds.ApartCombineBytes = rank, expert, combine
 	}
 }
 

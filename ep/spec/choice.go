@@ -53,15 +53,20 @@ const (
 	// more than the fence and the second trip. The limit is rankTokens where flags save a copy of
 	// the rows from several peers.
 	valueTokens, rankTokens = 256, 128
-	// Up to this many tokens dependent launches gain more than they cost. Where a rank sends one
-	// row to another they do up to valueTokens.
+	// Up to this many tokens dependent launches always gain more than they cost. Up to valueTokens they do except in
+	// exact sums and dispatches by expert, as they are, to several ranks; rank-major sums up to rankTokens.
 	dependentTokens = 64
-	// A warp of dispatch moves several units at a time if at least unitWarps pieces are left, or
-	// while there are more than the mostWarps that run at once.
-	unitWarps, mostWarps = 448, 2112
-	// Two warps sum a piece, exactly, at home, of at most so many tokens and pieces: then there are
-	// enough warps for all at once.
-	halvedTokens, halvedPieces = 8, 448
+	// A warp of dispatch moves several units at a time if at least unitWarps pieces are left to send, or while
+	// more pieces arrive than warps receive at once.
+	unitWarps = 448
+	// Up to so many pieces of 512 bytes, all that a combine sends and sums has a warp of its own, if half of the blocks
+	// send. Of at most halvedTokens, two warps sum a piece exactly.
+	halvedTokens, fewPieces = 8, 448
+	// So many of 16 blocks fill the links if all they do is to copy rows to peers. More would gain nothing.
+	copySenders = 4
+	// A block of 512 threads has an SM for itself, so smWarps are on an SM. A handle has handleSMs of an H100, three
+	// quarters, unless its Spec says how many. How many the GPU has is not known here: ranks may have different ones.
+	smWarps, handleSMs = 16, 99
 )
 
 // Blocks of the row map, push and pull kernels unless the Spec asks for more SMs (8 to 24 nearly
@@ -260,35 +265,60 @@ func tuneSlots(s Spec, ranks int) Choice {
 	return t
 }
 
+// warpsAtOnce is how many warps of a handle run at once, as far as the Spec says it. Pieces beyond wait for a second
+// round, in which a warp begins when its first piece has arrived.
+func (s Spec) warpsAtOnce() int { return smWarps * cmp.Or(s.SMs, handleSMs) }
+
+// reached is how many ranks 1024 tokens reach, counted for each token, if its experts are anywhere. Whole numbers are
+// the same on every processor.
+func (s Spec) reached(ranks int) int {
+	missed := 1 << 20 // of so many, by a rank
+	for range s.TopK {
+		missed = missed * (ranks - 1) / ranks
+	}
+	return ranks * (1<<20 - missed) >> 10
+}
+
+// sendersFor is how many of 16 blocks send, if senders move so many rows while the others move so many.
+func sendersFor(sent, received int) int {
+	return min(max(1, (16*sent+(sent+received)/2)/(sent+received)), 15)
+}
+
 // tuneDispatch chooses the values that the Spec leaves open.
 func (t *Choice) tuneDispatch(s Spec, ranks int) {
-	byExpert := s.Layout.ByExpert()
-	t.DependentDispatch = s.MaxTokens <= dependentTokens || s.MaxTokens <= valueTokens && !byExpert
-	units := s.MaxTokens * CeilDiv(s.RowSize(), UnitBytes)
+	byExpert, quantizes := s.Layout.ByExpert(), s.Quantize != weft.InvalidDType
+	t.DependentDispatch = s.MaxTokens <= dependentTokens ||
+		s.MaxTokens <= valueTokens && (!byExpert || ranks <= 2 || quantizes)
+	switch {
+	case !t.ValueDispatch || ranks == 1: // with one rank nothing is sent
+	case byExpert && s.MaxTokens*s.RowSize()*ranks >= thresholds.ApartExpertBytes:
+		t.DispatchSenders = s.dispatchSenders(ranks)
+	case !byExpert && s.MaxTokens*s.RowSize() >= thresholds.ApartRankBytes:
+		t.DispatchSenders = copySenders
+	}
+	units, receiving := s.MaxTokens*CeilDiv(s.RowSize(), UnitBytes), s.warpsAtOnce()*(16-t.DispatchSenders)/16
 	for most := MostUnits(s); t.DispatchUnits < most &&
-		(units/(2*t.DispatchUnits) >= unitWarps || units*ranks/t.DispatchUnits > mostWarps); {
+		(units/(2*t.DispatchUnits) >= unitWarps || units*ranks/t.DispatchUnits > receiving); {
 		t.DispatchUnits *= 2
 	}
 	if n := s.Tuning.Dispatch.Units; n != 0 {
 		t.DispatchUnits = n
 	}
-	switch {
-	case !t.ValueDispatch:
+	if !t.ValueDispatch || !byExpert && t.DispatchSenders != 0 && t.DispatchUnits > 1 {
 		t.DispatchThreads = 512
-	case byExpert && s.MaxTokens*s.Hidden*ranks >= thresholds.ApartExpertCount &&
-		(s.Quantize == weft.InvalidDType || ranks > 2):
-		// Received rows are stored several times, so most blocks receive. To one peer a rank sends
-		// little, and quantising takes the senders' time.
-		t.DispatchSenders = 2
-	case !byExpert && s.MaxTokens*s.RowSize() >= thresholds.ApartRankBytes:
-		t.DispatchSenders = 4
-		if t.DispatchUnits > 1 {
-			t.DispatchThreads = 512
-		}
 	}
-	if ranks == 1 { // nothing is sent
-		t.DispatchSenders = 0
+}
+
+// dispatchSenders is how many of 16 blocks send rows by expert. Of each token a sender reads the row, twice as long if
+// it is quantised, and stores it at each peer. A receiver reads and empties the slots of what peers sent, and stores a
+// row for each selection, as often as a rank has tokens. A rank's own rows go through slots if they are quantised.
+func (s Spec) dispatchSenders(ranks int) int {
+	reached := s.reached(ranks)
+	own := reached / ranks
+	if s.Quantize != weft.InvalidDType {
+		return sendersFor(2<<10+reached, 2*reached+s.TopK<<10)
 	}
+	return sendersFor(1<<10+reached-own, 2*(reached-own)+own+s.TopK<<10)
 }
 
 // countDispatchBlocks counts the blocks that have work.
@@ -314,26 +344,38 @@ func (t *Choice) countDispatchBlocks(s Spec, ranks int) {
 // tuneCombine chooses the values that the Spec leaves open.
 func (t *Choice) tuneCombine(s Spec, ranks int) {
 	form, large := CombineSums(s), s.MaxTokens*s.OutputSize() >= thresholds.ApartCombineBytes
-	t.CombineHalves = form == ExactSums && s.MaxTokens <= halvedTokens &&
-		s.MaxTokens*CeilDiv(s.OutputSize(), UnitBytes) <= halvedPieces
-	t.DependentCombine = s.MaxTokens <= dependentTokens || t.ValueCombine && form != ExactSums
+	pieces := s.MaxTokens * CeilDiv(s.OutputSize(), UnitBytes)
+	t.CombineHalves = form == ExactSums && s.MaxTokens <= halvedTokens && pieces <= fewPieces
+	t.DependentCombine = s.MaxTokens <= dependentTokens ||
+		t.ValueCombine && (form == PartialSums || form == RankSums && s.MaxTokens <= rankTokens)
 	if !t.ValueCombine || large {
 		t.CombineThreads = 512
 	}
 	switch {
-	case !t.ValueCombine || form == RankSums && !large && s.MaxTokens > 32:
-	case !large:
+	case !t.ValueCombine || ranks == 1: // with one rank nothing is sent
+	case !large && pieces <= fewPieces:
 		t.CombineSenders = 8
-	case form == RankSums:
-		t.CombineSenders = 4
-	case form == PartialSums: // its senders sum as well
-		t.CombineSenders = 6
+	case form == PartialSums:
+		t.CombineSenders = s.sumSenders(ranks, pieces, large)
+	case form == RankSums || !large:
+		// Few exact sums are here because all of them have a warp then, where half of the blocks would take two rounds.
+		t.CombineSenders = copySenders
 	default: // the more ranks, the less stays
 		t.CombineSenders = (19*(ranks-1) + ranks) / (2 * ranks)
 	}
-	if ranks == 1 {
-		t.CombineSenders = 0
+}
+
+// sumSenders is how many of 16 blocks send partial sums, 0 if all both send and sum. Of each token, senders read what
+// has been selected elsewhere and store a sum for each peer, as often as a rank has tokens. The others read the
+// selections here and the peers' sums, empty their slots, and store the result.
+func (s Spec) sumSenders(ranks, pieces int, large bool) int {
+	// If half of the blocks sent and half summed, each would take two rounds. If all do both, each takes one.
+	if warps := s.warpsAtOnce(); !large && 2*pieces > warps && pieces*(ranks-1) <= warps {
+		return 0
 	}
+	reached, here := s.reached(ranks), s.TopK<<10/ranks
+	peers := reached - reached/ranks
+	return sendersFor(s.TopK<<10-here+peers, here+2*peers+1<<10)
 }
 
 // countCombineBlocks counts the blocks that have work.

@@ -185,3 +185,93 @@ func TestTunedBulkCopiesFit(t *testing.T) {
 		}
 	})
 }
+
+// Choices for shapes that weft tune ep has measured, on four H100s and on two, and for others. Senders are of 16
+// blocks; with 0 all do both.
+func TestChoices(t *testing.T) {
+	const rank, partial, exact = spec.RankSums, spec.PartialSums, spec.ExactSums
+	type side struct {
+		senders   int
+		dependent bool
+	}
+	for _, c := range []struct {
+		form, ranks, tokens, hidden, topk, sms int
+
+		units             int
+		dispatch, combine side
+	}{
+		{rank, 4, 8, 7168, 8, 0, 1, side{0, true}, side{8, true}},
+		{rank, 4, 32, 7168, 8, 0, 4, side{0, true}, side{4, true}},
+		{rank, 4, 32, 7168, 8, 132, 2, side{0, true}, side{4, true}},
+		{rank, 4, 128, 7168, 8, 0, 4, side{0, true}, side{4, true}},
+		{rank, 4, 256, 7168, 8, 0, 4, side{0, true}, side{4, false}},
+		{rank, 2, 32, 7168, 8, 0, 2, side{0, true}, side{4, true}},
+		{rank, 2, 256, 7168, 8, 0, 4, side{4, true}, side{4, false}},
+		{rank, 1, 256, 7168, 8, 0, 4, side{0, true}, side{0, false}},
+		{rank, 8, 128, 4096, 6, 0, 4, side{0, true}, side{4, true}},
+		{partial, 4, 8, 7168, 8, 0, 1, side{0, true}, side{8, true}},
+		{partial, 4, 32, 7168, 8, 0, 4, side{3, true}, side{8, true}},
+		{partial, 4, 32, 7168, 8, 132, 4, side{3, true}, side{8, true}},
+		{partial, 4, 128, 7168, 8, 0, 4, side{3, false}, side{8, true}},
+		{partial, 4, 256, 7168, 8, 0, 4, side{3, false}, side{8, true}},
+		{partial, 2, 32, 7168, 8, 0, 2, side{0, true}, side{0, true}},
+		{partial, 2, 32, 7168, 8, 132, 2, side{0, true}, side{7, true}},
+		{partial, 2, 128, 7168, 8, 0, 4, side{2, true}, side{7, true}},
+		{partial, 2, 256, 7168, 8, 0, 4, side{2, true}, side{7, true}},
+		{partial, 8, 128, 4096, 6, 0, 4, side{4, false}, side{8, true}},
+		{partial, 3, 64, 2048, 8, 0, 1, side{0, true}, side{8, true}},
+		{exact, 4, 8, 7168, 8, 0, 1, side{0, true}, side{8, true}},
+		{exact, 4, 32, 7168, 8, 0, 2, side{0, true}, side{4, true}},
+		{exact, 4, 128, 7168, 8, 0, 2, side{4, true}, side{7, false}},
+		{exact, 4, 256, 7168, 8, 0, 2, side{4, true}, side{7, false}},
+		{exact, 2, 32, 7168, 8, 0, 1, side{0, true}, side{4, true}},
+		{exact, 2, 128, 7168, 8, 0, 2, side{4, true}, side{5, false}},
+		{exact, 2, 512, 7168, 8, 0, 2, side{0, false}, side{0, false}}, // by flags
+	} {
+		s := spec.Spec{
+			Experts: 48 * c.ranks, TopK: c.topk, Hidden: c.hidden, MaxTokens: c.tokens, SMs: c.sms,
+			Layout: spec.ExpertMajor, Payload: spec.BF16, Output: weft.BFloat16, Reduction: spec.Partial,
+		}
+		switch c.form {
+		case rank:
+			s.Layout = spec.RankMajor
+		case exact:
+			s.Payload, s.Quantize, s.Reduction = spec.FP8, weft.BFloat16, spec.Exact
+		}
+		got := spec.Choose(s.Normalize(), c.ranks)
+		dispatch, combine := side{got.DispatchSenders, got.DependentDispatch}, side{got.CombineSenders, got.DependentCombine}
+		if got.DispatchUnits != c.units || dispatch != c.dispatch || combine != c.combine {
+			t.Errorf("%+v: units %d, dispatch %+v, combine %+v", c, got.DispatchUnits, dispatch, combine)
+		}
+	}
+}
+
+// What is chosen is what a Spec may ask for, whatever the shape.
+func TestChoicesAreTunings(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		ranks := rapid.IntRange(1, 64).Draw(t, "ranks")
+		s := exact(ranks)
+		switch rapid.SampledFrom([]int{spec.RankSums, spec.PartialSums, spec.ExactSums}).Draw(t, "sums") {
+		case spec.RankSums:
+			s.Layout, s.Reduction = spec.RankMajor, spec.Partial
+		case spec.PartialSums:
+			s.Reduction = spec.Partial
+		}
+		s.TopK = rapid.IntRange(1, min(32, s.Experts)).Draw(t, "top-k")
+		s.Hidden, s.MaxTokens = 8*rapid.IntRange(1, 4000).Draw(t, "hidden / 8"), rapid.IntRange(1, 4096).Draw(t, "tokens")
+		s.SMs = rapid.IntRange(2, 200).Draw(t, "SMs")
+		s = s.Normalize()
+		c := spec.Choose(s, ranks)
+		for _, k := range []spec.KernelTuning{
+			{Units: c.DispatchUnits, Senders: c.DispatchSenders, Threads: c.DispatchThreads},
+			{Senders: c.CombineSenders, Threads: c.CombineThreads},
+		} {
+			if err := (spec.Tuning{Dispatch: k}).Check(); err != nil {
+				t.Errorf("%+v: %v", c, err)
+			}
+		}
+		if ranks == 1 && c.DispatchSenders+c.CombineSenders != 0 {
+			t.Errorf("a rank alone sends: %+v", c)
+		}
+	})
+}

@@ -8,7 +8,7 @@ var BulkRowBytes = 1 << 10
 // From so much on, some blocks of an operation send and the others receive.
 var (
 	ApartRankBytes   = 192 * 14 << 10 // of rank-major rows that a rank dispatches
-	ApartExpertCount = 192 * 7168     // of elements that all ranks dispatch by expert
+	ApartExpertBytes = 128 * 14 << 10 // of rows that all ranks dispatch by expert
 	// of sums; from there on blocks have many threads. A combine by expert, and a small one, is
 	// always so
 	ApartCombineBytes = 96 * 14 << 10
