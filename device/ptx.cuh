@@ -239,6 +239,12 @@ __device__ __forceinline__ void computed(u64 addresses) {
 	asm volatile("{ .reg .pred p; setp.eq.u64 p, %0, 0; @p exit; }" ::"l"(addresses) : "memory");
 }
 
+// kept is an address that the compiler keeps in a register. It may not compute it anew where it is used.
+template <class P> __device__ __forceinline__ P *kept(P *address) {
+	asm volatile("" : "+l"(address));
+	return address;
+}
+
 // ---- Dependent launches (9.7.13.13 griddepcontrol). Without the launch attribute, and before
 // Hopper, both do nothing.
 

@@ -11,38 +11,14 @@ namespace weft {
 namespace collective {
 
 #if WEFT_RANKS != 0
-// Early is what a thread of the plain form knows by the arguments alone.
-struct Early {
-	const char *in;	 // its vector, or the first one: it loads before it knows whether it has any
-	char *to[RANKS]; // the vector's slot at each rank, in the first turn
-	u64 all;		 // addresses
-
-	__device__ __forceinline__ Early(const AllReduce &a) {
-		u32 at = thread_of_launch();
-		all = (u64)(in = a.in.at + (u64)(at < (u32)(a.in.bytes / 16) ? at : 0) * 16);
-		u64 slot = slot_of(a.lane.slots, a.group.rank, a.slot_bytes, at);
-#pragma unroll
-		for (u32 r = 0; r < RANKS; r++) {
-			to[r] = a.group.window[r] + slot;
-			all |= (u64)to[r];
-		}
-	}
-};
-
-__device__ __forceinline__ bool one_shot_plain(const AllReduce &a, Collective &c, const Early &e, uint4 &own) {
-	Plain p(a.group, a.lane, c, a.slot_bytes, a.in.bytes);
-	own = load_once(e.in);
+__device__ __forceinline__ bool one_shot_plain(const AllReduce &a, Collective &c, const Early<1> &e, uint4 &own) {
+	Plain p(a.group, a.lane, c, e, a.slot_bytes, a.in.bytes);
+	own = e.load(0);
 	if (!c.quiet()) return false;
 	c.begin(a.group, a.lane);
 	Seen seen(p, c.turn);
 	if (p.has) {
-		u64 turn = c.o.turn * a.lane.turn_bytes;
-		WEFT_TRACED(u64 time = nanoseconds();)
-#pragma unroll
-		for (u32 r = 0; r < RANKS; r++) {
-			if (r != a.group.rank) send(e.to[r] + turn, own);
-		}
-		WEFT_TRACED(p.note_sent(c.turn, time);)
+		p.send(c.turn, own);
 		seen.look();
 	}
 	c.clear(a.lane);
@@ -58,7 +34,7 @@ __device__ __forceinline__ bool one_shot_plain(const AllReduce &a, Collective &c
 __global__ void __launch_bounds__(THREADS, 1) all_reduce_one_shot(const __grid_constant__ AllReduce a) {
 	const Group &g = a.group;
 #if WEFT_RANKS != 0
-	Early early(a);
+	Early<1> early(g, a.lane, a.slot_bytes, a.in.at, a.in.bytes, 0);
 	computed(early.all);
 #endif
 	Collective c(a.lane);

@@ -11,12 +11,11 @@ namespace weft {
 namespace collective {
 
 #if WEFT_RANKS != 0
-__device__ __forceinline__ bool two_shot_plain(const AllReduce &a, Collective &c, Vectors &all) {
+__device__ __forceinline__ bool two_shot_plain(const AllReduce &a, Collective &c, const Early<RANKS> &e, Vectors &all) {
 	u64 share = a.in.bytes / RANKS;
-	Plain p(a.group, a.lane, c, a.slot_bytes, share);
+	Plain p(a.group, a.lane, c, e, a.slot_bytes, share);
 	u32 me = a.group.rank;
-#pragma unroll
-	for (u32 r = 0; r < RANKS; r++) all.v[r] = p.of(a.in.at + r * share);
+	e.load(all);
 	if (!c.quiet()) return false;
 	c.begin(a.group, a.lane);
 	u64 results = c.turn + (u64)RANKS * a.slot_bytes;
@@ -48,10 +47,14 @@ __device__ __forceinline__ bool two_shot_plain(const AllReduce &a, Collective &c
 
 __global__ void __launch_bounds__(THREADS, 1) all_reduce_two_shot(const __grid_constant__ AllReduce a) {
 	const Group &g = a.group;
+#if WEFT_RANKS != 0
+	Early<RANKS> early(g, a.lane, a.slot_bytes, a.in.at, a.in.bytes / RANKS, a.in.bytes / RANKS);
+	computed(early.all);
+#endif
 	Collective c(a.lane);
 	Parts parts;
 #if WEFT_RANKS != 0
-	if (a.lane.plain != 0 && two_shot_plain(a, c, parts.all)) return;
+	if (a.lane.plain != 0 && two_shot_plain(a, c, early, parts.all)) return;
 #endif
 	Part in(a.in), out(a.out);
 	u32 vectors = in.vectors();

@@ -27,10 +27,9 @@ namespace collective {
 
 #if WEFT_RANKS != 0
 // An all-gather, or an all-to-all.
-__device__ __forceinline__ bool move_plain(const Move &a, Collective &c, Vectors &parts) {
-	Plain p(a.group, a.lane, c, a.slot_bytes, a.part_bytes);
-#pragma unroll
-	for (u32 r = 0; r < RANKS; r++) parts.v[r] = p.of(a.in.at + r * a.in_step); // of an all-gather, all the same
+__device__ __forceinline__ bool move_plain(const Move &a, Collective &c, const Early<RANKS> &e, Vectors &parts) {
+	Plain p(a.group, a.lane, c, e, a.slot_bytes, a.part_bytes);
+	e.load(parts); // of an all-gather, all the same
 	if (!c.quiet()) return false;
 	c.begin(a.group, a.lane);
 	Seen seen(p, c.turn);
@@ -53,11 +52,15 @@ __device__ __forceinline__ bool move_plain(const Move &a, Collective &c, Vectors
 
 __global__ void __launch_bounds__(THREADS, 1) move(const __grid_constant__ Move a) {
 	const Group &g = a.group;
+#if WEFT_RANKS != 0
+	Early<RANKS> early(g, a.lane, a.slot_bytes, a.in.at, a.part_bytes, a.in_step);
+	computed(early.all);
+#endif
 	Collective c(a.lane);
 	Parts parts;
 	uint4 first = make_uint4(0, 0, 0, 0);
 #if WEFT_RANKS != 0
-	if (a.lane.plain != 0 && move_plain(a, c, parts.all)) return;
+	if (a.lane.plain != 0 && move_plain(a, c, early, parts.all)) return;
 	first = parts.all.v[0]; // of an all-gather
 #endif
 	Part whole(a.in, 0, a.part_bytes); // where all have the same of the input

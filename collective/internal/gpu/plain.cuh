@@ -11,18 +11,47 @@
 
 namespace weft {
 
+// Early is what a thread knows by the arguments alone: where its vectors stand in so many parts of the input, and where
+// they go. A kernel makes it before its Collective, and passes all to computed. So the addresses are computed while the
+// kernel before this one still runs. Nothing is loaded then: that kernel may write the input, and it may be what leaves
+// the slots empty. load comes behind the Collective, which has waited for that kernel to end, and a send behind quiet.
+template <u32 PARTS> struct Early {
+	const char *in[PARTS]; // its vectors, or the first ones: it loads before it knows whether it has any
+	char *to[RANKS];	   // its slot at each rank, in the first turn
+	u64 all;			   // addresses
+
+	// A part has part_bytes and stands step bytes behind the one before it. With a step of 0 all are the same.
+	__device__ __forceinline__ Early(const Group &g, const Lane &l, u64 slot_bytes, const char *input, u64 part_bytes,
+									 u64 step)
+		: all(0) {
+		u32 at = thread_of_launch();
+		u64 vector = (u64)(at < (u32)(part_bytes / 16) ? at : 0) * 16, slot = slot_of(l.slots, g.rank, slot_bytes, at);
+#pragma unroll
+		for (u32 p = 0; p < PARTS; p++) all |= (u64)(in[p] = kept(input + p * step + vector));
+#pragma unroll
+		for (u32 r = 0; r < RANKS; r++) all |= (u64)(to[r] = kept(g.window[r] + slot));
+	}
+
+	__device__ __forceinline__ uint4 load(u32 part) const { return load_once(in[part]); }
+	__device__ __forceinline__ void load(Vectors &parts) const {
+#pragma unroll
+		for (u32 r = 0; r < RANKS; r++) parts.v[r] = load(r);
+	}
+};
+
 struct Plain {
 	const Group &g;
 	const Lane &l;
 	const Collective &c;
-	u32 slot_bytes; // of a rank
-	bool has;		// the thread has a vector
+	char *const (&to)[RANKS]; // of Early
+	u32 slot_bytes;			  // of a rank
+	bool has;				  // the thread has a vector
 
-	__device__ __forceinline__ Plain(const Group &g, const Lane &l, const Collective &c, u64 slot_bytes, u64 part_bytes)
-		: g(g), l(l), c(c), slot_bytes((u32)slot_bytes), has(c.at < (u32)(part_bytes / 16)) {}
+	template <u32 PARTS>
+	__device__ __forceinline__ Plain(const Group &g, const Lane &l, const Collective &c, const Early<PARTS> &e,
+									 u64 slot_bytes, u64 part_bytes)
+		: g(g), l(l), c(c), to(e.to), slot_bytes((u32)slot_bytes), has(c.at < (u32)(part_bytes / 16)) {}
 
-	// of is the thread's vector of a part, or another: without a branch the load is on its way at once.
-	__device__ __forceinline__ uint4 of(const char *part) const { return load_once(part + (u64)(has ? c.at : 0) * 16); }
 	__device__ __forceinline__ void put(char *part, uint4 v) const { store16(part + (u64)c.at * 16, v); }
 
 	// slot is where the thread's vector of a rank stands in a window, in the slots that begin at a place there.
@@ -30,24 +59,22 @@ struct Plain {
 		return slots + (u64)slot_bytes * rank + c.at * SLOT_BYTES;
 	}
 
-	// send sends every other rank this one's vector.
+	// send sends every other rank this one's vector, into slots that begin at a place of a window.
 	__device__ __forceinline__ void send(u64 slots, uint4 v) const {
-		u64 at = slot(slots, g.rank);
-		WEFT_TRACED(u64 time = nanoseconds();)
-#pragma unroll
-		for (u32 r = 0; r < RANKS; r++) {
-			if (r != g.rank) weft::send(g.window[r] + at, v);
-		}
-		WEFT_TRACED(note_sent(slots, time);)
+		send_by(slots, [&](u32) { return v; });
 	}
 
 	// send_each sends every other rank a vector of its own.
 	__device__ __forceinline__ void send_each(u64 slots, const Vectors &all) const {
-		u64 at = slot(slots, g.rank);
+		send_by(slots, [&](u32 r) { return all.v[r]; });
+	}
+
+	template <class F> __device__ __forceinline__ void send_by(u64 slots, F vector) const {
+		u64 beyond = c.o.turn * l.turn_bytes + (slots - c.turn); // from the slots of the first turn
 		WEFT_TRACED(u64 time = nanoseconds();)
 #pragma unroll
 		for (u32 r = 0; r < RANKS; r++) {
-			if (r != g.rank) weft::send(g.window[r] + at, all.v[r]);
+			if (r != g.rank) weft::send(to[r] + beyond, vector(r));
 		}
 		WEFT_TRACED(note_sent(slots, time);)
 	}

@@ -31,10 +31,10 @@ static_assert(sizeof(ReduceScatter) == WEFT_PARAMETER_BYTES + WIDER, "not the si
 namespace collective {
 
 #if WEFT_RANKS != 0
-__device__ __forceinline__ bool reduce_scatter_plain(const ReduceScatter &a, Collective &c, Vectors &parts) {
-	Plain p(a.group, a.lane, c, a.slot_bytes, a.part_bytes);
-#pragma unroll
-	for (u32 r = 0; r < RANKS; r++) parts.v[r] = p.of(a.in.at + r * a.part_step);
+__device__ __forceinline__ bool reduce_scatter_plain(const ReduceScatter &a, Collective &c, const Early<RANKS> &e,
+													 Vectors &parts) {
+	Plain p(a.group, a.lane, c, e, a.slot_bytes, a.part_bytes);
+	e.load(parts);
 	if (!c.quiet()) return false;
 	c.begin(a.group, a.lane);
 	Seen seen(p, c.turn);
@@ -53,10 +53,14 @@ __device__ __forceinline__ bool reduce_scatter_plain(const ReduceScatter &a, Col
 
 __global__ void __launch_bounds__(THREADS, 1) reduce_scatter(const __grid_constant__ ReduceScatter a) {
 	const Group &g = a.group;
+#if WEFT_RANKS != 0
+	Early<RANKS> early(g, a.lane, a.slot_bytes, a.in.at, a.part_bytes, a.part_step);
+	computed(early.all);
+#endif
 	Collective c(a.lane);
 	Parts parts;
 #if WEFT_RANKS != 0
-	if (a.lane.plain != 0 && reduce_scatter_plain(a, c, parts.all)) return;
+	if (a.lane.plain != 0 && reduce_scatter_plain(a, c, early, parts.all)) return;
 #endif
 	bool rooted = a.root >= 0;
 #if WEFT_VARIES

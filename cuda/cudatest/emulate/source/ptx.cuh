@@ -315,6 +315,7 @@ __device__ __forceinline__ void pause(u32 ns) {
 __device__ __forceinline__ void wait_for_previous() {}
 __device__ __forceinline__ void let_next_start() {}
 __device__ __forceinline__ void computed(u64 addresses) { (void)addresses; }
+template <class P> __device__ __forceinline__ P *kept(P *address) { return address; }
 
 __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ u64 shared_at(const void *p) { return (u64)p; }
