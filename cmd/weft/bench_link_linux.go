@@ -28,6 +28,7 @@ func newBenchLink() *cobra.Command {
 		bytes   = sizes{64 << 20}
 		sms     = counts{1, 4, 6, 8, 12, 24, 48, 96, 132}
 		replays = 5
+		tokens  int
 	)
 	cmd := &cobra.Command{
 		Use:   "link",
@@ -39,6 +40,7 @@ func newBenchLink() *cobra.Command {
 	f.IntVar(&gpus, "gpus", 0, "use the first of the GPUs that this process sees (0: all)")
 	f.Var(&bytes, "sizes", "bytes that a GPU sends to each receiver in one operation")
 	f.Var(&sms, "sms", "numbers of SMs; those that the GPUs do not have are left out")
+	f.IntVar(&tokens, "rows", 0, "move rows of so many tokens of each GPU, as a dispatch does that knows where they go")
 	f.IntVar(&replays, "replays", replays, "how many replays of each graph are timed")
 	f.BoolVar(&asJSON, "json", false, "print one JSON object a line")
 	f.StringVar(&lines, "lines", "", "write the lines of --json to this `file` as well")
@@ -57,7 +59,7 @@ func newBenchLink() *cobra.Command {
 		}
 		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 		defer stop()
-		c, err := links(ctx, gpus, link.Options{Bytes: bytes, SMs: sms, Replays: replays})
+		c, err := links(ctx, gpus, link.Options{Bytes: bytes, SMs: sms, Replays: replays, Tokens: tokens})
 		if err != nil {
 			return err
 		}
@@ -224,6 +226,7 @@ func linkTable(to io.Writer, rows []link.Row) error {
 	rates := map[link.Pattern]string{
 		link.AllToAll: "GB/s out of each GPU", link.Pair: "GB/s one way",
 		link.AllToOne: "GB/s into the one GPU", link.Local: "GB/s in local memory",
+		link.Routed: "GB/s to the other GPUs",
 	}[rows[0].Pattern]
 	fmt.Fprintf(w, "\n%s, %s: %s, by SMs\t", rows[0].Pattern, measure.Size(rows[0].Bytes), rates)
 	var ways []link.Way

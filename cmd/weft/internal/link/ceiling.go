@@ -22,6 +22,16 @@ const (
 	Barrier          Way = "barrier"           // a kernel in which every GPU waits for a word of every GPU
 	BarrierDependent Way = "barrier-dependent" // the same, started before its predecessor has ended
 	Hop              Way = "hop"               // a word from one GPU to another: half of there and back
+
+	// Rows of tokens by bulk copies, whose warps have a whole row in shared memory unless the way says otherwise, and a
+	// barrier behind them. Hopper and later.
+	RowsWhole     Way = "rows"            // to GPUs in the order of selections, as a dispatch does
+	RowsTurned    Way = "rows-turned"     // with another GPU first for each token and each source, as in those below
+	RowsAhead     Way = "rows-ahead"      // half as many warps: each loads a row while it stores another
+	RowsHalves    Way = "rows-halves"     // each warp loads half of a row while it stores another
+	RowsThirds    Way = "rows-thirds"     // the same of thirds, of which three are in its memory
+	RowsOwnStores Way = "rows-own-stores" // rows for the GPU itself by ordinary stores of other warps
+	RowsPeers     Way = "rows-peers"      // none for the GPU itself
 )
 
 // Movers are the ways that move bytes, in the order in which they are measured.
@@ -36,6 +46,7 @@ const (
 	Pair     Pattern = "pair"       // the first GPU to the second
 	AllToOne Pattern = "all-to-one" // all others to the first
 	Local    Pattern = "local"      // one GPU to itself: its memory, no link
+	Routed   Pattern = "routed"     // a row of each token to every GPU that has one of its eight experts
 )
 
 // Row is one measurement: a line of --json. Keys are stable; new ones may be added.

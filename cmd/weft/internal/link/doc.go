@@ -15,6 +15,10 @@
 // replay sums, since summing would be timed. Bulk stores send from a few chunks in shared memory,
 // so only the first 16 bytes of each chunk carry its index.
 //
+// Rows of tokens go as a dispatch moves them when it knows where they go. Nothing is routed, awaited
+// or copied once more, so what a dispatch takes beyond that is its own. Every row says of which token
+// it is, and all are checked.
+//
 // Invariant: a GPU clears or checks its memory only between two meetings of all ranks, so nothing
 // is written there meanwhile. Kernels are launched beside the lane and count no operation, so a
 // measurement leaves no state for the next one.

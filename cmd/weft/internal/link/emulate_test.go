@@ -59,6 +59,32 @@ func TestKernelsOnAnEmulatedMachine(t *testing.T) {
 	}
 }
 
+// Every way moves all rows: of fewer tokens than there are warps, and of more.
+func TestRowsOnAnEmulatedMachine(t *testing.T) {
+	for gpus, tokens := range map[int]int{1: 3, 3: 40} {
+		t.Run(fmt.Sprint(gpus), func(t *testing.T) {
+			all, o := emulated(t, gpus)
+			o.Tokens, o.SMs, o.Movers, o.Bytes = tokens, []int{gpus}, []Way{Engine}, []int64{16}
+			c, err := Measure(t.Context(), all, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			rows := 0
+			for _, r := range c.Rows {
+				if !r.Verified || r.Wrong != 0 {
+					t.Errorf("%+v", r)
+				}
+				if r.Pattern == Routed {
+					rows++
+				}
+			}
+			if want := len(rowWays) - max(0, 2-gpus); rows != want {
+				t.Errorf("%d ways moved rows, want %d", rows, want)
+			}
+		})
+	}
+}
+
 // A wait of the device ends with its deadline, and says for whom it was. What goes before it has the same deadline, on
 // a machine that has more to do.
 func TestDeadlineOnAnEmulatedMachine(t *testing.T) {

@@ -119,6 +119,7 @@ var entries = map[string][]string{
 	"link threads": {"link_store", "link_load"},
 	"link latency": {"link_barrier", "link_ping"},
 	"link bulk":    {"link_bulk_store", "link_bulk_load"},
+	"link rows":    {"link_rows", "link_rows_check"},
 }
 
 func (g *gpu) load(ctx context.Context, c *closer.Stack) error {
@@ -146,7 +147,13 @@ func (g *gpu) load(ctx context.Context, c *closer.Stack) error {
 			g.functions[source.Extern[k]] = f
 		}
 	}
-	for name, bytes := range map[string]int{"link_bulk_store": chunks * storeChunk, "link_bulk_load": chunks * loadChunk} {
+	rowShared := 0
+	for _, w := range rowWays {
+		rowShared = max(rowShared, w.warps*w.stages*w.chunk())
+	}
+	for name, bytes := range map[string]int{
+		"link_bulk_store": chunks * storeChunk, "link_bulk_load": chunks * loadChunk, "link_rows": rowShared,
+	} {
 		if f := g.functions[name]; f != nil {
 			if err := f.SetMaxDynamicShared(bytes); err != nil {
 				return err

@@ -17,7 +17,7 @@ var sources embed.FS
 func Kernels(arch string) []kernel.Spec {
 	names := []string{"pattern", "threads", "latency"}
 	if hasBulk(arch) {
-		names = append(names, "bulk")
+		names = append(names, "bulk", "rows")
 	}
 	headers := maps.Clone(device.Headers())
 	headers["pattern.cuh"] = source("pattern.cuh")

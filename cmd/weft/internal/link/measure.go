@@ -25,6 +25,9 @@ type Options struct {
 	// Movers are the ways to measure; nil means all that the GPUs have. The small operations are
 	// always measured.
 	Movers []Way
+	// Tokens of a GPU whose rows of [RowBytes] are moved as a dispatch of top-8 of 256 experts moves them, up to 2^20; 0
+	// means none.
+	Tokens int
 	// Replays are how many are timed; 0 means 5.
 	Replays int
 	// Timeout bounds each wait on a GPU; 0 means 10 s.
@@ -66,6 +69,9 @@ func (o Options) withDefaults(sms int) (Options, error) {
 			return o, fmt.Errorf("link: %q moves no bytes", w)
 		}
 	}
+	if o.Tokens < 0 || o.Tokens > 1<<20 {
+		return o, fmt.Errorf("link: rows of %d tokens: want 0 to %d", o.Tokens, 1<<20)
+	}
 	if o.Replays < 0 || o.Replays > 1000 {
 		return o, fmt.Errorf("link: %d replays: want 1 to 1000", o.Replays)
 	}
@@ -82,7 +88,8 @@ func (o Options) withDefaults(sms int) (Options, error) {
 }
 
 // Measure measures the links between the contexts' devices, each its own; with one, its own memory
-// instead. It takes a window of (devices + 1) x the largest of o.Bytes on each, and gives it back.
+// instead. It takes a window of (devices + 1) x the largest of o.Bytes on each, or of the rows of
+// o.Tokens if they are more, and gives it back.
 // Rows that are not verified are in the Ceiling and count for nothing.
 //
 // It fails if a device cannot reach another's memory (the error wraps [cuda.ErrUnsupported]), if a
@@ -125,7 +132,7 @@ func Measure(ctx context.Context, contexts []*cuda.Context, o Options) (c Ceilin
 func (g *gpu) measure(ctx context.Context, c *Ceiling) (err error) {
 	var made closer.Stack
 	defer func() { err = errors.Join(err, made.Close()) }()
-	if err := g.open(ctx, int(slices.Max(g.options.Bytes)), &made); err != nil {
+	if err := g.open(ctx, max(int(slices.Max(g.options.Bytes)), g.options.Tokens*RowBytes), &made); err != nil {
 		return err
 	}
 	trials := g.trials()
@@ -196,5 +203,5 @@ func (g *gpu) trials() []trial {
 			}
 		}
 	}
-	return all
+	return append(all, g.rowTrials()...)
 }

@@ -81,6 +81,8 @@ func play(m *cudatest.Machine) {
 	})
 	m.Kernel("timing_empty", func(*cudatest.Call) {})
 	m.Kernel("timing_gate", func(*cudatest.Call, cuda.Pointer, uint32, uint64) {}) // what is enqueued runs at once
+	m.Kernel("link_rows", func(*cudatest.Call) {})
+	m.Kernel("link_rows_check", func(*cudatest.Call) {})
 	m.Kernel("link_barrier", playBarrier)
 	m.Kernel("link_ping", playPing)
 }
