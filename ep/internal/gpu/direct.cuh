@@ -4,19 +4,20 @@
 // Peers write these regions of a rank's window:
 //
 //	openings  for each lane, opening.cuh: the first word is where the rank's rows are
-//	totals    2 turns x [ranks][experts + ranks + 1] counts, each with the operation's number: a source's
-//	          selections of each expert, its tokens for each rank, its tokens
+//	totals    2 turns x [ranks][experts + ranks + 1, or token-major 1] counts, each with the operation's
+//	          number: a source's selections of each expert, its tokens for each rank, its tokens
 //	records   2 turns x [ranks][capacity][top-k] pairs: the local expert + 1 of a selection, or 0 if it
 //	          goes elsewhere; weight
-//	prefixes  2 turns x [ranks][blocks][local, or token-major 1] counts as in totals: what the lower blocks
-//	          of the source send here
+//	shares    2 turns x [ranks][blocks][local] counts as in totals: what the lower blocks of the source send
+//	          here; or token-major [ranks + local + words], of the source's block: its tokens for each rank,
+//	          its selections of each local expert, a bit for each token that comes here
 //	marks     for each lane, marks.cuh
 //	blocks    received rows, scales behind them
 //
 // Row map and push are one lane, pull is another.
 //
 // Invariant: a block marks only after it has read all openings, and ends only after all marks. So marks
-// need one turn. Totals, records and prefixes, which a block may read after its mark, need two.
+// need one turn. Totals, records and shares, which a block may read after its mark, need two.
 #pragma once
 #include "bulk.cuh"
 #include "exchange.cuh"

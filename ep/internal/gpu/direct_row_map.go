@@ -20,9 +20,9 @@ type rowMapArgs struct {
 	shape                                shape
 	state                                uint64
 	openings, totals, records            uint64
-	prefixes, marks                      uint64
+	shares, marks                        uint64
 	flags, tokens, call, rows, align     uint32
-	blocks, mapEntries, _                uint32
+	blocks, mapEntries, words            uint32
 	ids, weights                         uint64
 	home, destRows, recvRows, recvTokens uint64
 	described, ranges                    uint64
@@ -33,7 +33,9 @@ type rowMapArgs struct {
 // rowMapForm is what a program of the kernel is compiled for: row_map.cuh has the constants.
 type rowMapForm struct {
 	tokenMajor bool // a token has one row at a rank
-	even       bool // a BitMap has a bucket for every column, and top-k is a multiple of mapQuad
+	// Top-k is a multiple of mapQuad, and a BitMap has a bucket for every column or, by token, every GPU's shared memory
+	// has room for a TokenMap.
+	even bool
 }
 
 func rowMapKernel(form rowMapForm, arch string) kernel.Spec {
@@ -46,17 +48,17 @@ func rowMapKernel(form rowMapForm, arch string) kernel.Spec {
 	}
 	s := kernelSpec(name, "direct_row_map.cu", arch, []string{directRowMap}, "direct.cuh",
 		"row_map.cuh", "row_map_bitmap.cuh", "row_map_selections.cuh", "row_map_count.cuh", "row_map_arrived.cuh",
-		"row_map_bases.cuh", "row_map_assign.cuh")
+		"row_map_bases.cuh", "row_map_assign.cuh", "row_map_tokens.cuh")
 	s.Defines["WEFT_ROW_MAP_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(rowMapArgs{})))
 	s.Defines["WEFT_TOKEN_MAJOR"], s.Defines["WEFT_EVEN"] = number(form.tokenMajor), number(form.even)
 	return s
 }
 
 // A prepare has mapBlocks blocks with something to do, if there are as many, or more if each
-// would have more than mapTokens tokens: a block asks all before it what they have counted.
+// would have more than mapTokens tokens: a block asks others what they have counted.
 const mapBlocks, mapTokens = 32, 512
 
-// A block of a prepare has two BitMaps of row_map_bitmap.cuh in shared memory, and behind them its bases
+// A block of a prepare by expert has two BitMaps of row_map_bitmap.cuh in shared memory, and behind them its bases
 // (row_map_bases.cuh) if these are at most 4 * mapBuckets words. A map counts mapBuckets columns at a time. It
 // has mapEntries entries, or fewMapEntries on a GPU with little shared memory. mapOwnBytes bounds what the
 // kernel has of static shared memory.
@@ -65,6 +67,15 @@ const mapBuckets, mapEntries, fewMapEntries, mapOwnBytes = 1024, 9 << 10, 2 << 1
 func mapBytes(entries int) int { return entries*8 + mapBuckets*4 }
 
 func mapSharedBytes(entries int) int { return 2*mapBytes(entries) + 4*mapBuckets*4 }
+
+// tokenMapBytes is the size of a TokenMap of row_map_tokens.cuh, whose words have a bit for each token of the largest
+// share.
+func tokenMapBytes(ranks, experts, words int) int {
+	return 4 * (4*ranks*words + 2*ranks + (experts+1)&^1)
+}
+
+// leastShared is the shared memory that a block has on every GPU, without asking for more.
+const leastShared = 48 << 10
 
 // A block of a prepare has two threads for every mapQuad selections of a token (QUAD of
 // row_map_selections.cuh), within these bounds: the threads of a token are a power of two.
@@ -85,8 +96,8 @@ type rowMap struct {
 	launcher[rowMapArgs]
 	h *handle
 
-	openings, totals, records, prefixes, marks int64 // offsets in the window
-	counts, bases                              int64 // in this GPU's own memory
+	openings, totals, records, shares, marks int64 // offsets in the window
+	counts, bases                            int64 // in this GPU's own memory
 }
 
 func (k *rowMap) load(p *programs) {
@@ -101,18 +112,26 @@ func (k *rowMap) blocks() int { return mapping(&k.h.Geometry, k.h.grids[ofDispat
 
 func (k *rowMap) layout(window, local *enginegpu.Workspace) {
 	g, blocks := &k.h.Geometry, int64(k.h.grids[ofDispatch].moving)
-	ranks := int64(g.Ranks)
-	k.totals = window.Zeros(2 * ranks * int64(g.Experts+g.Ranks+1) * 8)
+	ranks, columns, width := int64(g.Ranks), int64(g.Experts+g.Ranks), g.Local // width: counts that a block sends a rank
+	if !g.Layout.ByExpert() {
+		columns, width = 0, g.Ranks+g.Local+k.words()
+	}
+	k.totals = window.Zeros(2 * ranks * (columns + 1) * 8)
 	k.openings = window.Ones(3 * ranks * device.OpeningBytes)
 	k.marks = window.Zeros(ranks * blocks * 4)
 	k.records = window.Raw(2 * ranks * int64(g.Tokens) * int64(g.TopK) * int64(pairBytes))
-	columns := 1 // of the counts that a rank gets of the blocks before one
-	if g.Layout.ByExpert() {
-		columns = g.Local
+	k.shares = window.Zeros(2 * ranks * int64(k.blocks()*width) * 8)
+	k.counts = local.Zeros(blocks * columns * 8)
+	bases := 4 * max(g.Experts, g.Ranks) * 4
+	if !g.Layout.ByExpert() {
+		bases = tokenMapBytes(g.Ranks, g.Experts, k.words())
 	}
-	k.prefixes = window.Zeros(2 * ranks * int64(k.blocks()*columns) * 8)
-	k.counts = local.Zeros(blocks * int64(g.Experts+g.Ranks) * 8)
-	k.bases = local.Zeros(blocks * 4 * int64(max(g.Experts, g.Ranks)) * 4)
+	k.bases = local.Zeros(blocks * int64(bases))
+}
+
+// words are those of a block's largest share of the tokens, a bit each.
+func (k *rowMap) words() int {
+	return spec.CeilDiv(spec.CeilDiv(k.h.Geometry.Tokens, k.blocks()), 32)
 }
 
 func (k *rowMap) prepare() error {
@@ -125,16 +144,22 @@ func (k *rowMap) prepare() error {
 	if err != nil {
 		return err
 	}
-	entries := fewMapEntries
+	entries, bytes := fewMapEntries, mapSharedBytes(fewMapEntries)
 	if shared >= mapSharedBytes(mapEntries)+mapOwnBytes {
-		entries = mapEntries
+		entries, bytes = mapEntries, mapSharedBytes(mapEntries)
+	}
+	if !g.Layout.ByExpert() {
+		if entries, bytes = 1, tokenMapBytes(g.Ranks, g.Experts, k.words()); shared < bytes+mapOwnBytes {
+			entries, bytes = 0, 0
+		}
 	}
 	config := h.config(h.grids[ofDispatch], false)
-	config.Block.X, config.Shared = uint32(mapThreads(g, k.blocks())), mapSharedBytes(entries)
+	config.Block.X, config.Shared = uint32(mapThreads(g, k.blocks())), bytes
 	return k.layOut(config, rowMapArgs{
 		shape: h.shape(), openings: uint64(k.openings), totals: uint64(k.totals), records: uint64(k.records),
-		prefixes: uint64(k.prefixes), marks: uint64(k.marks), flags: layoutFlags(g.Layout),
+		shares: uint64(k.shares), marks: uint64(k.marks), flags: layoutFlags(g.Layout),
 		rows: uint32(g.Capacity), align: uint32(g.Align), blocks: uint32(k.blocks()), mapEntries: uint32(entries),
+		words: uint32(k.words()),
 	})
 }
 
@@ -205,7 +230,13 @@ func (r *gpuRouting) overflow() error {
 
 // rowMapFormOf is that of a handle.
 func rowMapFormOf(s *spec.Spec, ranks int) rowMapForm {
-	return rowMapForm{tokenMajor: s.Layout == spec.TokenMajor, even: s.Experts+ranks <= mapBuckets && s.TopK%mapQuad == 0}
+	f := rowMapForm{tokenMajor: s.Layout == spec.TokenMajor, even: s.TopK%mapQuad == 0}
+	if f.tokenMajor { // one block may have all tokens
+		f.even = f.even && tokenMapBytes(ranks, s.Experts, spec.CeilDiv(s.MaxTokens, 32))+mapOwnBytes <= leastShared
+	} else {
+		f.even = f.even && s.Experts+ranks <= mapBuckets
+	}
+	return f
 }
 
 // rowMapPrograms are those of all handles.

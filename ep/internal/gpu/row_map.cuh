@@ -13,12 +13,13 @@ namespace weft {
 struct RowMap {
 	Shape shape;
 	State *state;
-	u64 openings, totals, records, prefixes, marks; // offsets in a window
+	u64 openings, totals, records, shares, marks; // offsets in a window
 	u32 flags, tokens, call;
 	u32 rows;			   // capacity: of an expert in zones of fixed size, else of a rank
 	u32 align;			   // of packed zones
 	u32 blocks;			   // that have a share; the launch may have more
-	u32 map_entries, zero; // of a BitMap
+	u32 map_entries;	   // of a BitMap; token-major 0 if shared memory has no room for a TokenMap
+	u32 words;			   // token-major: each has a bit for 32 tokens of a block's share
 	const void *ids;	   // [tokens][top-k]
 	const float *weights;
 	Pair *home;		  // [capacity][top-k]: expert + 1 if it has a row, expert + 1 << 16 in any case; weight
@@ -27,8 +28,10 @@ struct RowMap {
 	u32 *recv_tokens; // [ranks][capacity], token-major: row + 1
 	int *described;
 	long long *ranges;
-	u64 *counts; // [blocks][experts + ranks]: a block's counts, with the operation's number
-	u32 *bases;	 // [blocks][4][experts or, if there are more, ranks]: where shared memory has no room for them
+	u64 *counts; // [blocks][experts + ranks], rows by expert: a block's counts, with the operation's number
+	// For what shared memory has no room for. Rows by expert: [blocks][4][experts or, if there are more, ranks].
+	// Token-major: [blocks] TokenMaps.
+	u32 *bases;
 	Group group;
 };
 
@@ -37,18 +40,16 @@ static_assert(sizeof(RowMap) == WEFT_ROW_MAP_BYTES + WIDER, "not the size of the
 // Each form is a program of its own. A prepare lasts as long as one warp's instructions in sequence, and
 // each branch on the form would add to them.
 constexpr bool TOKEN_MAJOR = WEFT_TOKEN_MAJOR != 0; // a token has one row at a rank; else each selection has its own
-// EVEN: a BitMap has a bucket for every column, and top-k is a multiple of QUAD.
+// EVEN: top-k is a multiple of QUAD, and a BitMap has a bucket for every column or, token-major, shared memory has room
+// for a TokenMap.
 constexpr bool EVEN = WEFT_EVEN != 0;
 
-// columns is how many counts a rank has: its selections of each expert, and behind them its tokens for
-// each rank.
+// columns is how many counts a rank of rows by expert has: its selections of each expert, and behind them its
+// tokens for each rank.
 __device__ __forceinline__ u32 columns(const RowMap &a) { return a.shape.experts + a.group.ranks; }
 
-// arrived_buckets is how many counts a rank has of what arrives: each source's selections of each local
-// expert, or token-major each source's tokens.
-__device__ __forceinline__ u32 arrived_buckets(const RowMap &a) {
-	return TOKEN_MAJOR ? a.group.ranks : a.shape.experts; // ranks x local experts
-}
+// NO_ROWS is the base of a masked rank's rows: no capacity reaches it.
+constexpr u32 NO_ROWS = 1u << 31;
 
 // ---- Regions of a window. Each has two buffers, which operations take in turn: a peer may write for
 // this operation while a rank still reads what came for the one before.
@@ -58,16 +59,22 @@ __device__ __forceinline__ u64 records_at(const RowMap &a, const Operation &o) {
 	return a.records + (o.epoch & 1) * a.group.ranks * a.shape.capacity * a.shape.topk * sizeof(Pair);
 }
 
-// total_at is where src's total of a column stands. Behind the columns stands the number of its tokens.
+// total_at is where src's total of a column stands, for rows by expert. tokens_at is where the number of its tokens
+// stands: behind the columns.
 __device__ __forceinline__ u64 total_at(const RowMap &a, const Operation &o, u32 src, u32 column) {
 	return a.totals + (((u32)(o.epoch & 1) * a.group.ranks + src) * (columns(a) + 1) + column) * 8;
 }
+__device__ __forceinline__ u64 tokens_at(const RowMap &a, const Operation &o, u32 src) {
+	if (TOKEN_MAJOR) return a.totals + ((u32)(o.epoch & 1) * a.group.ranks + src) * 8;
+	return total_at(a, o, src, columns(a));
+}
 
-// prefix_at is where the prefix of src's block of this number stands, for a local expert of the rank
-// that receives it. Token-major there is one, at local expert 0.
-__device__ __forceinline__ u64 prefix_at(const RowMap &a, const Operation &o, u32 src, u32 le) {
-	u32 width = TOKEN_MAJOR ? 1 : a.shape.local;
-	return a.prefixes + ((((u32)(o.epoch & 1) * a.group.ranks + src) * a.blocks + blockIdx.x) * width + le) * 8;
+// share_at is where the i-th count of a block of src stands. For rows by expert it is the prefix of local expert i.
+// Token-major they are the block's tokens for each rank, its selections of each local expert, and the words that say
+// which of its tokens come.
+__device__ __forceinline__ u64 share_at(const RowMap &a, const Operation &o, u32 src, u32 block, u32 i) {
+	u32 width = a.shape.local + (TOKEN_MAJOR ? a.group.ranks + a.words : 0);
+	return a.shares + ((u64)(((u32)(o.epoch & 1) * a.group.ranks + src) * a.blocks + block) * width + i) * 8;
 }
 
 // ---- Counts that travel.

@@ -21,7 +21,7 @@ struct Sources {
 
 	// look reads the number of tokens of the rank of the thread's index, ahead of learn, which uses it.
 	__device__ __forceinline__ u64 look(const RowMap &a, const Operation &o) const {
-		return threadIdx.x < a.group.ranks ? load_relaxed_sys_u64(o.own + total_at(a, o, threadIdx.x, columns(a))) : 0;
+		return threadIdx.x < a.group.ranks ? load_relaxed_sys_u64(o.own + tokens_at(a, o, threadIdx.x)) : 0;
 	}
 
 	// learn waits for the numbers of tokens, of which `seen` was read by look. A barrier is needed after it.
@@ -29,7 +29,7 @@ struct Sources {
 		u32 src = threadIdx.x;
 		if (src >= a.group.ranks) return;
 		tokens[src] =
-			holds(o.mask, src) ? 0 : count_of_word(a, o, w, src, o.own + total_at(a, o, src, columns(a)), seen);
+			holds(o.mask, src) ? 0 : count_of_word(a, o, w, src, o.own + tokens_at(a, o, src), seen);
 		shares[src] = Share(tokens[src], a.blocks);
 	}
 
@@ -50,9 +50,9 @@ struct ArrivedQuad {
 };
 
 // each_arrived calls f with the thread's quads of the tokens [from, to) of every source's share, a quad at
-// a time. The quads of a warp are of one source and of the same 32 tokens. All threads of the block, or of
-// the half that q is of, call it.
-template <class F>
+// a time, of which FLIGHT are read at once. The quads of a warp are of one source and of the same 32 tokens.
+// All threads of the block, or of the half that q is of, call it.
+template <u32 FLIGHT = 1, class F>
 __device__ __forceinline__ void each_arrived(const RowMap &a, const Operation &o, const Quads &q,
 											 const Sources &sources, u32 from, u32 to, F f) {
 	const uint2 *records = (const uint2 *)(o.own + records_at(a, o));
@@ -70,23 +70,27 @@ __device__ __forceinline__ void each_arrived(const RowMap &a, const Operation &o
 		load_pairs(q.vectors(), records + c.i, c.n, 0, c.record);
 		return c;
 	};
-	ArrivedQuad next = fetch(q.token);
+	ArrivedQuad next[FLIGHT];
+	auto fetch_all = [&](u32 at) {
+#pragma unroll
+		for (u32 j = 0; j < FLIGHT; j++) next[j] = fetch(at + j * q.step);
+	};
+	if (FLIGHT == 1) fetch_all(q.token);
 #pragma unroll 1
-	for (u32 at = q.token; at / 32 < all; at += q.step) {
-		ArrivedQuad c = next;
-		if ((at + q.step) / 32 < all) next = fetch(at + q.step);
-		f(c);
+	for (u32 at = q.token; at / 32 < all; at += FLIGHT * q.step) {
+		if (FLIGHT > 1) fetch_all(at);
+		ArrivedQuad c[FLIGHT];
+#pragma unroll
+		for (u32 j = 0; j < FLIGHT; j++) c[j] = next[j];
+		if (FLIGHT == 1 && (at + q.step) / 32 < all) fetch_all(at + q.step); // while f works
+#pragma unroll
+		for (u32 j = 0; j < FLIGHT; j++) f(c[j]);
 	}
 }
 
 // bucket_of is the bucket in which the j-th selection of a quad is counted.
 __device__ __forceinline__ u32 bucket_of(const RowMap &a, const ArrivedQuad &c, u32 j) {
-	return TOKEN_MAJOR ? c.src : c.src * a.shape.local + c.record[j].x - 1;
-}
-
-// token_arrives says whether any selection of the token is of an expert here. All lanes of a warp call it.
-__device__ __forceinline__ bool token_arrives(const Quads &q, const ArrivedQuad &c) {
-	return q.any_of_token((c.record[0].x | c.record[1].x | c.record[2].x | c.record[3].x) != 0);
+	return c.src * a.shape.local + c.record[j].x - 1;
 }
 
 // add_arrived adds what arrives of the map's tile at t to the n buckets from `first` on. All threads of the
@@ -94,17 +98,28 @@ __device__ __forceinline__ bool token_arrives(const Quads &q, const ArrivedQuad 
 __device__ __forceinline__ void add_arrived(const RowMap &a, const Operation &o, const Quads &q, const Sources &sources,
 											const BitMap &m, u32 t, u32 first, u32 n) {
 	each_arrived(a, o, q, sources, t, min(t + m.tile(), m.tokens), [&](const ArrivedQuad &c) {
-		if constexpr (TOKEN_MAJOR) {
-			u32 bits = __reduce_or_sync(0xFFFFFFFFu, token_arrives(q, c) ? 1u << (c.t - t) % 32 : 0);
-			m.add_tokens((threadIdx.x & 31) == 0 && c.src - first < n, c.src - first, c.t - t, bits);
-		} else {
 #pragma unroll
-			for (u32 j = 0; j < QUAD; j++) {
-				u32 bucket = bucket_of(a, c, j) - first;
-				m.add(c.record[j].x != 0 && (EVEN || bucket < n), bucket, c.t - t);
-			}
+		for (u32 j = 0; j < QUAD; j++) {
+			u32 bucket = bucket_of(a, c, j) - first;
+			m.add(c.record[j].x != 0 && (EVEN || bucket < n), bucket, c.t - t);
 		}
 	});
+}
+
+// clear_absent writes that nothing arrives of the tokens that a rank does not have, up to its capacity. All
+// threads of the block call it.
+__device__ __forceinline__ void clear_absent(const RowMap &a, const Sources &sources) {
+	u32 topk = a.shape.topk;
+#pragma unroll 1
+	for (u32 src = 0; src < a.group.ranks; src++) {
+		u32 tokens = sources.tokens[src], slot = src * a.shape.capacity;
+		if (tokens >= a.shape.capacity) continue;
+		Share rest(a.shape.capacity, a.blocks);
+		for (u32 i = max(tokens, rest.from) * topk + threadIdx.x; i < rest.to * topk; i += blockDim.x)
+			a.recv_rows[slot * topk + i] = {0, 0};
+		for (u32 t = max(tokens, rest.from) + threadIdx.x; TOKEN_MAJOR && t < rest.to; t += blockDim.x)
+			a.recv_tokens[slot + t] = 0;
+	}
 }
 
 } // namespace weft

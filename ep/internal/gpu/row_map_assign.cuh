@@ -1,8 +1,8 @@
-// Phase "assign" of a row map: each selection of this rank's tokens gets its row, and so does each that
-// arrives. The row is the token's number in a BitMap, whose prefixes now begin with the bases.
+// Phase "assign" of a row map of rows by expert: each selection of this rank's tokens gets its row, and so does each
+// that arrives. The row is the token's number in a BitMap, whose prefixes now begin with the bases.
 //
 //	this rank's tokens   dest_rows: row + 1 at the expert's rank, and LEADER; home: the expert if there is a row
-//	what arrives         recv_rows and, token-major, recv_tokens: row + 1
+//	what arrives         recv_rows: row + 1
 //
 // Both are memory of this GPU, which later kernels read. A row beyond the capacity is none: 0.
 //
@@ -14,9 +14,9 @@
 
 namespace weft {
 
-// row_limit is where the rows end that a local expert or, token-major or packed, a rank has.
+// row_limit is where the rows end that a local expert or, packed, a rank has.
 __device__ __forceinline__ u32 row_limit(const RowMap &a, u32 le) {
-	return (a.flags & (ROW_PER_TOKEN | PACKED)) != 0 ? a.rows : (le + 1) * a.rows;
+	return (a.flags & PACKED) != 0 ? a.rows : (le + 1) * a.rows;
 }
 
 // assign_own assigns rows to this rank's selections in a map's tile at t, whose n buckets begin with column
@@ -31,7 +31,7 @@ __device__ __forceinline__ void assign_own(const RowMap &a, const OwnTokens &own
 #pragma unroll
 		for (u32 j = 0; j < QUAD; j++) {
 			rank[j] = c.rank(a, j);
-			u32 bucket = (c.e[j] == 0 ? 0 : TOKEN_MAJOR ? a.shape.experts + rank[j] : c.e[j] - 1) - first;
+			u32 bucket = (c.e[j] == 0 ? 0 : c.e[j] - 1) - first;
 			now[j] = j < c.n && (EVEN || bucket < n);
 			u32 row = m.number(now[j], bucket, c.t - from);
 			kept[j] = now[j] && c.e[j] != 0 && row < row_limit(a, c.e[j] - 1 - rank[j] * a.shape.local);
@@ -77,48 +77,36 @@ __device__ __forceinline__ void assign_arrived(const RowMap &a, const Operation 
 											   const Sources &sources, const BitMap &m, u32 t, u32 first, u32 n) {
 	each_arrived(a, o, q, sources, t, min(t + m.tile(), m.tokens), [&](const ArrivedQuad &c) {
 		uint2 recv_row[QUAD];
-		if constexpr (TOKEN_MAJOR) {
-			bool comes = token_arrives(q, c), now = EVEN || (comes ? c.src : 0) - first < n;
-			u32 row = m.number(now && comes, c.src - first, c.t - t);
-			bool kept = comes && row < a.rows;
+		bool now[QUAD];
 #pragma unroll
-			for (u32 j = 0; j < QUAD; j++) recv_row[j] = make_uint2(kept ? c.record[j].x : 0, c.record[j].y);
-			store_pairs(q.vectors(), (uint2 *)a.recv_rows + c.i, now ? c.n : 0, recv_row);
-			if (q.k == 0 && now && c.n != 0)
-				a.recv_tokens[c.src * a.shape.capacity + sources.shares[c.src].from + c.t] = kept ? row + 1 : 0;
-		} else {
-			bool now[QUAD];
+		for (u32 j = 0; j < QUAD; j++) {
+			bool comes = c.record[j].x != 0;
+			u32 bucket = (comes ? bucket_of(a, c, j) : 0) - first;
+			now[j] = j < c.n && (EVEN || bucket < n);
+			u32 row = m.number(now[j] && comes, bucket, c.t - t);
+			recv_row[j] = make_uint2(comes && row < row_limit(a, c.record[j].x - 1) ? row + 1 : 0, c.record[j].y);
+		}
+		if (m.all_buckets()) {
+			store_pairs(q.vectors(), (uint2 *)a.recv_rows + c.i, c.n, recv_row);
+			return;
+		}
 #pragma unroll
-			for (u32 j = 0; j < QUAD; j++) {
-				bool comes = c.record[j].x != 0;
-				u32 bucket = (comes ? bucket_of(a, c, j) : 0) - first;
-				now[j] = j < c.n && (EVEN || bucket < n);
-				u32 row = m.number(now[j] && comes, bucket, c.t - t);
-				recv_row[j] = make_uint2(comes && row < row_limit(a, c.record[j].x - 1) ? row + 1 : 0, c.record[j].y);
-			}
-			if (m.all_buckets()) {
-				store_pairs(q.vectors(), (uint2 *)a.recv_rows + c.i, c.n, recv_row);
-				return;
-			}
-#pragma unroll
-			for (u32 j = 0; j < QUAD; j++) {
-				if (now[j]) ((uint2 *)a.recv_rows)[c.i + j] = recv_row[j];
-			}
+		for (u32 j = 0; j < QUAD; j++) {
+			if (now[j]) ((uint2 *)a.recv_rows)[c.i + j] = recv_row[j];
 		}
 	});
 }
 
-// MapBases gives the base of a map's bucket: of the map of this rank's columns, and of what arrives. Of the
-// columns, by which rows are not numbered the base is 0: token-major those of experts, else those of ranks.
+// MapBases gives the base of a map's bucket: of the map of this rank's columns, and of what arrives. Columns of ranks,
+// by which rows are not numbered, have the base 0.
 struct MapBases {
 	const u32 *own, *arrived;
-	u32 columns, n; // the first of the columns by which rows are numbered, and how many those are
+	u32 experts;
 
 	__device__ __forceinline__ MapBases(const RowMap &a, const Bases &bases)
-		: own(bases.own), arrived(bases.arrived), columns(TOKEN_MAJOR ? a.shape.experts : 0),
-		  n(TOKEN_MAJOR ? a.group.ranks : a.shape.experts) {}
+		: own(bases.own), arrived(bases.arrived), experts(a.shape.experts) {}
 
-	__device__ __forceinline__ u32 of_own(u32 column) const { return column - columns < n ? own[column - columns] : 0; }
+	__device__ __forceinline__ u32 of_own(u32 column) const { return column < experts ? own[column] : 0; }
 	__device__ __forceinline__ u32 of_arrived(u32 bucket) const { return arrived[bucket]; }
 };
 
@@ -157,22 +145,6 @@ __device__ __forceinline__ void assign_rows(const RowMap &a, const Operation &o,
 		assign_own(a, own, q, own_map, 0, 0, own_map.buckets);
 	else
 		assign_arrived(a, o, q, sources, arrived_map, 0, 0, arrived_map.buckets);
-}
-
-// clear_absent writes that nothing arrives of the tokens that a rank does not have, up to its capacity. All
-// threads of the block call it.
-__device__ __forceinline__ void clear_absent(const RowMap &a, const Sources &sources) {
-	u32 topk = a.shape.topk;
-#pragma unroll 1
-	for (u32 src = 0; src < a.group.ranks; src++) {
-		u32 tokens = sources.tokens[src], slot = src * a.shape.capacity;
-		if (tokens >= a.shape.capacity) continue;
-		Share rest(a.shape.capacity, a.blocks);
-		for (u32 i = max(tokens, rest.from) * topk + threadIdx.x; i < rest.to * topk; i += blockDim.x)
-			a.recv_rows[slot * topk + i] = {0, 0};
-		for (u32 t = max(tokens, rest.from) + threadIdx.x; TOKEN_MAJOR && t < rest.to; t += blockDim.x)
-			a.recv_tokens[slot + t] = 0;
-	}
 }
 
 } // namespace weft

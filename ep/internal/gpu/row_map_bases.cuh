@@ -1,11 +1,11 @@
-// Phase "base" of a row map: where the rows of a block's tokens begin, and what the routing says of the
-// rows that arrive here.
+// Phase "base" of a row map of rows by expert: where the rows of a block's tokens begin, and what the routing says of
+// the rows that arrive here.
 //
 // A block numbers the tokens of its share from 0. A row is that number plus a base:
 //
-//	base = first row of the expert's zone (0 token-major)
-//	     + what lower ranks send to that expert, or token-major to that rank   (totals)
-//	     + the source's lower blocks                                           (prefix)
+//	base = first row of the expert's zone
+//	     + what lower ranks send to that expert   (totals)
+//	     + the source's lower blocks              (prefix)
 //
 // There is a base for each column of this rank's tokens, and one for each bucket of what arrives. Both
 // ends of a selection compute the same row, from the same totals and the same prefix. Every block computes
@@ -19,13 +19,10 @@
 
 namespace weft {
 
-// NO_ROWS is the base of a masked rank's rows: no capacity reaches it.
-constexpr u32 NO_ROWS = 1u << 31;
-
 // Bases are the bases of a block, and what they are computed from.
 struct Bases {
-	u32 *own;	  // [experts], or token-major [ranks]: of this rank's tokens. First, the block's prefixes
-	u32 *arrived; // [ranks][local], or token-major [ranks]: of what arrives. First, what lower ranks send
+	u32 *own;	  // [experts]: of this rank's tokens. First, the block's prefixes
+	u32 *arrived; // [ranks][local]: of what arrives. First, what lower ranks send
 	u32 *sum;	  // [experts]: what all ranks send
 	u32 *prefix;  // as arrived: the prefix of the source's block of this number
 
@@ -38,8 +35,6 @@ struct Bases {
 		sum = arrived + n;
 	}
 };
-
-// ---- Rows by expert.
 
 // rows_kept is how many of n rows from the first of an expert's zone on the capacity has room for.
 __device__ __forceinline__ u32 rows_kept(const RowMap &a, u32 zone, u32 n) {
@@ -120,7 +115,7 @@ __device__ __forceinline__ void find_expert_bases(const RowMap &a, const Operati
 		// This rank has as many buckets of what arrives as there are experts: the thread also waits for the
 		// prefix of bucket e.
 		u32 from = rank_of(a.shape, e), sum = 0, own = 0;
-		const char *p = o.own + prefix_at(a, o, from, e - from * local);
+		const char *p = o.own + share_at(a, o, from, blockIdx.x, e - from * local);
 		u64 prefix = load_relaxed_sys_u64(p);
 		each_total(a, o, w, e, [&](u32 src, u32 n) {
 			if (src < a.group.rank) own += n;
@@ -136,44 +131,6 @@ __device__ __forceinline__ void find_expert_bases(const RowMap &a, const Operati
 		place_zones(a, o, d, bases, r, threadIdx.x & 31);
 }
 
-// ---- Rows by token.
-
-// find_token_bases is for token-major rows. Some warps find the bases of this rank's tokens, a rank a
-// thread, others at the same time those of what arrives. All threads of the block call it.
-__device__ __forceinline__ void find_token_bases(const RowMap &a, const Operation &o, Wait &w, const Described &d,
-												 const Bases &bases) {
-	u32 experts = a.shape.experts, ranks = a.group.ranks, rank = a.group.rank, lines = (ranks + 31) & ~31u;
-	bool first = blockIdx.x == 0;
-	for (u32 i = threadIdx.x; i < 2 * lines; i += blockDim.x) {
-		bool arrives = i >= lines;
-		u32 r = arrives ? i - lines : i, sum = 0, before = 0; // before: of the lower ranks
-		if (r >= ranks) continue;
-		const char *p = o.own + prefix_at(a, o, r, 0);
-		u64 seen = arrives ? load_relaxed_sys_u64(p) : 0;
-		each_total(a, o, w, experts + (arrives ? rank : r), [&](u32 src, u32 n) {
-			if (src < (arrives ? r : rank)) before += n;
-			sum += n;
-		});
-		if (arrives) {
-			bases.arrived[r] = before + (holds(o.mask, r) ? 0 : count_of_word(a, o, w, r, p, seen));
-			continue;
-		}
-		bases.own[r] += holds(o.mask, r) ? NO_ROWS : before;
-		if (!first) continue;
-		d.wanted[r] = (int)(holds(o.mask, r) ? 0 : sum);
-		d.over[r] = -1;
-		d.excess[r] = 0;
-		if (r == rank) *d.rows = (int)min(sum, a.rows);
-	}
-	// The last warps, which had nothing to do, describe the experts.
-	for (u32 le = blockDim.x - 1 - threadIdx.x; first && le < a.shape.local; le += blockDim.x) {
-		u32 sum = 0;
-		each_total(a, o, w, rank * a.shape.local + le, [&](u32, u32 n) { sum += n; });
-		d.counts[le] = d.demand[le] = d.padded[le] = (int)sum;
-		d.offsets[le] = 0;
-	}
-}
-
 // find_bases computes the block's bases, and block 0 describes what arrives. If a wait gave up, w.over
 // says so on its thread. All threads of the block call it.
 __device__ __forceinline__ void find_bases(const RowMap &a, const Operation &o, Wait &w, const Sources &sources,
@@ -185,10 +142,7 @@ __device__ __forceinline__ void find_bases(const RowMap &a, const Operation &o, 
 		d.from_source[src] = (int)await_count(a, o, w, src, total_at(a, o, src, a.shape.experts + a.group.rank));
 	}
 	if (blockIdx.x == 0 && threadIdx.x == 0) *d.routing = (u32)o.epoch;
-	if constexpr (TOKEN_MAJOR)
-		find_token_bases(a, o, w, d, bases);
-	else
-		find_expert_bases(a, o, w, d, bases);
+	find_expert_bases(a, o, w, d, bases);
 }
 
 } // namespace weft

@@ -31,12 +31,6 @@ struct Quads {
 	__device__ __forceinline__ bool vectors() const { return EVEN || fours; }
 
 	__device__ __forceinline__ u32 lanes() const { return 1u << width; }
-
-	// any_of_token says whether any lane of this lane's token votes. All lanes of the warp call it.
-	__device__ __forceinline__ bool any_of_token(bool vote) const {
-		u32 lane = threadIdx.x & 31;
-		return (__ballot_sync(0xFFFFFFFFu, vote) >> (lane & ~(lanes() - 1)) & ((1u << lanes()) - 1)) != 0;
-	}
 };
 
 // ---- A quad in memory: n words or pairs at p, or none. `none` stands for those that are not there.
@@ -162,6 +156,44 @@ struct OwnTokens {
 		}
 	}
 };
+
+// send_records stores a quad's records at every rank: local expert + 1 and weight, or zeros for an expert
+// of another rank.
+__device__ __forceinline__ void send_records(const RowMap &a, const Operation &o, const Windows &windows,
+											 const Quads &q, const Selections &c) {
+	u64 at = records_at(a, o) + (a.group.rank * a.shape.capacity * a.shape.topk + c.i) * (u64)sizeof(Pair);
+#pragma unroll 1
+	for (u32 i = 0; i < a.group.ranks; i++) {
+		u32 r = next_rank(a.group, i), first = r * a.shape.local;
+		char *to = windows.of(r) + at;
+		if (holds(o.mask, r)) continue;
+		uint2 record[QUAD];
+#pragma unroll
+		for (u32 j = 0; j < QUAD; j++)
+			record[j] = c.e[j] - 1 - first < a.shape.local ? make_uint2(c.e[j] - first, c.weight[j]) : make_uint2(0, 0);
+		store_pairs(q.vectors(), (uint2 *)to, c.n, record);
+	}
+}
+
+// each_rank_line calls f(r, tokens) for every 32 ranks from r on: which of 32 tokens, of which the one at `at` is this
+// lane's, go to rank r + lane. A bit stands for a token. rank has the ranks of the lane's quad, MAX_RANKS for none. The
+// tokens of a warp are of the same 32, and most of them go to the same ranks. All lanes of a warp call it.
+template <class F>
+__device__ __forceinline__ void each_rank_line(const RowMap &a, const u32 (&rank)[QUAD], u32 at, F f) {
+	u32 lane = threadIdx.x & 31;
+#pragma unroll 1
+	for (u32 r = 0; r < a.group.ranks; r += 32) {
+		u32 set = 0, tokens = 0;
+#pragma unroll
+		for (u32 j = 0; j < QUAD; j++) set |= rank[j] - r < 32 ? 1u << (rank[j] - r) : 0;
+#pragma unroll 1
+		for (u32 i = 0; i < min(32u, a.group.ranks - r); i++) {
+			u32 bits = __reduce_or_sync(0xFFFFFFFFu, (set >> i & 1) << at % 32);
+			if (lane == i) tokens = bits;
+		}
+		f(r, tokens);
+	}
+}
 
 // leaders finds the first valid selection of a token at each rank. It gives a bit for each selection of
 // the lane's quad. All lanes of a warp call it.

@@ -1,0 +1,239 @@
+// The row map of token-major rows: a token has one row at each rank that it goes to.
+//
+// A TokenMap has, for each rank, a bit for each token of the block's share: the token goes there. A block tells
+// every rank what follows from its bits, in counts that are their own flags (share_at of row_map.cuh):
+//
+//	the tokens of the block for each rank, to every rank
+//	the selections of each expert, and the bits themselves, to the rank concerned
+//
+// So each block of each rank adds up by itself what lower ranks and lower blocks have. Nothing passes from block
+// to block of one rank, and the row of every token is known before the records come:
+//
+//	row = lower ranks' tokens for the rank + the source's lower blocks' + lower set bits of the block's map
+//
+// Records, whose mark is awaited last, are then copied into the routing.
+#pragma once
+#include "row_map_arrived.cuh"
+
+namespace weft {
+
+// TokenMap is what a block counts. It stands in shared memory, or in global memory of the block's own if shared
+// memory has no room for it. Go: tokenMapBytes.
+struct TokenMap {
+	uint2 *own, *arrived; // [ranks][words]: bits of 32 tokens, and how many bits are set in the words before
+	u32 *experts;		  // [experts]: selections
+	u32 *own_bases;		  // [ranks]: the row of the block's first token at each rank
+	u32 *arrived_bases;	  // [ranks]: the row of the first token that comes from each rank's block
+
+	__device__ __forceinline__ TokenMap(const RowMap &a, char *shared) {
+		u32 n = a.group.ranks * a.words, size = 4 * n + 2 * a.group.ranks + ((a.shape.experts + 1) & ~1u);
+		own = (uint2 *)(EVEN || a.map_entries != 0 ? shared : (char *)(a.bases + (u64)blockIdx.x * size));
+		arrived = own + n;
+		experts = (u32 *)(arrived + n);
+		own_bases = experts + a.shape.experts;
+		arrived_bases = own_bases + a.group.ranks;
+	}
+
+	// clear empties what is counted. All threads of the block call it, and a barrier follows.
+	__device__ __forceinline__ void clear(const RowMap &a) const {
+		for (u32 i = threadIdx.x; i < a.group.ranks * a.words; i += blockDim.x) own[i].x = 0;
+		for (u32 i = threadIdx.x; i < a.shape.experts; i += blockDim.x) experts[i] = 0;
+	}
+};
+
+// row_of is the row of token t of a share, which comes, by the words of its rank.
+__device__ __forceinline__ u32 row_of(uint2 word, u32 base, u32 t) {
+	return base + word.y + __popc(word.x & ((1u << t % 32) - 1));
+}
+
+// number_words writes n words whose bits are bits_of(i), with the set bits before each. It returns how many are
+// set. A warp calls it.
+template <class F> __device__ __forceinline__ u32 number_words(uint2 *words, u32 n, F bits_of) {
+	u32 lane = threadIdx.x & 31, before = 0;
+#pragma unroll 1
+	for (u32 first = 0; first < n; first += 32) {
+		u32 i = first + lane, bits = i < n ? bits_of(i) : 0, set = __popc(bits), behind = set;
+		__syncwarp();
+#pragma unroll
+		for (u32 d = 1; d < 32; d *= 2) {
+			u32 left = __shfl_up_sync(0xFFFFFFFFu, behind, d);
+			if (lane >= d) behind += left;
+		}
+		if (i < n) words[i] = make_uint2(bits, before + behind - set);
+		before += __shfl_sync(0xFFFFFFFFu, behind, 31);
+	}
+	return before;
+}
+
+// count_tokens sends the records of the block's tokens, and counts them. All threads of the block call it.
+__device__ __forceinline__ void count_tokens(const RowMap &a, const Operation &o, const Windows &windows,
+											 const OwnTokens &own, const TokenMap &m) {
+	u32 lane = threadIdx.x & 31;
+	own.each(a, own.q, own.share.from, own.share.to, [&](const Selections &c) {
+		send_records(a, o, windows, own.q, c);
+		u32 rank[QUAD], at = c.t - own.share.from;
+#pragma unroll
+		for (u32 j = 0; j < QUAD; j++) {
+			rank[j] = c.e[j] != 0 ? c.rank(a, j) : MAX_RANKS;
+			if (c.e[j] != 0) atomicAdd(m.experts + c.e[j] - 1, 1u);
+		}
+		each_rank_line(a, rank, at, [&](u32 r, u32 tokens) {
+			if (tokens != 0) atomicOr(&m.own[(r + lane) * a.words + at / 32].x, tokens);
+		});
+	});
+}
+
+// send_shares tells the ranks what the block has counted. All threads of the block call it.
+__device__ __forceinline__ void send_shares(const RowMap &a, const Operation &o, const Windows &windows,
+											const TokenMap &m) {
+	u32 ranks = a.group.ranks, rank = a.group.rank, lane = threadIdx.x & 31, warps = blockDim.x / 32;
+#pragma unroll 1
+	for (u32 r = threadIdx.x / 32; r < ranks; r += warps) {
+		uint2 *words = m.own + r * a.words;
+		char *to = windows.of(r) + share_at(a, o, rank, blockIdx.x, ranks + a.shape.local);
+		bool here = !holds(o.mask, r);
+		u32 n = number_words(words, a.words, [&](u32 i) {
+			u32 bits = words[i].x;
+			if (here) store_relaxed_sys_u64(to + (u64)i * 8, o.epoch << 32 | bits);
+			return bits;
+		});
+#pragma unroll 1
+		for (u32 first = 0; first < ranks; first += 32) {
+			char *window = windows.each(first + lane);
+			if (first + lane < ranks && !holds(o.mask, first + lane))
+				store_relaxed_sys_u64(window + share_at(a, o, rank, blockIdx.x, r), o.epoch << 32 | n);
+		}
+	}
+#pragma unroll 1
+	for (u32 first = threadIdx.x & ~31u; first < a.shape.experts; first += blockDim.x) {
+		u32 e = first + lane, r = e < a.shape.experts ? rank_of(a.shape, e) : 0;
+		char *window = windows.each(r);
+		if (e < a.shape.experts && !holds(o.mask, r))
+			store_relaxed_sys_u64(window + share_at(a, o, rank, blockIdx.x, ranks + e - r * a.shape.local),
+								  o.epoch << 32 | m.experts[e]);
+	}
+}
+
+// sum_shares waits for a count of all blocks, and calls f(source, all, lower) for each source in order: the sum of its
+// blocks, and of those below this one. A warp calls it.
+template <class F>
+__device__ __forceinline__ void sum_shares(const RowMap &a, const Operation &o, Wait &w, u32 column, F f) {
+	constexpr u32 FLIGHT = 4; // sources whose counts are read at once
+	u32 lane = threadIdx.x & 31, ranks = a.group.ranks;
+#pragma unroll 1
+	for (u32 src = 0; src < ranks; src += FLIGHT) {
+		u32 all[FLIGHT] = {}, lower[FLIGHT] = {};
+#pragma unroll 1
+		for (u32 first = 0; first < a.blocks; first += 32) {
+			u32 block = first + lane;
+			const char *p[FLIGHT];
+			u64 v[FLIGHT];
+#pragma unroll
+			for (u32 j = 0; j < FLIGHT; j++) {
+				bool there = block < a.blocks && src + j < ranks && !holds(o.mask, src + j);
+				p[j] = o.own + share_at(a, o, src + j, block, column);
+				v[j] = there ? load_relaxed_sys_u64(p[j]) : o.epoch << 32;
+			}
+#pragma unroll
+			for (u32 j = 0; j < FLIGHT; j++) {
+				u32 n = count_of_word(a, o, w, src + j, p[j], v[j]);
+				all[j] += n;
+				lower[j] += block < blockIdx.x ? n : 0;
+			}
+		}
+		__syncwarp();
+#pragma unroll
+		for (u32 j = 0; j < FLIGHT; j++) {
+			u32 sum = __reduce_add_sync(0xFFFFFFFFu, all[j]), before = __reduce_add_sync(0xFFFFFFFFu, lower[j]);
+			if (src + j < ranks) f(src + j, sum, before);
+		}
+	}
+}
+
+// find_token_rows waits for what all blocks have counted: the bases, and which tokens come. Block 0 describes what
+// comes, and the blocks share the local experts. If a wait gave up, w.over says so on its thread. All threads of the
+// block call it.
+__device__ __forceinline__ void find_token_rows(const RowMap &a, const Operation &o, Wait &w, const Sources &sources,
+												const TokenMap &m) {
+	Described d(a.described, a.shape.local, a.group.ranks);
+	u32 ranks = a.group.ranks, rank = a.group.rank, lane = threadIdx.x & 31;
+	bool first = blockIdx.x == 0;
+	// A warp has one after another: the tokens for a rank, those that come from a rank, a local expert.
+	u32 experts = blockIdx.x < a.shape.local ? (a.shape.local - blockIdx.x + a.blocks - 1) / a.blocks : 0;
+#pragma unroll 1
+	for (u32 i = threadIdx.x / 32; i < 2 * ranks + experts; i += blockDim.x / 32) {
+		if (i - ranks < ranks) {
+			u32 src = i - ranks;
+			number_words(m.arrived + src * a.words, a.words, [&](u32 word) {
+				return await_count(a, o, w, src, share_at(a, o, src, blockIdx.x, ranks + a.shape.local + word));
+			});
+			continue;
+		}
+		bool tokens = i < ranks; // else an expert
+		u32 le = blockIdx.x + (i - 2 * ranks) * a.blocks, sum = 0, base = 0;
+		sum_shares(a, o, w, tokens ? i : ranks + le, [&](u32 src, u32 all, u32 lower) {
+			base += src < rank ? all : src == rank ? lower : 0;
+			if (i == rank && lane == 0) {
+				m.arrived_bases[src] = sum + lower;
+				if (first) d.from_source[src] = (int)all;
+			}
+			sum += all;
+		});
+		if (lane != 0) continue;
+		if (!tokens) {
+			d.counts[le] = d.demand[le] = d.padded[le] = (int)sum;
+			d.offsets[le] = 0;
+			continue;
+		}
+		bool absent = holds(o.mask, i);
+		m.own_bases[i] = absent ? NO_ROWS : base;
+		if (!first) continue;
+		d.wanted[i] = absent ? 0 : (int)sum;
+		d.over[i] = -1;
+		d.excess[i] = 0;
+		if (i == rank) *d.rows = (int)min(sum, a.rows), *d.routing = (u32)o.epoch;
+	}
+	for (u32 src = threadIdx.x; first && src < ranks; src += blockDim.x) d.tokens[src] = (int)sources.tokens[src];
+}
+
+// assign_own_tokens gives this rank's selections their rows. All threads of the block call it.
+__device__ __forceinline__ void assign_own_tokens(const RowMap &a, const OwnTokens &own, const TokenMap &m) {
+	own.each(a, own.q, own.share.from, own.share.to, [&](const Selections &c) {
+		u32 rank[QUAD], dest[QUAD], t = c.t - own.share.from;
+		bool kept[QUAD]; // it has a row
+		uint2 home[QUAD];
+#pragma unroll
+		for (u32 j = 0; j < QUAD; j++) {
+			rank[j] = c.rank(a, j);
+			uint2 word = c.e[j] != 0 ? m.own[rank[j] * a.words + t / 32] : make_uint2(0, 0);
+			u32 row = row_of(word, m.own_bases[rank[j]], t);
+			kept[j] = c.e[j] != 0 && row < a.rows;
+			dest[j] = kept[j] ? row + 1 : 0;
+			home[j] = make_uint2((kept[j] ? c.e[j] : 0) | c.e[j] << 16, c.weight[j]);
+		}
+		u32 first_ones = leaders(a, own.q, kept, rank);
+#pragma unroll
+		for (u32 j = 0; j < QUAD; j++) dest[j] |= (first_ones >> j & 1) != 0 ? LEADER : 0;
+		store_words(own.q.vectors(), a.dest_rows + c.i, c.n, dest);
+		store_pairs(own.q.vectors(), (uint2 *)a.home + c.i, c.n, home);
+	});
+}
+
+// take_records gives the tokens that come their rows, and copies their records into the routing, without what has no
+// row. All threads of the block call it, after the marks.
+__device__ __forceinline__ void take_records(const RowMap &a, const Operation &o, const Quads &q,
+											 const Sources &sources, u32 most, const TokenMap &m) {
+	each_arrived<3>(a, o, q, sources, 0, most, [&](const ArrivedQuad &c) {
+		uint2 word = m.arrived[c.src * a.words + c.t / 32];
+		u32 row = row_of(word, m.arrived_bases[c.src], c.t);
+		bool kept = (word.x >> c.t % 32 & 1) != 0 && row < a.rows;
+		uint2 recv_row[QUAD];
+#pragma unroll
+		for (u32 j = 0; j < QUAD; j++) recv_row[j] = make_uint2(kept ? c.record[j].x : 0, c.record[j].y);
+		store_pairs(q.vectors(), (uint2 *)a.recv_rows + c.i, c.n, recv_row);
+		if (q.k == 0 && c.n != 0)
+			a.recv_tokens[c.src * a.shape.capacity + sources.shares[c.src].from + c.t] = kept ? row + 1 : 0;
+	});
+}
+
+} // namespace weft
