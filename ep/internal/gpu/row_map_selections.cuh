@@ -158,10 +158,31 @@ struct OwnTokens {
 };
 
 // send_records stores a quad's records at every rank: local expert + 1 and weight, or zeros for an expert
-// of another rank.
+// of another rank. All lanes of a warp call it. Where quads stand one behind another, the lanes of a pair have two
+// selections of each other's quads, so that each of their stores fills 32 bytes.
 __device__ __forceinline__ void send_records(const RowMap &a, const Operation &o, const Windows &windows,
 											 const Quads &q, const Selections &c) {
 	u64 at = records_at(a, o) + (a.group.rank * a.shape.capacity * a.shape.topk + c.i) * (u64)sizeof(Pair);
+	u32 e[QUAD], weight[QUAD], n = c.n, other = c.n; // n: whether the first two are there, other: the rest
+#pragma unroll
+	for (u32 j = 0; j < QUAD; j++) e[j] = c.e[j], weight[j] = c.weight[j];
+	if (EVEN) {
+		bool odd = (threadIdx.x & 1) != 0;
+		u32 theirs = __shfl_xor_sync(0xFFFFFFFFu, c.n, 1);
+		n = odd ? theirs : c.n;
+		other = odd ? c.n : theirs;
+		at -= odd ? 2 * sizeof(Pair) : 0; // two behind the even quad's first, which is 4 before this one's
+#pragma unroll
+		for (u32 j = 0; j < 2; j++) {
+			u32 expert = __shfl_xor_sync(0xFFFFFFFFu, odd ? e[j] : e[j + 2], 1);
+			u32 scale = __shfl_xor_sync(0xFFFFFFFFu, odd ? weight[j] : weight[j + 2], 1);
+			// An even lane keeps its first two, and gets the odd one's first two behind them.
+			if (odd)
+				e[j] = expert, weight[j] = scale;
+			else
+				e[j + 2] = expert, weight[j + 2] = scale;
+		}
+	}
 #pragma unroll 1
 	for (u32 i = 0; i < a.group.ranks; i++) {
 		u32 r = next_rank(a.group, i), first = r * a.shape.local;
@@ -170,7 +191,13 @@ __device__ __forceinline__ void send_records(const RowMap &a, const Operation &o
 		uint2 record[QUAD];
 #pragma unroll
 		for (u32 j = 0; j < QUAD; j++)
-			record[j] = c.e[j] - 1 - first < a.shape.local ? make_uint2(c.e[j] - first, c.weight[j]) : make_uint2(0, 0);
+			record[j] = e[j] - 1 - first < a.shape.local ? make_uint2(e[j] - first, weight[j]) : make_uint2(0, 0);
+		if (EVEN) {
+			if (n != 0) *(uint4 *)to = make_uint4(record[0].x, record[0].y, record[1].x, record[1].y);
+			if (other != 0)
+				*(uint4 *)(to + QUAD * sizeof(Pair)) = make_uint4(record[2].x, record[2].y, record[3].x, record[3].y);
+			continue;
+		}
 		store_pairs(q.vectors(), (uint2 *)to, c.n, record);
 	}
 }
