@@ -85,6 +85,24 @@ func TestRowsOnAnEmulatedMachine(t *testing.T) {
 	}
 }
 
+// GPUs without room for rows are measured as before, and refuse to move rows.
+func TestNoRoomForRows(t *testing.T) {
+	g := ranktest.Emulated(t, cudatest.Config{Devices: 2, Attributes: map[cuda.Attribute]int{
+		cuda.MultiprocessorCount: 2, cuda.SharedMemoryPerBlockOptIn: 99 << 10,
+	}}, emulate.Options{Limit: time.Minute})
+	o := Options{
+		SMs: []int{1}, Bytes: []int64{16}, Replays: 1, Timeout: 20 * time.Second, Cache: g.Kernels, patience: 1,
+		Movers: []Way{Engine},
+	}
+	if _, err := Measure(t.Context(), g.Contexts, o); err != nil {
+		t.Error(err)
+	}
+	o.Tokens = 1
+	if _, err := Measure(t.Context(), g.Contexts, o); !errors.Is(err, cuda.ErrUnsupported) {
+		t.Errorf("rows: %v", err)
+	}
+}
+
 // A wait of the device ends with its deadline, and says for whom it was. What goes before it has the same deadline, on
 // a machine that has more to do.
 func TestDeadlineOnAnEmulatedMachine(t *testing.T) {

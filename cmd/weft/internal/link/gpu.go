@@ -57,6 +57,7 @@ type gpu struct {
 	options   Options
 	sms       int  // that every GPU has
 	bulk      bool // all GPUs have bulk copies
+	rows      bool // and so much shared memory that rows can be moved, to so few GPUs
 	lane      *enginegpu.Lane
 	left      int64          // where the words for the host are in the lane's local memory
 	side      []*cuda.Stream // one for each peer: copies that run at once
@@ -124,13 +125,21 @@ var entries = map[string][]string{
 
 func (g *gpu) load(ctx context.Context, c *closer.Stack) error {
 	arch := g.Comm.Device().Arch()
-	all, err := timing.Gather(g.Team, g.Me, hasBulk(arch))
+	shared, err := g.Context.Device().Attribute(cuda.SharedMemoryPerBlockOptIn)
 	if err != nil {
 		return err
 	}
-	g.bulk = true
+	all, err := timing.Gather(g.Team, g.Me, [2]bool{hasBulk(arch), hasBulk(arch) && shared >= rowShared+rowOwnBytes})
+	if err != nil {
+		return err
+	}
+	g.bulk, g.rows = true, g.Ranks <= mostTargets
 	for _, has := range all {
-		g.bulk = g.bulk && has
+		g.bulk, g.rows = g.bulk && has[0], g.rows && has[1]
+	}
+	if g.options.Tokens > 0 && !g.rows {
+		return fmt.Errorf("%w: to move rows, each GPU needs bulk copies and %d KiB of shared memory, and there are at most "+
+			"%d GPUs: ask for no rows", cuda.ErrUnsupported, (rowShared+rowOwnBytes)>>10, mostTargets)
 	}
 	var sources []enginegpu.Source
 	for _, spec := range Kernels(arch) {
@@ -147,13 +156,11 @@ func (g *gpu) load(ctx context.Context, c *closer.Stack) error {
 			g.functions[source.Extern[k]] = f
 		}
 	}
-	rowShared := 0
-	for _, w := range rowWays {
-		rowShared = max(rowShared, w.warps*w.stages*w.chunk())
+	dynamic := map[string]int{"link_bulk_store": chunks * storeChunk, "link_bulk_load": chunks * loadChunk}
+	if g.rows {
+		dynamic["link_rows"] = rowShared
 	}
-	for name, bytes := range map[string]int{
-		"link_bulk_store": chunks * storeChunk, "link_bulk_load": chunks * loadChunk, "link_rows": rowShared,
-	} {
+	for name, bytes := range dynamic {
 		if f := g.functions[name]; f != nil {
 			if err := f.SetMaxDynamicShared(bytes); err != nil {
 				return err

@@ -61,6 +61,14 @@ var rowWays = []rowWay{
 // chunk is the bytes of a part, at most.
 func (w rowWay) chunk() int { return ((RowBytes+w.parts-1)/w.parts + 15) &^ 15 }
 
+// shared is the dynamic shared memory of a block.
+func (w rowWay) shared() int { return w.warps * w.stages * w.chunk() }
+
+// rowShared is what the way has that needs most of it. rowOwnBytes bounds the kernel's own.
+var rowShared = slices.MaxFunc(rowWays, func(a, b rowWay) int { return a.shared() - b.shared() }).shared()
+
+const rowOwnBytes = 1 << 10
+
 // rows is the kernel's argument: Rows of rows.cu.
 type rows struct {
 	X, To, Own    cuda.Pointer
@@ -120,9 +128,9 @@ func (w rowWay) lists(all [][]int, source, gpus int) (to, own []uint32) {
 	return to, own
 }
 
-// rowTrials are the ways on every number of SMs, if they were asked for and can be.
+// rowTrials are the ways on every number of SMs, if they were asked for.
 func (g *gpu) rowTrials() (all []trial) {
-	if g.options.Tokens == 0 || !g.bulk || g.Ranks > mostTargets {
+	if g.options.Tokens == 0 {
 		return nil
 	}
 	for _, w := range rowWays {
@@ -199,7 +207,7 @@ func (g *gpu) moveRows(ctx context.Context, w rowWay, tokens, sms int) (row Row,
 	if err := errors.Join(g.reset(ctx), g.fill(ctx, size, seed)); err != nil {
 		return row, err
 	}
-	move, err := g.part("link_rows", sms, rowThreads, w.warps*w.stages*w.chunk(), a, uint32(g.Me))
+	move, err := g.part("link_rows", sms, rowThreads, w.shared(), a, uint32(g.Me))
 	if err != nil {
 		return row, err
 	}
