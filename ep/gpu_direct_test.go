@@ -6,8 +6,12 @@ import (
 	"context"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/cudatest"
+	"github.com/weftgo/weft/cuda/cudatest/emulate"
 	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/eptest"
 )
@@ -52,6 +56,40 @@ func TestRowMapOnGPUs(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestTokenMapOnEmulatedGPUs prepares token-major rows with nearly as many experts as each GPU's shared memory has room
+// for, with more than that, and with more than this GPU's has.
+func TestTokenMapOnEmulatedGPUs(t *testing.T) {
+	if !emulate.Everything() || testing.Short() {
+		t.Skip("run by make test-all: WEFT_TEST_ALL=1")
+	}
+	const ranks = 2
+	m := emulatedAs(t, cudatest.Config{
+		Devices: ranks, Attributes: map[cuda.Attribute]int{cuda.SharedMemoryPerBlockOptIn: 64 << 10},
+	}, emulate.Options{Limit: 2 * time.Minute, Seed: 1, Tear: true})
+	for _, shape := range []struct{ experts, topk, tokens, blocks int }{
+		{11800, 4, 37, 2}, {12200, 4, 37, 2}, {16600, 4, 37, 2}, {16600, 3, 9, 3},
+	} {
+		t.Run(fmt.Sprintf("top-%d of %d", shape.topk, shape.experts), func(t *testing.T) {
+			s := sized(tokenRows, ranks)
+			s.Experts, s.TopK, s.MaxTokens, s.Hidden = shape.experts, shape.topk, shape.tokens, 8
+			s.Tuning.Dispatch.Blocks, s.SMs = shape.blocks, 0
+			pick := func(rank, token, k int) int32 { return int32((token*7919 + k*(s.Experts/s.TopK) + rank) % s.Experts) }
+			batches := []*eptest.Batch{
+				routed(s, 1, []int{s.MaxTokens, s.MaxTokens}, pick).Batch(),
+				routed(s, 2, []int{0, s.MaxTokens - 3}, pick).Batch(),
+			}
+			members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+				for i, b := range batches {
+					if err := r.batch(ctx, b); err != nil {
+						return fmt.Errorf("batch %d: %w", i, err)
+					}
+				}
+				return nil
+			})
+		})
+	}
 }
 
 // TestStageOrSlotsOnGPUs combines rows by expert whose homes read them where they are, and such

@@ -16,7 +16,7 @@ func TestDomainOnGPUs(t *testing.T) {
 		t.Skip("run by make test-all: WEFT_TEST_ALL=1")
 	}
 	const ranks = device.MaxRanks
-	for _, way := range []way{{"slots", valueRows}, {"direct", packedRows}} {
+	for _, way := range []way{{"slots", valueRows}, {"direct", packedRows}, {"token", tokenRows}} {
 		t.Run(way.name, func(t *testing.T) {
 			s := sized(way.spec, ranks)
 			s.Experts, s.MaxTokens, s.SMs = ranks, 2, 2

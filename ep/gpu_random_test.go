@@ -57,7 +57,7 @@ func drawSpec(rng *rand.Rand, ranks int) ep.Spec {
 			},
 		)
 		s.MaxTokens = drawn(rng, 1, 2, 8, 9, 31, 33, 40) // around what one warp has, and what kernels for few tokens have
-		s.Experts, s.TopK, s.Counts = 3*ranks, 1+rng.IntN(3), ep.DeviceCounts
+		s.Experts, s.TopK, s.Counts = 3*ranks, 1+rng.IntN(4), ep.DeviceCounts
 		s.SMs = ranks * (2 + rng.IntN(3)) // room for the two blocks that a rank has at least, also where all are on one GPU
 		s.Hidden = drawn(rng, 40, 128, 640)
 		if rng.IntN(2) == 0 {
@@ -195,7 +195,12 @@ func drawSteps(rng *rand.Rand, batches, n int) []step {
 }
 
 // perform takes the steps, and looks at what comes out of each.
-func (r *member) perform(ctx context.Context, batches []*eptest.Batch, steps []step) (err error) {
+func (r *member) perform(ctx context.Context, batches []*eptest.Batch, steps []step) error {
+	return r.performAfter(ctx, batches, steps, func() {})
+}
+
+// performAfter is perform that calls pause before each step.
+func (r *member) performAfter(ctx context.Context, batches []*eptest.Batch, steps []step, pause func()) (err error) {
 	rounds := make([]*eptest.Round, len(batches))
 	for i, b := range batches {
 		if rounds[i], err = b.Round(r.e, r.Comm, r.handle); err != nil {
@@ -203,6 +208,7 @@ func (r *member) perform(ctx context.Context, batches []*eptest.Batch, steps []s
 		}
 	}
 	for i, s := range steps {
+		pause()
 		if err := r.take(ctx, rounds[s.batch], s); err != nil {
 			return fmt.Errorf("step %d, %v: %w", i, s, err)
 		}
