@@ -67,6 +67,12 @@ func SetProfile(profile string, t *TuningTable) (undo func()) {
 	return func() { profiles = before }
 }
 
+// Told is where a rank stores what it tells another.
+type Told = gpu.Told
+
+// ToldBy gives the places in the window of rank `to` in which rank src's prepare of that number stores.
+func ToldBy(h *Handle, src, to int, epoch uint64) Told { return gpu.HookTold(h.engine, src, to, epoch) }
+
 // Idle reports whether no call of a handle is in progress.
 func Idle(h *Handle) bool { return h.base.Gate.Idle() }
 

@@ -5,6 +5,7 @@ package gpu
 import (
 	"encoding/binary"
 	"slices"
+	"unsafe"
 
 	"github.com/weftgo/weft/ep/spec"
 
@@ -83,6 +84,34 @@ func HookSoilRoutings(h spec.RowEngine) error {
 		}
 	}
 	return g.device.Context().Synchronize()
+}
+
+// Told is where a rank's prepare of token-major rows stores what it tells another: row_map.cuh.
+type Told struct {
+	Blocks, Words            int // blocks that have a share, and words of a block's bits
+	Opening, Tokens, Records unsafe.Pointer
+	Share                    func(block, i int) unsafe.Pointer
+	Mark                     func(block int) unsafe.Pointer
+}
+
+// HookTold gives the places in the window of rank `to` in which rank src's prepare of that number stores.
+func HookTold(h spec.RowEngine, src, to int, epoch uint64) Told {
+	g := h.(*handle)
+	k, s, grid := moverOf[*rowMap](g), &g.Geometry, g.grids[ofDispatch].blocks()
+	blocks, words, source := k.blocks(), k.words(), int(epoch&1)*s.Ranks+src
+	at := func(region int64, offset int) unsafe.Pointer {
+		return pointer(g.lane.Window().PeerPointer(to).Add(int(region) + offset))
+	}
+	return Told{
+		Blocks: blocks, Words: words,
+		Opening: at(k.openings, (int((epoch-1)%3)*s.Ranks+src)*device.OpeningBytes),
+		Tokens:  at(k.totals, source*8),
+		Records: at(k.records, source*s.Tokens*s.TopK*pairBytes),
+		Share: func(block, i int) unsafe.Pointer {
+			return at(k.shares, ((source*blocks+block)*(s.Ranks+s.Local+words)+i)*8)
+		},
+		Mark: func(block int) unsafe.Pointer { return at(k.marks, (src*grid+block)*4) },
+	}
 }
 
 // HookGrids are how many blocks of how many threads a handle's dispatches, combines and gradients have.
