@@ -12,6 +12,12 @@
 //	row = lower ranks' tokens for the rank + the source's lower blocks' + lower set bits of the block's map
 //
 // Records, whose mark is awaited last, are then copied into the routing.
+//
+// Ordering. Counts refer to no other memory, so they need no fence, and may overtake the records. A block tells all
+// that it has to tell before it awaits anything of peers, so a count that is missing is its sender's own delay. What is
+// told stands in one of two buffers: a source stores there again two operations later at the earliest. It has then
+// ended the operation between, for which each block of this rank has marked, and those began when this rank's prepare
+// had ended.
 #pragma once
 #include "row_map_arrived.cuh"
 
