@@ -4,16 +4,18 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/eptest"
 )
 
 // TestRanksAheadOnGPUs prepares in direct mode, again and again, on ranks that begin at unlike times: a rank is an
 // operation ahead of one, and behind another. What comes before is of another size, and so is what comes next: batches
-// with many tokens and with none, with all tokens for one expert and with none for any. A dispatch between two prepares
-// makes them use the same buffer, and without one they use both in turn.
+// with many tokens and with none, with all tokens for one expert and with none for any, and with more rows than there
+// is room for. A dispatch between two prepares makes them use the same buffer, and without one they use both in turn.
 func TestRanksAheadOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		ranks := m.times(3, 4)
@@ -26,8 +28,8 @@ func TestRanksAheadOnGPUs(t *testing.T) {
 					s := sized(way.spec, ranks)
 					s.TopK, s.Experts, s.MaxTokens, s.Capacity = shape.topk, 4*ranks, 100, 0
 					s.Hidden, s.Tuning.Dispatch.Blocks = 8, shape.blocks
-					if way.name == "packed" {
-						s.Capacity = 150 // of 300 selections and more
+					if way.name == "packed" || shape.topk == 3 {
+						s.Capacity, s.Overflow = 150, ep.OverflowDrop // of 300 rows and more
 					}
 					rng := rand.New(rand.NewPCG(uint64(shape.topk), 5))
 					var batches []*eptest.Batch
@@ -39,6 +41,7 @@ func TestRanksAheadOnGPUs(t *testing.T) {
 						pick := spread(s, rng.Uint64())
 						switch i {
 						case 2:
+							tokens = slices.Repeat([]int{s.MaxTokens}, ranks)
 							pick = func(_, _, k int) int32 { return -int32(min(k, 1)) } // expert 0 alone
 						case 4:
 							pick = func(_, _, _ int) int32 { return -1 }
