@@ -28,6 +28,7 @@ func TestRowMapOnGPUs(t *testing.T) {
 			{2, 2200, 3, 400, 1},
 			{3, 2400, 32, 40, 40},
 			{4, 256, 8, 70, 40},
+			{3, 48, 12, 91, 2},
 		} {
 			packed := sized(exactRows, shape.ranks)
 			packed.Layout = ep.ExpertPacked

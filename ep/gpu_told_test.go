@@ -25,7 +25,7 @@ func TestToldInAnyOrderOnEmulatedGPUs(t *testing.T) {
 	for i, shape := range []struct {
 		topk, blocks int
 		tokens       []int
-	}{{4, 3, []int{70, 100}}, {3, 2, []int{100, 99}}, {8, 1, []int{0, 65}}, {1, 3, []int{33, 0}}} {
+	}{{4, 3, []int{70, 100}}, {3, 2, []int{100, 99}}, {8, 1, []int{0, 65}}, {12, 2, []int{37, 41}}, {1, 3, []int{33, 0}}} {
 		t.Run(fmt.Sprintf("top-%d, %d blocks", shape.topk, shape.blocks), func(t *testing.T) {
 			s := sized(tokenRows, ranks)
 			s.TopK, s.Experts, s.MaxTokens, s.Tuning.Dispatch.Blocks = shape.topk, 8*ranks, 100, shape.blocks
