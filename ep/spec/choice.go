@@ -357,12 +357,19 @@ func (t *Choice) tuneCombine(s Spec, ranks int) {
 		t.CombineSenders = 8
 	case form == PartialSums:
 		t.CombineSenders = s.sumSenders(ranks, pieces, large)
-	case form == RankSums || !large:
-		// Few exact sums are here because all of them have a warp then, where half of the blocks would take two rounds.
+	case form == RankSums || !large && s.oneRound(pieces):
 		t.CombineSenders = copySenders
+	case !large:
+		t.CombineSenders = 8
 	default: // the more ranks, the less stays
 		t.CombineSenders = (19*(ranks-1) + ranks) / (2 * ranks)
 	}
+}
+
+// oneRound says that all pieces have a warp at once if a quarter of the blocks send, but not if half of them do.
+func (s Spec) oneRound(pieces int) bool {
+	warps := s.warpsAtOnce()
+	return 2*pieces > warps && 16*pieces <= (16-copySenders)*warps
 }
 
 // sumSenders is how many of 16 blocks send partial sums, 0 if all both send and sum. Of each token, senders read what
