@@ -25,7 +25,7 @@ func TestDraw(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, figure := range map[string]string{
-		"peers.svg": ">24.4<", "tokens.svg": "<title>128: 18.9 us</title>", "all-reduce.svg": "<title>1 MiB: 258 us</title>",
+		"peers.svg": ">24.4<", "tokens.svg": "<title>128: 18.3 us</title>", "all-reduce.svg": "<title>1 MiB: 258 us</title>",
 	} {
 		text, err := os.ReadFile(filepath.Join(dir, name))
 		if err != nil {
