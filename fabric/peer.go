@@ -389,9 +389,15 @@ func (p *Peer) Settle(ctx context.Context) error {
 	defer d.mu.Unlock()
 	w := wait{d: d, ctx: ctx}
 	defer w.end()
-	err := p.repeat(&w, op, func() error {
-		return p.request(op, func() request { return request{kind: requestMark} })
-	})
+	var err error
+	if p.raises() { // a signal of before may be missing there, which nobody has noticed yet
+		err = p.repeat(&w, op, func() error { return p.notice(op) })
+	}
+	if err == nil {
+		err = p.repeat(&w, op, func() error {
+			return p.request(op, func() request { return request{kind: requestMark} })
+		})
+	}
 	asked := p.asked
 	if err == nil {
 		err = p.await(&w, op, func() bool { return p.executed >= asked })
