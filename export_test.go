@@ -25,6 +25,12 @@ func WithDriver(d *cuda.Driver, err error) Option {
 	return func(o *config) { o.driver = func() (*cuda.Driver, error) { return d, err } }
 }
 
+// Card is what ranks of other hosts write into this rank's part by.
+func (w *Window) Card() []byte { return w.region.Card() }
+
+// Retired is how many aliases of windows are kept for what may come.
+func (c *Comm) Retired() int { return len(c.reach.retired) }
+
 var Loggers = loggers
 
 var OnHost = WithHostID

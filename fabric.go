@@ -1,6 +1,7 @@
 package weft
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -34,12 +35,14 @@ type reach struct {
 	signal int            // the next that is free
 	staged sync.Once      // it was said that windows of GPUs are
 
-	renewals uint64 // of regions, in which this rank took part
-	begun    bool   // one that has not ended
-	retired  []*shm.Alias
-	others   map[uint64]Renewable // objects with regions of their own
-	number   uint64               // of the next of them
-	cut      RankSet              // lost ranks whose connections ended at one of them
+	renewed uint64 // the generation in which regions were last renewed
+	begun   bool   // a renewal has not ended
+	retired []*shm.Alias
+	others  map[uint64]Renewable // objects with regions of their own
+	number  uint64               // of the next of them
+	cut     RankSet              // masked ranks to which SetMask has ended the connections
+	void    RankSet              // masked ranks that have none of the present keys
+	apart   RankSet              // ranks that some SetMask has left out since the last one that has succeeded here
 }
 
 // spans says whether there are ranks on other hosts.
@@ -123,8 +126,10 @@ func (c *Comm) register(ctx context.Context, w *Window) (*fabric.Region, error) 
 	return w.region, c.grant(d, w)
 }
 
-// grant lets peers write into a window's memory, on the host by an alias: what is still on its way when that is over
-// must not land in the memory, and not every provider can stop it. Memory of a GPU, and what stages it, has no alias.
+// grant lets peers write into a window's memory, and this rank write from it, on the host by aliases: what is still on
+// its way when that is over must not land in the memory, and not every provider can stop it. What this rank writes
+// comes from another alias, and another region, which stay: some of it may still be on its way to a rank that was left
+// out alive. Memory of a GPU, and what stages it, has no alias.
 func (c *Comm) grant(d *fabric.Domain, w *Window) (err error) {
 	switch {
 	case w.staging != nil:
@@ -134,31 +139,79 @@ func (c *Comm) grant(d *fabric.Domain, w *Window) (err error) {
 		w.region, err = c.registerDevice(d, w)
 		return err
 	}
-	if w.alias, err = w.regions[c.rank].Alias(); err != nil {
-		return err
+	file := w.regions[c.rank]
+	if w.source == nil {
+		if w.sourceAlias, w.source, err = c.registerAlias(d, file, w.size); err != nil {
+			return err
+		}
 	}
-	if w.region, err = d.Register(w.alias.Bytes(), uint32(c.control.Generation())); err != nil {
-		err = errors.Join(err, w.alias.Close())
-		w.alias = nil
-	}
+	w.alias, w.region, err = c.registerAlias(d, file, w.size)
 	return err
 }
 
-// revoke ends that. The alias stays as long as someone may write to it, which is where no reader is.
-func (w *Window) revoke(late bool) error {
+func (c *Comm) registerAlias(d *fabric.Domain, file *shm.Region, size int) (*shm.Alias, *fabric.Region, error) {
+	a, err := file.Alias()
+	if err != nil {
+		return nil, nil, err
+	}
+	r, err := d.Register(a.Bytes()[:size:size], uint32(c.control.Generation()))
+	if err != nil {
+		return nil, nil, errors.Join(err, a.Close())
+	}
+	return a, r, nil
+}
+
+// renew gives a window that ranks of other hosts reach a new key, and on the host other memory: what may be late by the
+// old one must not land. It returns the card, or nil if there is none.
+func (w *Window) renew(late bool) (card []byte, err error) {
+	w.grants.Lock()
+	defer w.grants.Unlock()
+	if w.remotes == nil || w.size == 0 || w.closed {
+		return nil, nil
+	}
 	region, alias := w.region, w.alias
 	w.region, w.alias = nil, nil
+	if err := w.comm.reach.unregister(region, alias, late); err != nil {
+		return nil, err
+	}
+	if err := w.comm.grant(w.comm.reach.domain, w); err != nil {
+		return nil, err
+	}
+	return w.region.Card(), nil
+}
+
+// stays says whether the window is memory that renew cannot move.
+func (w *Window) stays() bool {
+	w.grants.Lock()
+	defer w.grants.Unlock()
+	return w.region != nil && w.alias == nil
+}
+
+// revoke ends that ranks of other hosts reach the window, before its memory is used anew.
+func (w *Window) revoke() error {
+	w.grants.Lock()
+	defer w.grants.Unlock()
+	w.closed = true
+	if w.region == nil && w.source == nil {
+		return nil
+	}
+	r, late := &w.comm.reach, w.comm.late()
+	return errors.Join(r.unregister(w.region, w.alias, late), r.unregister(w.source, w.sourceAlias, late))
+}
+
+// unregister ends what registerAlias began. If something may be late the alias stays, with memory in it that nobody
+// reads, until SetMask finds that all has landed, or the domain ends.
+func (r *reach) unregister(region *fabric.Region, alias *shm.Alias, late bool) error {
 	if region == nil {
 		return nil
 	}
 	err := region.Close()
-	if alias == nil {
+	switch {
+	case alias == nil:
 		return err
-	}
-	if !late {
+	case !late:
 		return errors.Join(err, alias.Close())
 	}
-	r := &w.comm.reach
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.retired = append(r.retired, alias)
@@ -258,23 +311,33 @@ func (r *reach) rest(limit time.Duration, masked func(int) bool) {
 
 func (r *reach) close() error {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.domain == nil {
+	d := r.domain
+	r.mu.Unlock()
+	if d == nil {
 		return nil
 	}
-	errs := []error{r.domain.Close()}
-	for _, a := range r.retired {
-		errs = append(errs, a.Close())
-	}
-	r.retired = nil
-	return errors.Join(errs...)
+	return errors.Join(d.Close(), r.forget())
 }
 
-// late says whether a rank may have something on its way that nobody waits for.
-func (r *reach) late() bool {
+// late says whether something may be on its way that nobody waits for: from or to a rank that is lost, to one that is
+// left out, or any until SetMask has dealt with a failure.
+func (c *Comm) late() bool {
+	c.closing.RLock()
+	failed := c.closed.Load() || c.control.Failed()
+	c.closing.RUnlock()
+	if failed {
+		return true
+	}
+	r := &c.reach
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return slices.ContainsFunc(r.peers, func(p *fabric.Peer) bool { return p != nil && p.Err() != nil })
+	return slices.ContainsFunc(r.peers, func(p *fabric.Peer) bool {
+		if p == nil {
+			return false
+		}
+		landed, err := p.Flushed(p.Mark())
+		return err != nil || !landed
+	})
 }
 
 // Spans says whether the communicator has ranks on several hosts.
@@ -340,7 +403,8 @@ type Renewable interface {
 	// Settle posts nothing from now on, and returns when what was posted has landed, but for ranks that are lost, and
 	// for those that are left out, which may be silent.
 	Settle(ctx context.Context, out func(rank int) bool) error
-	// Renew ends connections to ranks that are gone, and gives all regions new keys. It returns their cards.
+	// Renew ends connections to ranks that are gone, alive or not, and to those that were left out before and are taken
+	// back, and gives all regions new keys. It returns their cards.
 	Renew(gone func(rank int) bool, epoch uint32) (cards [][]byte, err error)
 	// Take takes note of a card of another rank.
 	Take(rank int, card []byte) error
@@ -399,8 +463,9 @@ func (o Operations) Unreachable(op string, rank int, why error) error {
 	return &PeerError{Rank: rank, Op: op, Err: why}
 }
 
-// Region is this rank's part as ranks of other hosts reach it; nil on one host, and for a window of no bytes.
-func (w *Window) Region() *fabric.Region { return w.region }
+// Region is this rank's part as this rank writes from it to ranks of other hosts; nil on one host, and for a window of
+// no bytes. Its key is no other rank's.
+func (w *Window) Region() *fabric.Region { return cmp.Or(w.source, w.region) }
 
 // Remote is the part of a rank of another host as this rank's [Operations.FabricPeer] reaches it. It is the zero
 // Remote, of no bytes, for ranks of this host and those that were masked when the window was made.

@@ -20,6 +20,11 @@ import (
 // A rank that is left out alive gets an error that wraps [ErrMasked] from its operations, until it and the others call
 // SetMask without it in the set.
 //
+// Once SetMask returns, nothing that a rank of another host that is left out writes, then or before, lands in memory of
+// windows or port services. Such a write ends that rank's connection, and it cannot be taken back: a SetMask without it
+// in the set then returns an error that names it and wraps [ErrDied], on all ranks. Port services with channels to a
+// rank that is taken back are made anew.
+//
 // A job never becomes two. Of ranks that leave each other out, one side goes on:
 //
 //   - A side that none of the present members belongs to is refused with [ErrMasked] while a member

@@ -38,9 +38,13 @@ type Window struct {
 
 	staging *cuda.HostMemory // on a GPU: what other hosts reach in place of the segment; nil: they reach that, or none is
 
-	region  *fabric.Region  // of this rank's segment, where there are other hosts
-	alias   *shm.Alias      // the memory of that
-	remotes []fabric.Remote // by rank: segments on other hosts
+	grants      sync.Mutex     // around what SetMask and Close change:
+	region      *fabric.Region // of this rank's segment, where there are other hosts
+	alias       *shm.Alias     // the memory of that
+	source      *fabric.Region // of the same, that this rank writes from; nil: region is
+	sourceAlias *shm.Alias
+	closed      bool
+	remotes     []fabric.Remote // by rank: segments on other hosts
 
 	once sync.Once
 	err  error
@@ -371,10 +375,10 @@ func (w *Window) Close() error {
 func (w *Window) release() error {
 	w.once.Do(func() {
 		var errs []error
-		if w.region != nil { // before its memory is used anew
+		if w.remotes != nil && w.size > 0 {
 			w.comm.reach.rest(w.comm.control.Waiter.Timeout, w.comm.Masked)
-			errs = append(errs, w.revoke(w.comm.reach.late()))
 		}
+		errs = append(errs, w.revoke())
 		for _, r := range w.regions {
 			if r != nil {
 				errs = append(errs, r.Release())

@@ -230,3 +230,132 @@ func TestRegionsOfTheGone(t *testing.T) {
 		}
 	}
 }
+
+// TestRegionsOfTheLate: a rank that is alive, and left out, has a write underway, and writes on by the keys that it
+// knows. Nothing of it lands. The others go on, and are told that it is lost when they would take it back.
+func TestRegionsOfTheLate(t *testing.T) {
+	const size, late = 1 << 12, 2
+	for _, class := range fabrictest.Classes() {
+		for seed := range uint64(4) {
+			t.Run(fmt.Sprint(class.Name, seed), func(t *testing.T) {
+				network := fabrictest.New(class, seed)
+				group := joinHosts(t, []string{"a", "b", "c"}, weft.WithFabric(network.Open))
+				windows := make([]*weft.Window, len(group))
+				must(t, group, func(c *weft.Comm) (err error) {
+					windows[c.Rank()], err = c.Alloc(testContext(t), size)
+					return err
+				})
+				own := windows[late]
+				for i := range own.Bytes() {
+					own.Bytes()[i] = 0xaa
+				}
+				flood := func() {
+					for r := range late {
+						p := group[late].Operations().FabricPeer(r)
+						if err := p.Write(testContext(t), own.Remote(r), 0, own.Region(), 0, size); err != nil {
+							t.Log("it writes: ", err)
+						}
+					}
+				}
+				network.Cut(0, late)
+				network.Cut(1, late)
+				flood()
+				rest := group[:late]
+				must(t, rest, func(c *weft.Comm) error {
+					if err := c.SetMask(testContext(t), late); err != nil {
+						return err
+					}
+					clear(windows[c.Rank()].Bytes()) // it is used anew
+					return c.Operations().VerifySame(testContext(t), "test", "cleared", nil)
+				})
+				network.Heal(0, late)
+				network.Heal(1, late)
+				flood()
+				writes := func(c *weft.Comm) error {
+					w, other := windows[c.Rank()], 1-c.Rank()
+					p := c.Operations().FabricPeer(other)
+					for i := range 50 {
+						w.Bytes()[0] = byte(i)
+						if err := errors.Join(p.Write(testContext(t), w.Remote(other), 8, w.Region(), 0, 1),
+							p.Settle(testContext(t))); err != nil {
+							return err
+						}
+					}
+					return c.Operations().VerifySame(testContext(t), "test", "written", nil)
+				}
+				must(t, rest, writes)
+				for r, err := range each(group, func(c *weft.Comm) error { return c.SetMask(testContext(t)) }) {
+					failed, ok := errors.AsType[*weft.PeerError](err)
+					if !ok || failed.Rank != late || !errors.Is(err, weft.ErrDied) || group[r].Err() == nil {
+						t.Errorf("rank %d takes back what is lost: %v; %v", r, err, group[r].Err())
+					}
+				}
+				must(t, rest, func(c *weft.Comm) error { return c.SetMask(testContext(t), late) })
+				must(t, rest, writes)
+				for r := range late {
+					if i := bytes.IndexByte(windows[r].Bytes(), 0xaa); i >= 0 {
+						t.Errorf("rank %d: byte %d of the one that is left out has landed", r, i)
+					}
+					if got := windows[r].Bytes()[8]; got != 49 {
+						t.Errorf("rank %d: the other's last byte is %d", r, got)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestTakenBackBetweenHosts masks ranks that are alive: one, the same again, one more, and then none. Who wrote nothing
+// meanwhile writes by new keys, which all have, and into windows of before. Keys change when a rank is left out that
+// has them, and when one is taken back.
+func TestTakenBackBetweenHosts(t *testing.T) {
+	const part = 1000
+	for _, class := range fabrictest.Classes() {
+		t.Run(class.Name, func(t *testing.T) {
+			network := fabrictest.New(class, uint64(time.Now().UnixNano()))
+			group := joinHosts(t, []string{"a", "b", "a", "c"}, weft.WithFabric(network.Open))
+			windows, signals := make([]*weft.Window, len(group)), uint64(0)
+			must(t, group, func(c *weft.Comm) (err error) {
+				windows[c.Rank()], err = c.Alloc(testContext(t), 4*part)
+				return err
+			})
+			for range 2 {
+				for _, step := range []struct {
+					masked []int
+					renews bool
+				}{{[]int{3}, true}, {[]int{3}, false}, {[]int{1, 3}, true}, {[]int{1, 3}, false}, {[]int{3}, true}, {nil, true}} {
+					old, out := windows[1].Remote(0), weft.RankSet{}
+					for _, r := range step.masked {
+						out = out.With(r)
+					}
+					var rest []*weft.Comm
+					for r, c := range group {
+						if !out.Has(r) {
+							rest = append(rest, c)
+						}
+					}
+					own := windows[0].Card()
+					must(t, rest, func(c *weft.Comm) error { return c.SetMask(testContext(t), step.masked...) })
+					if renewed := !bytes.Equal(windows[0].Card(), own); renewed != step.renews {
+						t.Errorf("without %v: keys are new: %t", step.masked, renewed)
+					}
+					if known := windows[1].Remote(0) == old; known != (out.Has(1) || !step.renews) {
+						t.Errorf("without %v: rank 1 knows the keys of before: %t", step.masked, known)
+					}
+				}
+				signals++
+				must(t, group, func(c *weft.Comm) error {
+					return writeToAll(testContext(t), c, windows[c.Rank()], part, signals)
+				})
+				for r, c := range group {
+					if n := c.Retired(); n > 0 {
+						t.Errorf("rank %d keeps %d aliases when all are back", r, n)
+					}
+				}
+			}
+			if err := network.Check(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

@@ -108,7 +108,9 @@ func (m *member) Do(r *processes.Rank, c processes.Command) (any, error) {
 		w, err := m.comm.Alloc(ctx, a.Bytes)
 		m.window = w
 		return nil, err
-	case "flood": // the windows of other hosts with ones
+	case "close window":
+		return nil, m.window.Close()
+	case "flood": // the windows of other hosts with ones, by writes of so many bytes
 		for i := range m.window.Bytes() {
 			m.window.Bytes()[i] = 1
 		}
@@ -117,8 +119,19 @@ func (m *member) Do(r *processes.Rank, c processes.Command) (any, error) {
 			if p == nil {
 				continue
 			}
-			if err := p.Write(ctx, to, 0, m.window.Region(), 0, to.Bytes()); err != nil {
-				return nil, err
+			for at := 0; at < to.Bytes(); at += a.Bytes {
+				if err := p.Write(ctx, to, at, m.window.Region(), at, min(a.Bytes, to.Bytes()-at)); err != nil {
+					return nil, err
+				}
+			}
+		}
+		return nil, nil
+	case "settle": // what this rank has written to others
+		for peer := range m.comm.Size() {
+			if p := m.comm.Operations().FabricPeer(peer); p != nil {
+				if err := p.Settle(ctx); err != nil {
+					return nil, err
+				}
 			}
 		}
 		return nil, nil

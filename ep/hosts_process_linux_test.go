@@ -94,3 +94,57 @@ func TestHostStop(t *testing.T) {
 		}
 	}
 }
+
+// TestHostTakenBack stops a rank of another host in an operation. The others leave it out at the deadline and go on. It
+// wakes, and all take it back: then all goes on as before. Where it was lost meanwhile all are told, and the others go
+// on.
+func TestHostTakenBack(t *testing.T) {
+	needLibfabric(t)
+	for i, op := range operations {
+		for j, phase := range phases(op) {
+			if os.Getenv("WEFT_TEST_ALL") == "" && (i+j)%4 != 2 {
+				continue
+			}
+			t.Run(op+"/"+phase, func(t *testing.T) {
+				t.Parallel()
+				takeBack(t, op, phase, (i+2)%crewSize)
+			})
+		}
+	}
+}
+
+func takeBack(t *testing.T, op, phase string, victim int) {
+	crew := startExchange(t, stopDeadlineOfHosts, "aabb")
+	all, alive := without(crewSize), without(crewSize, victim)
+	crew.Must(all, "begin", exchangeArgs{Seed: 1})
+	lose(crew, all, victim, op, phase, crew.Stop)
+	crew.Must(alive, "mask", exchangeArgs{Masked: []int{victim}})
+	crew.Must(alive, "rounds", exchangeArgs{Seed: 100, Masked: []int{victim}, Rounds: 3})
+	crew.Continue(victim)
+	switch phase {
+	case inside:
+		t.Log("its operation: ", crew.Answer(victim).Err)
+	case between:
+		t.Log("its operation: ", crew.Ask(victim, "go on", exchangeArgs{}).Err)
+	}
+	back := crew.All(all, "mask", exchangeArgs{})
+	if back[victim].Err == "" {
+		for r, a := range back {
+			if a.Err != "" {
+				t.Errorf("rank %d takes it back: %s", r, a.Err)
+			}
+		}
+		crew.Must(all, "rounds", exchangeArgs{Seed: 200, Rounds: 3})
+		crew.Must(all, "close", exchangeArgs{})
+		return
+	}
+	t.Log("it is lost: ", back[victim].Err)
+	for r, a := range back {
+		if a.Peer != victim || a.Cause != "died" {
+			t.Errorf("rank %d takes back what is lost: %q (%s, rank %d)", r, a.Err, a.Cause, a.Peer)
+		}
+	}
+	crew.Must(alive, "mask", exchangeArgs{Masked: []int{victim}})
+	crew.Must(alive, "rounds", exchangeArgs{Seed: 300, Masked: []int{victim}, Rounds: 3})
+	crew.Must(alive, "close", exchangeArgs{})
+}

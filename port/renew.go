@@ -3,6 +3,7 @@ package port
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 
@@ -47,6 +48,10 @@ func (x *Proxy) Settle(ctx context.Context, out func(rank int) bool) error {
 	return nil
 }
 
+// errLeftOut is why nothing goes to a rank any more that SetMask has left out. It could not move the memories away from
+// what such a rank has on its way, so it ended the connection, though the rank may be alive.
+var errLeftOut = fmt.Errorf("%w: SetMask has left the rank out: make the service anew", fabric.ErrClosed)
+
 // Renew ends the connections to ranks that are gone, and gives all memories new keys. It returns their cards.
 func (x *Proxy) Renew(gone func(rank int) bool, epoch uint32) (cards [][]byte, err error) {
 	x.mu.Lock()
@@ -57,6 +62,7 @@ func (x *Proxy) Renew(gone func(rank int) bool, epoch uint32) (cards [][]byte, e
 			continue
 		}
 		for _, r := range p.rails {
+			r.Fail(errLeftOut) // unless it has failed already
 			err = errors.Join(err, r.Close())
 		}
 		delete(x.peers, rank)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -106,6 +107,53 @@ func runAcross(t *testing.T, hosts string, open func(context.Context, fabric.Opt
 	})
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// TestHosts_takenBack masks a rank of another host that is well, and takes it back: plans run as before.
+func TestHosts_takenBack(t *testing.T) {
+	const hosts = "aabb"
+	last := len(hosts) - 1
+	for _, class := range fabrictest.Classes() {
+		t.Run(class.Name, func(t *testing.T) {
+			var files []*plan.File
+			for _, p := range programsAcross(hosts) {
+				files = append(files, build(t, p.Build()))
+			}
+			var masks sync.WaitGroup
+			masks.Add(last)
+			err := ranktest.Run(len(hosts), across(hosts, twin(t, class).Open), func(ctx context.Context, c *weft.Comm) error {
+				x, err := executor.New(ctx, c, executor.Options{})
+				if err != nil {
+					return err
+				}
+				run := func() error {
+					for i, f := range files {
+						if err := launches(ctx, c, x, f, weft.Int32, []where{inWindows, inNone, mixed}[i%3], 16, 4096); err != nil {
+							return fmt.Errorf("%s: %w", f.Name, err)
+						}
+					}
+					return nil
+				}
+				if err := run(); err != nil {
+					return err
+				}
+				if c.Rank() != last {
+					if err := c.SetMask(ctx, last); err != nil {
+						return err
+					}
+					masks.Done()
+				}
+				masks.Wait()
+				if err := c.SetMask(ctx); err != nil {
+					return err
+				}
+				return errors.Join(run(), x.Close())
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,14 +16,16 @@ import (
 	"github.com/weftgo/weft/port/service"
 )
 
-// TestLate: a rank is lost with puts on their way. When the others have masked it nothing more of it lands in their
-// memories, and they go on by the same channels, also to memories that they learned of before.
+// TestLate: a rank is lost with puts on their way, or is well and puts on. When the others have masked it nothing more
+// of it lands in their memories, and they go on by the same channels, also to memories that they learned of before. One
+// that is well is taken back; new services lead to it, and channels of before do not.
 func TestLate(t *testing.T) {
 	t.Setenv("WEFT_HEARTBEAT", "60s")
 	for _, class := range fabrictest.Classes() {
-		for seed := range uint64(4) {
+		for seed := range uint64(8) {
 			t.Run(fmt.Sprintf("%s/%d", class.Name, seed), func(t *testing.T) {
 				l := late{
+					well:    seed%2 > 0,
 					windows: fabrictest.New(class, 100+seed), network: fabrictest.New(class, seed),
 					cut: make(chan struct{}), over: make(chan struct{}),
 				}
@@ -40,6 +43,7 @@ func TestLate(t *testing.T) {
 }
 
 type late struct {
+	well             bool
 	windows, network *fabrictest.Network
 	cut, over        chan struct{}
 }
@@ -48,9 +52,13 @@ const lateRank = 2
 
 func (l *late) run(ctx context.Context, c *weft.Comm) (err error) {
 	me := c.Rank()
-	if me == 0 {
-		defer close(l.over)
+	var over sync.Once
+	end := func() {
+		if me == 0 {
+			over.Do(func() { close(l.over) })
+		}
 	}
+	defer end()
 	open := func(ctx context.Context, _ int, o fabric.Options) (*fabric.Domain, error) {
 		return l.network.Open(ctx, o)
 	}
@@ -81,9 +89,16 @@ func (l *late) run(ctx context.Context, c *weft.Comm) (err error) {
 		}
 	}
 	if me == lateRank {
-		return l.flood(ctx, to[0], memory)
+		if err := l.flood(ctx, to[0], memory); err != nil || !l.well {
+			return err
+		}
+		return l.back(ctx, c, to[0])
 	}
-	if me == 0 {
+	switch {
+	case me == 0 && l.well:
+		err = to[lateRank].Wait(ctx)
+		close(l.cut)
+	case me == 0:
 		if err := to[lateRank].Wait(ctx); err != nil {
 			return err
 		}
@@ -118,7 +133,38 @@ func (l *late) run(ctx context.Context, c *weft.Comm) (err error) {
 	if at := bytes.IndexByte(memory[len(memory)/2:], 0xFF); at >= 0 {
 		return fmt.Errorf("rank %d: byte %d of the lost rank has landed in memory that is used anew", me, len(memory)/2+at)
 	}
-	return nil
+	if end(); !l.well {
+		return nil
+	}
+	return l.back(ctx, c, to[lateRank])
+}
+
+// back takes the rank back that was well. old is a channel from before, of ranks 0 and 1 to that one.
+func (l *late) back(ctx context.Context, c *weft.Comm, old *service.Channel) (err error) {
+	if err := c.SetMask(ctx); err != nil {
+		return err
+	}
+	if err := old.Signal(ctx); !errors.Is(err, weft.ErrClosed) && !errors.Is(err, weft.ErrDied) {
+		return fmt.Errorf("rank %d: a channel of before: %w", c.Rank(), err)
+	}
+	s, err := service.New(ctx, c, service.Options{Open: func(ctx context.Context, _ int, o fabric.Options) (
+		*fabric.Domain, error,
+	) {
+		return l.windows.Open(ctx, o)
+	}})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	m, err := s.Register(ctx, make([]byte, slot))
+	if err != nil || c.Rank() == 1 {
+		return err
+	}
+	to, err := s.Connect(ctx, lateRank-c.Rank(), service.ChannelOptions{}, m, m)
+	if err != nil {
+		return err
+	}
+	return errors.Join(to.Signal(ctx), to.Wait(ctx))
 }
 
 // flood puts until the channel fails.
