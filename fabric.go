@@ -126,20 +126,24 @@ func (c *Comm) register(ctx context.Context, w *Window) (*fabric.Region, error) 
 	return w.region, c.grant(d, w)
 }
 
-// grant lets peers write into a window's memory, and this rank write from it, on the host by aliases: what is still on
-// its way when that is over must not land in the memory, and not every provider can stop it. What this rank writes
-// comes from another alias, and another region, which stay: some of it may still be on its way to a rank that was left
-// out alive. Memory of a GPU, and what stages it, has no alias.
+// grant lets peers write into a window's memory, and this rank write from it. On the host and in a memory file that
+// stages it goes by aliases: what is still on its way when it ends must not land in the memory, and not every provider
+// can stop it. What this rank writes comes from another alias, and another region, which stay: some of it may still be
+// on its way to a rank that was left out alive. Memory of a GPU has no alias, nor has memory of the driver's that
+// stages it.
 func (c *Comm) grant(d *fabric.Domain, w *Window) (err error) {
+	file := w.stagingFile
 	switch {
+	case file != nil:
 	case w.staging != nil:
 		w.region, err = d.Register(w.staging.Bytes(), uint32(c.control.Generation()))
 		return err
 	case w.mem == nil:
 		w.region, err = c.registerDevice(d, w)
 		return err
+	default:
+		file = w.regions[c.rank]
 	}
-	file := w.regions[c.rank]
 	if w.source == nil {
 		if w.sourceAlias, w.source, err = c.registerAlias(d, file, w.size); err != nil {
 			return err

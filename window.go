@@ -38,6 +38,8 @@ type Window struct {
 
 	staging *cuda.HostMemory // on a GPU: what other hosts reach in place of the segment; nil: they reach that, or none is
 
+	stagingFile *shm.Region // which has that; nil: it is the driver's
+
 	grants      sync.Mutex     // around what SetMask and Close change:
 	region      *fabric.Region // of this rank's segment, where there are other hosts
 	alias       *shm.Alias     // the memory of that

@@ -9,6 +9,7 @@ import (
 
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/fabric"
+	"github.com/weftgo/weft/internal/shm"
 )
 
 // reachDevice lets ranks of other hosts reach a window of a GPU: where the fabric takes the memory of all ranks, that
@@ -81,7 +82,8 @@ func (c *Comm) registerDevice(d *fabric.Domain, w *Window) (*fabric.Region, erro
 	return r, nil
 }
 
-// stageWindow gives a window its copy in memory of the host.
+// stageWindow gives a window its copy in memory of the host: in a memory file, of which the fabric has an alias, or
+// where the driver pins no such, in memory of the driver's.
 func (c *Comm) stageWindow(w *Window) error {
 	if w.region != nil {
 		err := w.region.Close()
@@ -93,6 +95,16 @@ func (c *Comm) stageWindow(w *Window) error {
 	if w.size == 0 {
 		return nil
 	}
+	if file, err := shm.Create("weft-staging", w.size, shm.Options{Populate: w.size <= populateLimit}); err == nil {
+		if m, err := c.device.context.RegisterHost(file.Bytes()[:w.size:w.size], cuda.HostOptions{}); err == nil {
+			w.staging, w.stagingFile = m, file
+			w.held = append([]io.Closer{m, releases{file}}, w.held...)
+			return nil
+		}
+		if err := file.Release(); err != nil {
+			return err
+		}
+	}
 	m, err := c.device.context.AllocHost(w.size, cuda.HostOptions{})
 	if err != nil {
 		return err
@@ -102,6 +114,11 @@ func (c *Comm) stageWindow(w *Window) error {
 	w.held = append([]io.Closer{m}, w.held...)
 	return nil
 }
+
+// releases closes a region by giving its reference back.
+type releases struct{ *shm.Region }
+
+func (r releases) Close() error { return r.Release() }
 
 // Staging is the copy of this rank's segment, in pinned memory of the host, that ranks of other hosts reach where
 // their network reaches no memory of GPUs. It is nil where it does, on all ranks, and on the host. What other hosts

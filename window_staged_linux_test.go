@@ -98,6 +98,59 @@ func TestGPUWindowsOfHosts(t *testing.T) {
 	}
 }
 
+// TestTakenBackBetweenGPUs masks a rank that is alive, and takes it back: all write into windows of before, whose
+// staging has moved. Where the driver pins no memory files that cannot move, and the rank is lost.
+func TestTakenBackBetweenGPUs(t *testing.T) {
+	const part, late = 1000, 3
+	for _, class := range []fabrictest.Class{fabrictest.TCP(), fabrictest.EFA()} {
+		for _, refused := range []bool{false, true} {
+			t.Run(fmt.Sprint(class.Name, refused), func(t *testing.T) {
+				network := fabrictest.New(class, 4)
+				g := ranktest.Fake(t, cudatest.Config{Devices: 4})
+				hosts := []string{"a", "b", "a", "c"}
+				t.Setenv("WEFT_HEARTBEAT", "60s")
+				group, err := ranktest.JoinEach(len(hosts), func(rank int) []weft.Option {
+					return append(g.Options(rank), weft.WithHostID(hosts[rank]), weft.WithFabric(network.Open))
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer func() {
+					if err := errors.Join(ranktest.Close(group), network.Check()); err != nil {
+						t.Error(err)
+					}
+				}()
+				for range hosts {
+					if refused {
+						g.Machine.Fail("cuMemHostRegister", 0, cuda.ErrNotSupported)
+					}
+				}
+				windows := make([]*weft.Window, len(group))
+				must(t, group, func(c *weft.Comm) (err error) {
+					windows[c.Rank()], err = c.Alloc(t.Context(), 4*part)
+					return err
+				})
+				write := func(c *weft.Comm) error { return writeGPUs(t.Context(), c, windows[c.Rank()], part, 1) }
+				must(t, group[:late], func(c *weft.Comm) error { return c.SetMask(t.Context(), late) })
+				errs := each(group, func(c *weft.Comm) error { return c.SetMask(t.Context()) })
+				if !refused {
+					if err := errors.Join(errs...); err != nil {
+						t.Fatal(err)
+					}
+					must(t, group, write)
+					return
+				}
+				for r, err := range errs {
+					if failed, ok := errors.AsType[*weft.PeerError](err); !ok || failed.Rank != late {
+						t.Errorf("rank %d: %v", r, err)
+					}
+				}
+				must(t, group[:late], func(c *weft.Comm) error { return c.SetMask(t.Context(), late) })
+			})
+		}
+	}
+}
+
 // lockedBuffer is a log that goroutines write.
 type lockedBuffer struct {
 	mu   sync.Mutex
