@@ -332,6 +332,9 @@ weft_status weft_interrupt(weft_comm comm);
  * of their operations is in progress. A job never splits in two: if ranks mask each other, one side continues (the
  * first to decide; else the larger, or of equal ones that with the lowest rank), and the others get WEFT_ERROR_MASKED.
  * A masked rank waits here, with a mask that does not contain the ranks that continue, until they take it back.
+ *
+ * Once it has returned, nothing that a masked rank of another host writes lands in windows or port memories. Such a
+ * write ends that rank's connection: it cannot be taken back, which every rank is told by WEFT_ERROR_DIED.
  */
 weft_status weft_comm_set_mask(weft_comm comm, const uint64_t *words, int n);
 
@@ -1136,10 +1139,12 @@ weft_status weft_executor_destroy(weft_executor executor);
  *
  * What is asked of a channel takes effect in that order, as far as the peer can tell: whoever has waited for a signal
  * sees all that was put and added before. Any thread may call any function of a channel at any time. A call is refused
- * before anything moves if it reaches outside of the memories. Calls wait at most until the communicator's deadline,
- * end by weft_comm_abort, and fail while the communicator has failed; after weft_comm_set_mask the channels between the
- * ranks that remain go on. WEFT_ERROR_DIED also says that the network has lost the peer. A call of a channel that
- * reaches the bound of weft_timeout_set aborts nothing, and may be made again.
+ * before anything moves if it reaches outside of the memories.
+ *
+ * Calls wait at most until the communicator's deadline, end by weft_comm_abort, and fail while the communicator has
+ * failed; after weft_comm_set_mask the channels between the ranks that remain go on. Those to a masked rank of another
+ * host end: once it is taken back, all create a new weft_port. WEFT_ERROR_DIED also says that the network has lost the
+ * peer. A call of a channel that reaches the bound of weft_timeout_set aborts nothing, and may be made again.
  */
 
 /* channels, spread and the number of sources are the same on every rank. */

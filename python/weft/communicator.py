@@ -259,6 +259,10 @@ class Communicator(Resource):
         never splits in two: if ranks mask each other, one side continues (the first to call; of two at once
         the larger, or of equal ones that with the lowest rank), and the others get :class:`weft.MaskedError`.
         A rank that was left out waits here to be taken back, without those that go on in its ``ranks``.
+
+        Once it has returned, nothing that a masked rank of another host writes lands in windows or port memories.
+        Such a write ends that rank's connection: taking it back then raises :class:`weft.DiedError` with its number on
+        every rank, and the others go on without it.
         """
         words = self._words()
         try:
