@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"runtime"
 	"sync/atomic"
 	"unsafe"
 
@@ -11,7 +12,7 @@ import (
 )
 
 // ControlSize is the number of bytes of a [Control].
-const ControlSize = 7 * Stride
+const ControlSize = 9 * Stride
 
 // Control is the part of a rank's shared memory that its peers may write, the abort word, and the wait
 // record, which peers read to find the rank that delays all others.
@@ -33,12 +34,69 @@ type Status struct {
 	beat     atomic.Uint64    // advances while the rank waits: a stopped process shows a wait that stands still
 	final    atomic.Uint32    // the wait has ended at its deadline, and nothing beats
 	message  atomic.Uint32    // 1: the wait is for a message
-	_        [Stride - 80]byte
+	of       atomic.Uint64    // see Record
+	number   atomic.Uint64
+	passer   atomic.Uint64
+	_        [Stride - 104]byte
 
 	// What there is to say of a fault that this rank reports: the cycle of ranks that wait for each
 	// other, or how the calls of two ranks differ.
-	words    [5*Stride/8 - 1]atomic.Uint64
-	messages atomic.Uint64 // 1: some wait of the cycle is for a message
+	words [5*Stride/8 - 1]atomic.Uint64
+	what  atomic.Uint64 // the words are of
+
+	said saidTable
+}
+
+// What words of a fault are of that blames no rank.
+const (
+	ofCycle    = iota // ranks that wait for each other
+	ofMessages        // the same, and some wait is for a message
+	ofUnknown         // a rank that waits for one of two others
+)
+
+// saidObjects is of how many objects a rank shows what it has said: of those of which it began to last.
+const saidObjects = 15
+
+// saidTable has how far a rank has said what others wait for, of some objects.
+type saidTable struct {
+	entries [saidObjects]said
+	lock    atomic.Uint64 // 1 while a goroutine of the rank writes
+	taken   atomic.Uint64 // how often an entry was taken for an object
+}
+
+// said is of one object, which is 0 while the entry goes over to another one.
+type said struct{ of, number atomic.Uint64 }
+
+// Said is how far the rank has said what others wait for of an object: see [Waiter.Say]. It is not known where the
+// rank has said something of more objects than it shows since.
+func (s *Status) Said(of uint64) (number uint64, known bool) {
+	for i := range s.said.entries {
+		if e := &s.said.entries[i]; e.of.Load() == of {
+			number = e.number.Load()
+			return number, e.of.Load() == of
+		}
+	}
+	return 0, s.said.taken.Load() <= saidObjects
+}
+
+// say notes how far the rank has said what others wait for of an object.
+func (s *Status) say(of, number uint64) {
+	t := &s.said
+	for !t.lock.CompareAndSwap(0, 1) {
+		runtime.Gosched()
+	}
+	defer t.lock.Store(0)
+	for i := range t.entries {
+		if e := &t.entries[i]; e.of.Load() == of {
+			e.number.Store(number)
+			return
+		}
+	}
+	e := &t.entries[t.taken.Load()%saidObjects]
+	t.taken.Add(1)
+	e.of.Store(0)
+	e.number.Store(number)
+	e.of.Store(of)
 }
 
 // PutText writes as much of a text as fits.
@@ -187,6 +245,12 @@ type Record struct {
 	Expected uint64
 	Seen     uint64
 	Message  bool // it is for a message from the peer, or until the peer takes one
+
+	// Of is not 0 where a third rank, the Passer, passes on what the peer says. The wait ends when the peer has said so
+	// much of an object with this number, which [Status.Said] tells, and the Passer has passed it on.
+	Of     uint64
+	Number uint64
+	Passer int
 }
 
 // String says it in a sentence.
@@ -210,7 +274,8 @@ func (r Record) What() string {
 func (s *Status) Record() Record {
 	return Record{
 		Op: Text(s.op[:]), Object: Text(s.object[:]), Peer: int(s.peer.Load()) - 1, Expected: s.expected.Load(),
-		Seen: s.seen.Load(), Message: s.message.Load() != 0,
+		Seen: s.seen.Load(), Message: s.message.Load() != 0, Of: s.of.Load(),
+		Number: s.number.Load(), Passer: int(s.passer.Load()),
 	}
 }
 
@@ -220,6 +285,9 @@ func (s *Status) setRecord(r Record) {
 	s.expected.Store(r.Expected)
 	s.seen.Store(r.Seen)
 	s.message.Store(uint32(oneIf(r.Message)))
+	s.of.Store(r.Of)
+	s.number.Store(r.Number)
+	s.passer.Store(uint64(r.Passer))
 	s.final.Store(0)
 	s.peer.Store(uint64(r.Peer) + 1)
 }

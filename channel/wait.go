@@ -141,12 +141,17 @@ func (s *Stopwatch) Look() time.Duration {
 func (w *Waiter) waitLong(ctx context.Context, c *Counter, want uint64, op string, peer int) error {
 	var watch Stopwatch
 	watch.Look()
-	w.record(op, peer, want, c.value.Load())
+	r := w.recordOf(op, peer, want, c.value.Load())
+	w.Own.setRecord(r)
 	defer w.Own.clearRecord()
+	look := func() error {
+		r.Seen = c.value.Load()
+		w.pulse(r)
+		return w.check(ctx, c, want, r, &watch)
+	}
 	for i := range max(0, w.Policy.Spin-briefSpins) {
 		if i%briefSpins == 0 {
-			w.pulse(op, peer, want, c.value.Load())
-			if err := w.check(ctx, c, want, op, peer, &watch); err != nil {
+			if err := look(); err != nil {
 				return err
 			}
 		}
@@ -166,16 +171,14 @@ func (w *Waiter) waitLong(ctx context.Context, c *Counter, want uint64, op strin
 		}
 		if i < w.Policy.Yield {
 			if i%16 == 0 {
-				w.pulse(op, peer, want, c.value.Load())
-				if err := w.check(ctx, c, want, op, peer, &watch); err != nil {
+				if err := look(); err != nil {
 					return err
 				}
 			}
 			w.yield()
 			continue
 		}
-		w.pulse(op, peer, want, c.value.Load())
-		if err := w.check(ctx, c, want, op, peer, &watch); err != nil {
+		if err := look(); err != nil {
 			return err
 		}
 		if w.Policy.Goroutines {
@@ -189,7 +192,7 @@ func (w *Waiter) waitLong(ctx context.Context, c *Counter, want uint64, op strin
 // Until returns when done reports true. It is [Waiter.Wait] for conditions without a wake-up:
 // instead of sleeping it looks again after ever longer naps.
 func (w *Waiter) Until(ctx context.Context, op string, peer int, done func() bool) error {
-	return w.until(ctx, op, peer, nil, time.Sleep, done)
+	return w.until(ctx, w.recordOf(op, peer, 1, 0), nil, time.Sleep, done)
 }
 
 // UntilWoken is Until for a condition that something else than time may wake a sleeper for: sleep returns then, or
@@ -197,16 +200,31 @@ func (w *Waiter) Until(ctx context.Context, op string, peer int, done func() boo
 func (w *Waiter) UntilWoken(ctx context.Context, op string, peer int, sleep func(most time.Duration),
 	done func() bool,
 ) error {
-	return w.until(ctx, op, peer, nil, sleep, done)
+	return w.until(ctx, w.recordOf(op, peer, 1, 0), nil, sleep, done)
 }
+
+// UntilPassed is UntilWoken for what the peer says, and a third rank passes on: up to a number, of an object that has a
+// number itself (see [Waiter.Say]). Either may be to blame. With an object 0 it is UntilWoken.
+func (w *Waiter) UntilPassed(ctx context.Context, op string, peer, passer int, of, number uint64,
+	sleep func(most time.Duration), done func() bool,
+) error {
+	r := w.recordOf(op, peer, 1, 0)
+	r.Of, r.Number, r.Passer = of, number, passer
+	return w.until(ctx, r, nil, sleep, done)
+}
+
+// Say shows the other ranks how far this one has said what they wait for of an object, whose number is not 0 and the
+// same on all of them: a number that only grows. Where a third rank passes it on, they see by that which of the two
+// holds them up.
+func (w *Waiter) Say(of, number uint64) { w.Own.say(of, number) }
 
 // UntilOwn is Until for something that this rank itself is to do meanwhile. At the deadline it is to blame, and what
 // says, in the errors of all ranks, what it waits for.
 func (w *Waiter) UntilOwn(ctx context.Context, op string, what func() string, done func() bool) error {
-	return w.until(ctx, op, w.Rank, what, time.Sleep, done)
+	return w.until(ctx, w.recordOf(op, w.Rank, 1, 0), what, time.Sleep, done)
 }
 
-func (w *Waiter) until(ctx context.Context, op string, peer int, own func() string, sleep func(time.Duration),
+func (w *Waiter) until(ctx context.Context, r Record, own func() string, sleep func(time.Duration),
 	done func() bool,
 ) error {
 	for range min(w.Policy.Spin, briefSpins) {
@@ -224,14 +242,14 @@ func (w *Waiter) until(ctx context.Context, op string, peer int, own func() stri
 	var watch Stopwatch
 	watch.Look()
 	var none Counter
-	w.record(op, peer, 1, 0)
+	w.Own.setRecord(r)
 	defer w.Own.clearRecord()
 	look := func() error {
-		w.pulse(op, peer, 1, 0)
+		w.pulse(r)
 		if own != nil { // others that reach their deadlines first find it, too
 			w.ShowWords(own())
 		}
-		err := w.check(ctx, &none, 1, op, peer, &watch)
+		err := w.check(ctx, &none, 1, r, &watch)
 		if errors.Is(err, ErrLeft) && done() { // values that a peer published before it left still count
 			return nil
 		}
@@ -253,7 +271,7 @@ func (w *Waiter) until(ctx context.Context, op string, peer int, own func() stri
 			if i < w.Policy.Yield {
 				return nil
 			}
-			return w.fault(op) // as in waitLong
+			return w.fault(r.Op) // as in waitLong
 		}
 		if i%16 == 0 || i >= w.Policy.Yield {
 			if err := look(); err != nil {
@@ -272,7 +290,7 @@ func (w *Waiter) until(ctx context.Context, op string, peer int, own func() stri
 // Waiter's. It is called again and again, until Hide.
 func (w *Waiter) Show(op string, peer int) {
 	if w.Own.peer.Load() != uint64(peer)+1 {
-		w.record(op, peer, 1, 0)
+		w.Own.setRecord(w.recordOf(op, peer, 1, 0))
 	}
 	w.Own.beat.Add(1)
 }
@@ -306,19 +324,15 @@ func (w *Waiter) ShowFinal(r Record) {
 // Hide removes the wait record.
 func (w *Waiter) Hide() { w.Own.clearRecord() }
 
-func (w *Waiter) record(op string, peer int, expected, seen uint64) {
-	w.Own.setRecord(w.recordOf(op, peer, expected, seen))
-}
-
 func (w *Waiter) recordOf(op string, peer int, expected, seen uint64) Record {
 	return Record{Op: op, Object: w.Object, Peer: peer, Expected: expected, Seen: seen, Message: w.Message}
 }
 
 // pulse shows the other ranks that this one waits and is awake. The record is empty when another
 // goroutine of this rank has ended a wait of its own.
-func (w *Waiter) pulse(op string, peer int, want, seen uint64) {
+func (w *Waiter) pulse(r Record) {
 	if w.Own.peer.Load() == 0 {
-		w.record(op, peer, want, seen)
+		w.Own.setRecord(r)
 	}
 	w.Own.beat.Add(1)
 }
@@ -338,7 +352,8 @@ func (w *Waiter) yield() {
 }
 
 // check runs between looks at the word, and finds a reason to end the wait.
-func (w *Waiter) check(ctx context.Context, c *Counter, want uint64, op string, peer int, watch *Stopwatch) error {
+func (w *Waiter) check(ctx context.Context, c *Counter, want uint64, r Record, watch *Stopwatch) error {
+	op, peer := r.Op, r.Peer
 	if err := w.fault(op); err != nil {
 		return err
 	}
@@ -352,7 +367,7 @@ func (w *Waiter) check(ctx context.Context, c *Counter, want uint64, op string, 
 	waited := watch.Look()
 	w.ReportWait(op, peer, watch)
 	if w.Timeout > 0 && waited > w.Timeout {
-		f := Fault{Cause: CauseTimeout, Rank: w.Culprit(w.recordOf(op, peer, 0, 0), 0), Reporter: w.Rank}
+		f := Fault{Cause: CauseTimeout, Rank: w.Culprit(r, 0), Reporter: w.Rank}
 		// Ranks reach their deadlines at about the same time. The peer may have reached its
 		// deadline while this rank followed the chain, and then looked idle. It reported the
 		// culprit before it stopped waiting.
@@ -390,12 +405,18 @@ func (w *Waiter) Err(f Fault, op string) error {
 		if w.Explain != nil {
 			goOn = w.Explain(f)
 		}
-		cycle := w.reported(f)
-		wayOut := "call everything in the same order on every rank"
-		if s := w.reporter(f); s != nil && s.messages.Load() != 0 {
-			wayOut += ", and messages that face each other in one batch"
+		what := uint64(ofCycle)
+		if s := w.reporter(f); s != nil {
+			what = s.what.Load()
 		}
-		err := fmt.Errorf("%w: ranks wait for each other: %s; %s; %s", ErrTimeout, cycle, wayOut, goOn)
+		how, wayOut := "ranks wait for each other", "call everything in the same order on every rank"
+		switch what {
+		case ofMessages:
+			wayOut += ", and messages that face each other in one batch"
+		case ofUnknown:
+			how, wayOut = "one of two ranks holds up all others", "look for the one that stands still"
+		}
+		err := fmt.Errorf("%w: %s: %s; %s; %s", ErrTimeout, how, w.reported(f), wayOut, goOn)
 		return &bootstrap.PeerError{Rank: f.Rank, Op: op, Err: err}
 	case f.Cause == CauseMismatch && f.Rank == w.Rank:
 		// Whether this rank's wait saw the reporter's call or the abort word first, it says the same.
@@ -441,22 +462,36 @@ func (w *Waiter) fault(op string) error {
 // different orders. The cycle is then in words where [Waiter.Err] finds it, and so is what the culprit waits for if
 // that is something of its own: see [Waiter.UntilOwn].
 //
+// Where a third rank passes on what the peer says, the chain goes to the one that has yet to do its part: to the
+// peer until that has said it, then to the third. If nothing shows which, no rank is to blame.
+//
 // Within the grace a rank may still begin to show which rank it waits for.
 func (w *Waiter) Culprit(own Record, grace time.Duration) int {
 	if own.Peer == w.Rank {
 		return w.Rank // its words are shown
 	}
 	w.ShowWords("")
-	chain, records := []int{w.Rank}, []Record{own}
+	chain, records := []int{w.Rank}, []Record{w.owed(own)}
 	end := time.Now().Add(grace)
 	for {
-		peer := records[len(records)-1].Peer
+		last := records[len(records)-1]
+		peer := last.Peer
+		if last.Of != 0 {
+			words := fmt.Sprintf("rank %d for rank %d or rank %d, which passes on what that says, in %s",
+				chain[len(chain)-1], peer, last.Passer, last.What())
+			w.ShowWords(words)
+			w.Own.what.Store(ofUnknown)
+			return -1
+		}
 		if first := slices.Index(chain, peer); first >= 0 {
 			if w.stands(chain[first:], records[first:]) {
 				cycle := records[first:]
 				w.ShowWords(cycleOf(chain[first:], cycle))
-				messages := slices.ContainsFunc(cycle, func(r Record) bool { return r.Message })
-				w.Own.messages.Store(oneIf(messages))
+				what := uint64(ofCycle)
+				if slices.ContainsFunc(cycle, func(r Record) bool { return r.Message }) {
+					what = ofMessages
+				}
+				w.Own.what.Store(what)
 				return -1
 			}
 			// They move, and are only slow: the last before the cycle closes gives no further
@@ -474,7 +509,7 @@ func (w *Waiter) Culprit(own Record, grace time.Duration) int {
 		if p.peer.Load() == 0 || p.final.Load() == 0 && !w.beats(p) {
 			return w.behind(peer)
 		}
-		r := p.Record()
+		r := w.owed(p.Record())
 		if r.Peer == peer {
 			w.ShowWords(Text(p.words[:]))
 			return peer
@@ -484,6 +519,26 @@ func (w *Waiter) Culprit(own Record, grace time.Duration) int {
 		}
 		chain, records = append(chain, peer), append(records, r)
 	}
+}
+
+// owed is the record of a wait with the rank as its peer that has yet to do its part, and without a Passer; or as it
+// is, if nothing shows which rank that is.
+func (w *Waiter) owed(r Record) Record {
+	if r.Of == 0 {
+		return r
+	}
+	number, known := uint64(0), false
+	if r.Peer >= 0 && r.Peer < len(w.Peers) && w.Peers[r.Peer] != nil {
+		number, known = w.Peers[r.Peer].Said(r.Of)
+	}
+	if !known {
+		return r
+	}
+	if number >= r.Number {
+		r.Peer = r.Passer
+	}
+	r.Of, r.Number, r.Passer = 0, 0, 0
+	return r
 }
 
 func (w *Waiter) behind(peer int) int {
@@ -502,7 +557,7 @@ func (w *Waiter) stands(chain []int, records []Record) bool {
 			continue // the caller looks again before it believes the answer
 		}
 		p := w.Peers[r]
-		if p.final.Load() == 0 && !w.beats(p) || p.Record() != records[i] {
+		if p.final.Load() == 0 && !w.beats(p) || w.owed(p.Record()) != records[i] {
 			return false
 		}
 	}

@@ -56,7 +56,9 @@
 // until the writes of round s-2 have completed, and a rank fills its header for s when it has awaited s-2.
 //
 // Nobody moves a mirror but its keeper, in waits. It waits for each round that the ranks of its host wait for, so
-// none of them waits in vain. [Rounds.Await] does not return before all that this rank says is with the fabric.
+// none of them waits in vain, unless the keeper stands still. A rank therefore shows how far it has come
+// ([channel.Waiter.Say]), and a wait that ends at its deadline blames the keeper for what that has not passed on.
+// [Rounds.Await] does not return before all that this rank says is with the fabric.
 //
 // [Rounds.Show] adds ranges of the own bytes to a round. [Rounds.Ship] sends parts of other windows, with a counter of
 // the own bytes that says how far they have come: rounds do not wait for these, [Rounds.AwaitTold] does.

@@ -140,6 +140,16 @@ func (f *far) publish(r *Rounds, round uint64) {
 		f.limits[h] = cut{}
 	}
 	f.filled = 0
+	r.waiter.Say(r.Window.ID(), saidOf(round, false))
+}
+
+// saidOf is how far a rank has said what others wait for when it has published a round, or has shipped all that goes
+// with it.
+func saidOf(round uint64, shipped bool) uint64 {
+	if shipped {
+		return 2*round + 1
+	}
+	return 2 * round
 }
 
 // leaveTime is how long a rank waits for what a rank of another host has said before it left: that goes another way
@@ -151,42 +161,41 @@ const leaveTime = 2 * time.Second
 // for others.
 func (f *far) await(ctx context.Context, r *Rounds, op string, round uint64, waits []int64) error {
 	before := f.sent[(round-2)%headers]
-	for i := 0; i <= len(r.Live); i++ {
-		var done func() bool
-		peer := r.Comm.Rank()
-		if i < len(r.Live) {
-			peer = r.Live[i]
-			c := r.pads[peer].at(round).round
-			done = func() bool { return c.Load() >= round }
-			if r.tape != nil && !done() {
+	for _, peer := range r.Live {
+		c := r.pads[peer].at(round).round
+		done := func() bool { return c.Load() >= round }
+		begun := time.Time{}
+		if !done() {
+			if r.tape != nil {
 				r.tape.hand()
 			}
-		} else {
-			if p := f.mirrors.Waits(); p >= 0 {
-				peer = p
-			}
-			done = func() bool {
-				for h, keeper := range f.keepers {
-					if keeper >= 0 && !f.mirrors.Sent(keeper, before[h]) {
-						return false
-					}
-				}
-				return f.mirrors.Waits() < 0
+			if waits != nil {
+				begun = time.Now()
 			}
 		}
-		begun := time.Time{}
-		if waits != nil && i < len(r.Live) && !done() {
-			begun = time.Now()
-		}
-		err := f.until(ctx, r, op, peer, f.sleepFor(peer), done)
+		err := f.untilShown(ctx, r, op, peer, saidOf(round, false), done)
 		if !begun.IsZero() {
 			waits[peer] += int64(time.Since(begun))
 		}
 		if err != nil {
 			return err
 		}
-		if i < len(r.Live) && r.tape != nil {
+		if r.tape != nil {
 			r.tape.sees(r, peer, round)
+		}
+	}
+	for h, keeper := range f.keepers {
+		if keeper < 0 || f.mirrors.Sent(keeper, before[h]) {
+			continue
+		}
+		done := func() bool { return f.mirrors.Sent(keeper, before[h]) }
+		if err := f.until(ctx, r, op, keeper, f.sleep, done); err != nil {
+			return err
+		}
+	}
+	for p := f.mirrors.Waits(); p >= 0; p = f.mirrors.Waits() {
+		if err := f.until(ctx, r, op, p, f.sleep, func() bool { return f.mirrors.Waits() != p }); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -196,11 +205,30 @@ func (f *far) await(ctx context.Context, r *Rounds, op string, round uint64, wai
 func (f *far) until(ctx context.Context, r *Rounds, op string, peer int, sleep func(time.Duration),
 	done func() bool,
 ) error {
+	return f.untilPassed(ctx, r, op, peer, peer, 0, 0, sleep, done)
+}
+
+// untilShown is until for what a peer shows this host when it has said so much. Its keeper here passes it on.
+func (f *far) untilShown(ctx context.Context, r *Rounds, op string, peer int, said uint64, done func() bool) error {
+	if !f.isFar(peer) {
+		return f.until(ctx, r, op, peer, time.Sleep, done)
+	}
+	keeper := f.keeper(f.here(), peer)
+	if keeper == f.comm.Rank() {
+		return f.until(ctx, r, op, peer, f.sleep, done)
+	}
+	// Nothing tells what another rank keeps.
+	return f.untilPassed(ctx, r, op, peer, keeper, r.Window.ID(), said, time.Sleep, done)
+}
+
+func (f *far) untilPassed(ctx context.Context, r *Rounds, op string, peer, passer int,
+	of, said uint64, sleep func(time.Duration), done func() bool,
+) error {
 	look := func() bool {
 		f.mirrors.Pump()
 		return done()
 	}
-	err := r.waiter.UntilWoken(ctx, op, peer, sleep, func() bool {
+	err := r.waiter.UntilPassed(ctx, op, peer, passer, of, said, sleep, func() bool {
 		if look() {
 			return true
 		}
@@ -221,15 +249,6 @@ func (f *far) until(ctx context.Context, r *Rounds, op string, peer int, sleep f
 		return r.Comm.Operations().Unreachable(op, rank, lost)
 	}
 	return nil
-}
-
-// sleepFor is how a wait for a peer sleeps: until the network brings something, if that is what it waits for. What
-// another rank of this host keeps, or shows, nothing tells.
-func (f *far) sleepFor(peer int) func(time.Duration) {
-	if here := f.comm.Host(f.comm.Rank()); f.isFar(peer) && f.keeper(here, peer) == f.comm.Rank() {
-		return f.sleep
-	}
-	return time.Sleep
 }
 
 // Limit makes a host get only bytes [from, to) of the payload that the next round has in the ring. Others get all
@@ -356,10 +375,13 @@ func (r *Rounds) AwaitFar(ctx context.Context, op string, peer int, done func() 
 	return r.far.until(ctx, r, op, peer, r.far.sleep, done)
 }
 
-// AwaitShowing is AwaitFar for what a rank shows this one's host, which another rank here may keep.
-func (r *Rounds) AwaitShowing(ctx context.Context, op string, peer int, done func() bool) error {
-	return r.far.until(ctx, r, op, peer, r.far.sleepFor(peer), done)
+// AwaitShowing is AwaitFar for what a rank ships with a round to this one's host, which another rank here may keep.
+func (r *Rounds) AwaitShowing(ctx context.Context, op string, peer int, round uint64, done func() bool) error {
+	return r.far.untilShown(ctx, r, op, peer, saidOf(round, true), done)
 }
+
+// ShippedAll says that this rank has shipped all that goes with the last round.
+func (r *Rounds) ShippedAll() { r.waiter.Say(r.Window.ID(), saidOf(r.Last(), true)) }
 
 // Lose says that a rank of another host cannot be written to any more: see [Rounds.AwaitFar], which then fails.
 func (r *Rounds) Lose(rank int, cause error) { r.far.mirrors.Fail(rank, cause) }

@@ -12,15 +12,20 @@ import (
 
 // The parts of a page that nobody publishes. A fabric replicates them by itself.
 const (
-	// Record is the wait record and Words are those of a fault: together the status.
+	// Record is the wait record, Words are those of a fault, and Said is how far the rank has said what others wait for:
+	// together the status.
 	Record Part = iota + partCount
 	Words
+	Said
 	// Former is the notes of the round before the last one, for a view that has missed that.
 	Former
 )
 
-// The status begins with the record. Words fill the rest.
-const recordWords = channel.Stride / 8
+// The status begins with the record, and ends with what was said. Words are between them.
+const (
+	recordWords = channel.Stride / 8
+	saidFrom    = len(statusWords{}) - 2*channel.Stride/8
+)
 
 type statusWords [unsafe.Sizeof(channel.Status{}) / 8]atomic.Uint64
 
@@ -64,10 +69,13 @@ func AppendPart(b []byte, mem []byte, part Part) []byte {
 }
 
 func (s *statusWords) of(part Part) []atomic.Uint64 {
-	if part == Record {
+	switch part {
+	case Record:
 		return s[:recordWords]
+	case Said:
+		return s[saidFrom:]
 	}
-	return s[recordWords:]
+	return s[recordWords:saidFrom]
 }
 
 // errPart says that bytes are not what AppendPart makes.
@@ -99,7 +107,7 @@ func SetPart(view []byte, part Part, b []byte) error {
 		}
 		p.intent.write(le.Uint64(b), le.Uint64(b[8:]), set, string(words))
 		return nil
-	case Record, Words:
+	case Record, Words, Said:
 		to := p.status().of(part)
 		if len(b) != 8*len(to) {
 			return errPart

@@ -291,7 +291,7 @@ type Member struct {
 	page    []byte
 	near    [][]byte // by rank: pages that this process maps
 	onEvent func(Event)
-	status  [2][]byte     // as its parts were sent last
+	status  [3][]byte     // as its parts were sent last
 	waits   control.Waits // as it was looked at last
 }
 

@@ -341,7 +341,9 @@ func (n *Node) state(i int) []byte {
 }
 
 // In this order a view shows nothing early.
-var partsOfState = [...]control.Part{control.Words, control.Record, control.Intent, control.Former, control.Notes}
+var partsOfState = [...]control.Part{
+	control.Words, control.Said, control.Record, control.Intent, control.Former, control.Notes,
+}
 
 // restore makes a process's state what a neighbour knows of it.
 func (n *Node) restore(p *process, f *fields) error {
@@ -387,7 +389,7 @@ func (n *Node) restore(p *process, f *fields) error {
 func (n *Node) show(members ...*Member) {
 	var b []byte
 	for _, m := range members {
-		for i, part := range [...]control.Part{control.Words, control.Record} {
+		for i, part := range [...]control.Part{control.Words, control.Said, control.Record} {
 			now := control.AppendPart(nil, m.page, part)
 			if bytes.Equal(now, m.status[i]) || m.status[i] == nil && len(bytes.Trim(now, "\x00")) == 0 {
 				continue

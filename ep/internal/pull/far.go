@@ -238,6 +238,7 @@ func (f *far) ship(ctx context.Context, m rowsMove) error {
 		}
 		rounds.Pump()
 	}
+	rounds.ShippedAll()
 	return nil
 }
 
@@ -299,7 +300,7 @@ func (f *far) await(ctx context.Context, op string, src, counter int, value uint
 	}
 	come := func() bool { return c.Load() >= value }
 	if counter == spreadAt {
-		return f.h.rounds.AwaitShowing(ctx, op, src, come)
+		return f.h.rounds.AwaitShowing(ctx, op, src, value>>chunkBits, come)
 	}
 	return f.h.rounds.AwaitFar(ctx, op, src, come)
 }
