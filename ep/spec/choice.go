@@ -141,9 +141,6 @@ func Choose(s Spec, ranks int) Choice {
 	if s.pulls(ranks) {
 		t.Combine = Direct
 		t.CombineThreads = cmp.Or(c.Threads, directThreads)
-		if ranks > 2 {
-			most = directBlocks // loads from several peers: 24 SMs are faster than 96
-		}
 		t.CombineBlocks = min(cmp.Or(c.Blocks, most), CeilDiv(s.MaxTokens*CeilDiv(s.OutputSize(), PullUnits*UnitBytes), 16))
 	}
 	return t
