@@ -106,7 +106,7 @@ const PullUnits = 2
 // other where rows lie in a window.
 const MostDirectBytes = 16 << 32
 
-// What a combine in slot mode sums: WEFT_FORM of slots_combine.cu.
+// What a combine in slot mode sums: WEFT_FORM of slots_combine.cuh.
 const (
 	RankSums    = 1 // rank-major rows
 	PartialSums = 2 // rows by expert, summed at their rank first

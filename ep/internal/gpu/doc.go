@@ -17,7 +17,7 @@
 // where a rank stores them in the windows of all: places.go says which one.
 //
 // Kernels poll for what peers send: Wait::more of device/wait.cuh is the step between two polls,
-// where a wait looks at the deadline and the abort word. gather in slots_combine.cu awaits rows.
+// where a wait looks at the deadline and the abort word. gather in slots_sum.cuh awaits rows.
 //
 // The other kernels serve both: gradients moves gradients, describe says what each row is, copy
 // copies what has arrived. token_counts counts where tokens go, for a Counter rather than a handle.

@@ -211,7 +211,7 @@ func combineGroups(t *spec.Choice, s *spec.Spec, ranks int) int {
 	return spec.CeilDiv(ranks-1, sources)
 }
 
-// combineArgs are the arguments of a combine: the Combine of slots_combine.cu.
+// combineArgs are the arguments of a combine: the Combine of slots_combine.cuh.
 type combineArgs struct {
 	shape                           shape
 	state                           uint64
@@ -244,7 +244,8 @@ func combineKernel(f combineForm, arch string) kernel.Spec {
 	if f.bySelection {
 		name += " by selection"
 	}
-	s := kernelSpec(name, "slots_combine.cu", arch, []string{slotsCombine})
+	s := kernelSpec(name, "slots_combine.cu", arch, []string{slotsCombine},
+		"slots_combine.cuh", "slots_return.cuh", "slots_sum.cuh")
 	if f.ports {
 		carryBy(&s, portsCombine, "ports_combine.cuh")
 	}
