@@ -94,7 +94,7 @@ const (
 const pullFewUnits, pullManyUnits, pullLeastWarps = 3, 4, 3
 
 // In the gradient of a combine with weights ProductWarps warps of a block multiply, each with
-// ProductDepth parts in shared memory: DEPTH of gradients.cu. To start a part and to wait for it
+// ProductDepth parts in shared memory: DEPTH of gradients_products.cuh. To start a part and to wait for it
 // takes some 150 instructions, so parts must not be small.
 const ProductWarps, ProductDepth = 12, 2
 

@@ -26,7 +26,7 @@ type gradients struct {
 	openings, marks, scalars, tokens int64 // offsets in the window; of the tokens' gradients, for peers to read
 }
 
-// gradientArgs are the arguments of what moves gradients: the Gradients of gradients.cu.
+// gradientArgs are the arguments of what moves gradients: the Gradients of gradients.cuh.
 type gradientArgs struct {
 	shape                    shape
 	state                    uint64
@@ -61,12 +61,13 @@ func (a *scalarArgs) set(r *gpuRouting, s *spec.SumArgs) {
 }
 
 // A block of gradients has gradientThreads or more, up to as many as the MOST_WARPS of
-// gradients.cu are.
+// gradients.cuh are.
 const gradientThreads, mostGradientThreads = 4 * 32, 16 * 32
 
 func gradientKernel(of weft.DType, arch string) kernel.Spec {
 	s := kernelSpec(fmt.Sprintf("gradients of %v", of), "gradients.cu", arch, []string{"weft::ep::gradients"},
-		"direct.cuh", "scalars.cuh")
+		"direct.cuh", "scalars.cuh", "gradients.cuh", "gradients_spread.cuh", "gradients_bulk.cuh",
+		"gradients_products.cuh")
 	s.Defines["WEFT_TYPE"] = strconv.Itoa(typeNumber(of))
 	s.Defines["WEFT_GRADIENT_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(gradientArgs{})))
 	return s
