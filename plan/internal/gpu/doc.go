@@ -23,6 +23,8 @@
 // operands are not aligned, or chunks have another size than in the launch before. It calls functions with registers
 // of their own, and goes on to the end.
 //
+// execute.cu draws how a launch goes through the two, which are quick.cuh and block.cuh.
+//
 // All that does not depend on the launch is done before the launch before has ended: the program's way into shared
 // memory, addresses, and what a block begins with. If that is pairs of at most four sources that have one place in all
 // launches, they are read together with the number of the launch.

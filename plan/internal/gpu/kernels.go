@@ -1,7 +1,7 @@
 package gpu
 
 import (
-	_ "embed"
+	"embed"
 	"fmt"
 	"slices"
 	"strconv"
@@ -13,17 +13,8 @@ import (
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
-//go:embed execute.cu
-var execute string
-
-//go:embed move.cuh
-var move string
-
-//go:embed switch.cuh
-var switches string
-
-//go:embed far.cuh
-var farther string
+//go:embed *.cu *.cuh
+var files embed.FS
 
 // moving is the type of the kernel of plans that reduce nothing.
 const moving = weft.Uint8
@@ -62,7 +53,11 @@ func (c code) byte() byte {
 // source is the kernel.
 func (c code) source(arch string) enginegpu.Source {
 	headers := device.Headers()
-	headers["move.cuh"], headers["far.cuh"], headers["switch.cuh"] = move, farther, switches
+	for _, h := range []string{
+		"block.cuh", "entries.cuh", "far.cuh", "move.cuh", "quick.cuh", "switch.cuh", "sync.cuh",
+	} {
+		headers[h] = text(h)
+	}
 	name := "plans of " + c.dtype.String()
 	switch {
 	case c.beyond:
@@ -71,7 +66,7 @@ func (c code) source(arch string) enginegpu.Source {
 		name += ", packets"
 	}
 	return enginegpu.Source{Spec: kernel.Spec{
-		Name: name, Source: execute, Headers: headers,
+		Name: name, Source: text("execute.cu"), Headers: headers,
 		Defines: map[string]string{
 			"WEFT_TYPE":            strconv.Itoa(int(c.dtype)),
 			"WEFT_PARAMETER_BYTES": strconv.Itoa(int(unsafe.Sizeof(planArgs{}))),
@@ -80,7 +75,15 @@ func (c code) source(arch string) enginegpu.Source {
 	}}
 }
 
-// planArgs are the Plan of execute.cu.
+func text(file string) string {
+	b, err := files.ReadFile(file)
+	if err != nil {
+		panic(err) // it is embedded
+	}
+	return string(b)
+}
+
+// planArgs are the Plan of move.cuh.
 type planArgs struct {
 	state                         uint64
 	program                       uint64

@@ -11,7 +11,7 @@ import (
 	"github.com/weftgo/weft/plan/spec"
 )
 
-// The kinds of operations that the kernel knows, and their flags: execute.cu.
+// The kinds of operations that the kernel knows, and their flags: move.cuh.
 const (
 	kindEnd = iota
 	kindNop
@@ -43,7 +43,7 @@ const (
 	flagFirst               // a block begins with these pairs, whose sources do not depend on which launch it is
 )
 
-// Where an address is: the constants of execute.cu.
+// Where an address is: the constants of move.cuh.
 const (
 	atInput = iota
 	atOutput
