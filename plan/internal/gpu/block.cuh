@@ -11,6 +11,7 @@
 // (BEHIND), before what goes through a port, and behind what has come through one.
 #pragma once
 #include "far.cuh"
+#include "move.cuh"
 #include "switch.cuh"
 #include "sync.cuh"
 

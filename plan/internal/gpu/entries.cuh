@@ -1,7 +1,7 @@
 // The addresses that a program's entries stand for in a launch. The arguments say where buffers begin and how large a
 // chunk is, so the program is the same for all launches.
 #pragma once
-#include "move.cuh"
+#include "program.cuh"
 
 namespace weft {
 

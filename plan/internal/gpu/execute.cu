@@ -12,8 +12,9 @@
 //	              v         v
 //	             meet --> block ---------------> end
 //
-// Quick and block run data by move.cuh, and signals, barriers and semaphores by sync.cuh. Block also runs operations of
-// switches (switch.cuh) and what crosses to other hosts (far.cuh).
+// Data of which a thread has one vector at most moves by one_vector.cuh. Else quick adds and copies by folds.cuh, and
+// block does all by move.cuh. Signals, barriers and semaphores are in sync.cuh. Block also runs operations of switches
+// (switch.cuh) and what crosses to other hosts (far.cuh).
 //
 // Nothing but a nop, a barrier and what goes through a port, or has come through one, lets the threads of a block meet.
 #include "block.cuh"
@@ -23,13 +24,6 @@
 namespace weft {
 
 namespace plan {
-
-// flag_of is the flag of a launch's packets: never 0, which is what nobody has written.
-__device__ __forceinline__ u32 flag_of(u64 epoch) {
-	u64 n = (epoch >> 32) + (u32)epoch; // epoch modulo 2^32 - 1, but for the last steps
-	n = (n >> 32) + (u32)n;
-	return n >= 0xFFFFFFFFu ? 1 : (u32)n + 1;
-}
 
 __device__ __noinline__ void refuse_launch(const Group &g, u64 epoch) { refuse(g, 0, epoch); }
 

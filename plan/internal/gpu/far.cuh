@@ -1,8 +1,9 @@
 // How a plan's blocks reach ranks of other hosts: through port channels, which a proxy on the host serves. doc.go says
 // how, and why it is right.
 #pragma once
-#include "move.cuh"
+#include "packets.cuh"
 #include "port.cuh"
+#include "unaligned.cuh"
 
 namespace weft {
 

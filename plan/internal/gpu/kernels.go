@@ -54,7 +54,8 @@ func (c code) byte() byte {
 func (c code) source(arch string) enginegpu.Source {
 	headers := device.Headers()
 	for _, h := range []string{
-		"block.cuh", "entries.cuh", "far.cuh", "move.cuh", "quick.cuh", "switch.cuh", "sync.cuh",
+		"block.cuh", "copies.cuh", "entries.cuh", "far.cuh", "folds.cuh", "move.cuh", "one_vector.cuh", "packets.cuh",
+		"part.cuh", "program.cuh", "quick.cuh", "switch.cuh", "sync.cuh", "vectors.cuh",
 	} {
 		headers[h] = text(h)
 	}
@@ -83,7 +84,7 @@ func text(file string) string {
 	return string(b)
 }
 
-// planArgs are the Plan of move.cuh.
+// planArgs are the Plan of program.cuh.
 type planArgs struct {
 	state                         uint64
 	program                       uint64

@@ -199,7 +199,7 @@ func (l *loaded) blockThreads(chunk int) int {
 // mostShared is the most bytes of shared memory that programs take; longer ones stay where they are.
 const mostShared = 32 << 10
 
-// own is the size of an Own of move.cuh.
+// own is the size of an Own of program.cuh.
 const own = 16
 
 // kept is the bytes that a block of the program keeps in the GPU's memory, and shared those of shared memory, or 0.

@@ -11,7 +11,7 @@ import (
 	"github.com/weftgo/weft/plan/spec"
 )
 
-// The kinds of operations that the kernel knows, and their flags: move.cuh.
+// The kinds of operations that the kernel knows, and their flags: program.cuh.
 const (
 	kindEnd = iota
 	kindNop
@@ -43,7 +43,7 @@ const (
 	flagFirst               // a block begins with these pairs, whose sources do not depend on which launch it is
 )
 
-// Where an address is: the constants of move.cuh.
+// Where an address is: the constants of program.cuh.
 const (
 	atInput = iota
 	atOutput
@@ -727,7 +727,7 @@ func (b *block) pairs(file *spec.Block, op *spec.Op, site spec.Site, flags int) 
 	b.data(kindPairs, flags, op, site, from, append(to, packets...), 0, 0, nil)
 }
 
-// mostFirst is how many sources a thread may read before it knows which launch this is: FLIGHT of move.cuh.
+// mostFirst is how many sources a thread may read before it knows which launch this is: FLIGHT of program.cuh.
 const mostFirst = 4
 
 // opens says whether a block that begins with an operation may read its sources at once: those that have one place in

@@ -7,7 +7,8 @@
 // Ordering: as in Block. The opening's sources have one place in all launches (FIRST), and are read when the launch
 // before has ended.
 #pragma once
-#include "move.cuh"
+#include "one_vector.cuh"
+#include "part.cuh"
 #include "sync.cuh"
 
 namespace weft {

@@ -1,7 +1,7 @@
 // Operations of switches by multicast addresses, which reach the memory of all ranks at once: compiled for Hopper and
 // Blackwell, and tested on emulated GPUs. They were never run on a GPU.
 #pragma once
-#include "move.cuh"
+#include "program.cuh"
 
 namespace weft {
 

@@ -10,7 +10,7 @@
 // Waits that do not end at once are functions of their own, so that others take few instructions and registers. They
 // are false if the wait is over.
 #pragma once
-#include "move.cuh"
+#include "program.cuh"
 
 namespace weft {
 
