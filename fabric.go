@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"sync"
 	"time"
@@ -35,9 +36,11 @@ type reach struct {
 	signal int            // the next that is free
 	staged sync.Once      // it was said that windows of GPUs are
 
-	renewed uint64 // the generation in which regions were last renewed
-	begun   bool   // a renewal has not ended
-	retired []*shm.Alias
+	renewed uint64               // the generation in which regions were last renewed
+	begun   bool                 // a renewal has not ended
+	retired []io.Closer          // memory that something may still land in, or leave from: see Window.free
+	settled uint64               // the generation in which SetMask last found that all had landed
+	ended   bool                 // nothing lands any more
 	others  map[uint64]Renewable // objects with regions of their own
 	number  uint64               // of the next of them
 	cut     RankSet              // masked ranks to which SetMask has ended the connections
@@ -165,9 +168,9 @@ func (c *Comm) registerAlias(d *fabric.Domain, file *shm.Region, size int) (*shm
 	return a, r, nil
 }
 
-// renew gives a window that ranks of other hosts reach a new key, and on the host other memory: what may be late by the
-// old one must not land. It returns the card, or nil if there is none.
-func (w *Window) renew(late bool) (card []byte, err error) {
+// renew gives a window that ranks of other hosts reach a new key, and where there is an alias other memory: what may be
+// late by the old one must not land. It returns the card, or nil if there is none.
+func (w *Window) renew() (card []byte, err error) {
 	w.grants.Lock()
 	defer w.grants.Unlock()
 	if w.remotes == nil || w.size == 0 || w.closed {
@@ -175,7 +178,7 @@ func (w *Window) renew(late bool) (card []byte, err error) {
 	}
 	region, alias := w.region, w.alias
 	w.region, w.alias = nil, nil
-	if err := w.comm.reach.unregister(region, alias, late); err != nil {
+	if err := w.unregister(region, alias); err != nil {
 		return nil, err
 	}
 	if err := w.comm.grant(w.comm.reach.domain, w); err != nil {
@@ -191,42 +194,84 @@ func (w *Window) stays() bool {
 	return w.region != nil && w.alias == nil
 }
 
-// revoke ends that ranks of other hosts reach the window, before its memory is used anew.
+// revoke ends that ranks of other hosts reach the window, before its memory is used anew or freed.
 func (w *Window) revoke() error {
 	w.grants.Lock()
 	defer w.grants.Unlock()
 	w.closed = true
-	if w.region == nil && w.source == nil {
-		return nil
-	}
-	r, late := &w.comm.reach, w.comm.late()
-	return errors.Join(r.unregister(w.region, w.alias, late), r.unregister(w.source, w.sourceAlias, late))
+	return errors.Join(w.unregister(w.region, w.alias), w.unregister(w.source, w.sourceAlias))
 }
 
-// unregister ends what registerAlias began. If something may be late the alias stays, with memory in it that nobody
-// reads, until SetMask finds that all has landed, or the domain ends.
-func (r *reach) unregister(region *fabric.Region, alias *shm.Alias, late bool) error {
+// unregister takes back the key of memory, and the alias if that is one. Other memory is for release to free.
+func (w *Window) unregister(region *fabric.Region, alias *shm.Alias) error {
 	if region == nil {
 		return nil
 	}
 	err := region.Close()
-	switch {
-	case alias == nil:
-		return err
-	case !late:
-		return errors.Join(err, alias.Close())
+	if alias != nil {
+		err = errors.Join(err, w.free(alias))
 	}
+	return err
+}
+
+// free gives back memory that had a key: an alias, or the driver's that has none. If something may be late it is kept
+// until SetMask finds that all has landed, or the domain has ended. The memory that an alias showed is not kept: the
+// alias is, with other pages, which nobody reads. Nor is the driver's where only an adapter could place what comes.
+func (w *Window) free(memory io.Closer) error {
+	if kept, err := w.keep(memory); kept {
+		return err
+	}
+	return memory.Close()
+}
+
+func (w *Window) keep(memory io.Closer) (kept bool, err error) {
+	failed := w.comm.Err() != nil
+	alias, moves := memory.(*shm.Alias)
+	r := &w.comm.reach
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.retired = append(r.retired, alias)
-	return errors.Join(err, alias.Retire())
+	if r.ended || !moves && r.strict() || !w.late(failed) {
+		return false, nil
+	}
+	if moves {
+		err = alias.Retire()
+	}
+	r.retired = append(r.retired, memory)
+	return true, err
+}
+
+// late says whether something may be on its way to or from this rank's part that no operation waits for. After a
+// failure it may, until SetMask has found that all has landed, but not for a window that was made since. Else it may
+// where this rank has lost one that has a part of the window, or has writes underway to it. The lock of reach is held.
+func (w *Window) late(failed bool) bool {
+	c := w.comm
+	failed = failed || max(w.met, c.reach.settled) != c.control.Generation()
+	for rank, to := range w.remotes {
+		if to.Bytes() == 0 {
+			continue
+		}
+		if failed {
+			return true
+		}
+		p := c.reach.peers[rank]
+		if landed, err := p.Flushed(p.Mark()); err != nil || !landed {
+			return true
+		}
+	}
+	return false
+}
+
+// strict says whether nothing lands without a key, because an adapter places what comes. A processor may go on to place
+// it when the key is gone. The lock is held.
+func (r *reach) strict() bool {
+	return r.domain != nil && r.domain.Capabilities().Ordered && r.domain.Capabilities().Words
 }
 
 // meetFar connects to all unmasked ranks of other hosts and takes note of their parts of a window.
 func (c *Comm) meetFar(ctx context.Context, op string, w *Window, notes [][]byte) error {
 	ctx, cancel := c.bounded(ctx, op)
 	defer cancel()
-	w.remotes = make([]fabric.Remote, c.size)
+	w.remotes, w.met = make([]fabric.Remote, c.size), c.control.Generation()
 	for k := range c.size {
 		rank := (c.rank + k) % c.size // not all to the same rank at once
 		if c.hosts[rank] == c.hosts[c.rank] || notes[rank] == nil {
@@ -320,28 +365,36 @@ func (r *reach) close() error {
 	if d == nil {
 		return nil
 	}
-	return errors.Join(d.Close(), r.forget())
-}
-
-// late says whether something may be on its way that nobody waits for: from or to a rank that is lost, to one that is
-// left out, or any until SetMask has dealt with a failure.
-func (c *Comm) late() bool {
-	c.closing.RLock()
-	failed := c.closed.Load() || c.control.Failed()
-	c.closing.RUnlock()
-	if failed {
-		return true
-	}
-	r := &c.reach
+	err := d.Close()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return slices.ContainsFunc(r.peers, func(p *fabric.Peer) bool {
-		if p == nil {
-			return false
-		}
-		landed, err := p.Flushed(p.Mark())
-		return err != nil || !landed
-	})
+	r.ended = true
+	return errors.Join(err, r.release())
+}
+
+// keeps says whether memory is kept that something might land in.
+func (r *reach) keeps() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.retired) > 0
+}
+
+// settle takes note that in a generation all has landed that was on its way.
+func (r *reach) settle(generation uint64) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.settled = generation
+	return r.release()
+}
+
+// release gives back what was kept. The lock is held.
+func (r *reach) release() error {
+	var errs []error
+	for _, m := range r.retired {
+		errs = append(errs, m.Close())
+	}
+	r.retired = nil
+	return errors.Join(errs...)
 }
 
 // Spans says whether the communicator has ranks on several hosts.

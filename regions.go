@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -19,10 +18,12 @@ import (
 // epoch, where a rank is masked to which one is connected, be it alive or not:
 //
 //  1. Ranks tell each other whether one has lost a masked rank, or is connected to one that has the present keys, or
-//     has missed an earlier time. If none is, that is all.
+//     has missed an earlier time, or keeps memory of windows that were closed after a failure, when all ranks are back.
+//     If none does, that is all.
 //  2. What they themselves have on its way to each other lands first, by the old keys.
 //  3. Each registers the memory anew, at another address, and they tell each other the cards. What still lands at the
-//     former address, as it may where the provider writes by a processor, lands where nobody reads.
+//     former address, as it may where the provider writes by a processor, lands where nobody reads. If no rank is
+//     masked or lost, nothing lands there any more, and what was kept for that is freed: see [Window.free].
 //
 // Connections to masked ranks that are lost end before that. So do all to masked ranks where memory cannot move to
 // another address, and a processor may place what comes: those of a Renewable, and those of a rank that has a window of
@@ -36,18 +37,25 @@ import (
 type regionNote struct {
 	renewed uint64  // the generation that gave out its keys; 0: none, they are those that it began with
 	begun   bool    // a renewal here has not ended
+	kept    bool    // no rank is masked, and memory is kept that a renewal gives back
 	gone    RankSet // see goneFar
 	late    RankSet
 	lost    RankSet // see lostFar
 	apart   RankSet // see reach
 }
 
-const begunBit = 1 << 63
+const (
+	begunBit = 1 << 63
+	keptBit  = 1 << 62
+)
 
 func (n *regionNote) encode(ranks int) []byte {
 	first := n.renewed
 	if n.begun {
 		first |= begunBit
+	}
+	if n.kept {
+		first |= keptBit
 	}
 	note := binary.LittleEndian.AppendUint64(nil, first)
 	for _, s := range []RankSet{n.gone, n.late, n.lost, n.apart} {
@@ -86,14 +94,14 @@ func (n *regionNote) decode(note []byte, ranks int) error {
 		return fmt.Errorf("%w: %d bytes of regions", ErrMismatch, len(note))
 	}
 	first := binary.LittleEndian.Uint64(note)
-	n.renewed, n.begun = first&^begunBit, first&begunBit != 0
+	n.renewed, n.begun, n.kept = first&^(begunBit|keptBit), first&begunBit != 0, first&keptBit != 0
 	return setsOf(note[8:], ranks, &n.gone, &n.late, &n.lost, &n.apart)
 }
 
 // unite takes note of another rank's, which comes first or not.
 func (n *regionNote) unite(o *regionNote, first bool) {
 	n.begun = n.begun || o.begun || !first && n.renewed != o.renewed
-	n.renewed = o.renewed
+	n.renewed, n.kept = o.renewed, n.kept || o.kept
 	n.gone, n.late, n.apart = n.gone.Union(o.gone), n.late.Union(o.late), n.apart.Union(o.apart)
 }
 
@@ -102,6 +110,7 @@ func (n *regionNote) unite(o *regionNote, first bool) {
 func (c *Comm) tellRegions(ctx context.Context, op string) (all regionNote, lost []RankSet, err error) {
 	own := regionNote{renewed: c.reach.renewed, begun: c.reach.begun, lost: c.lostFar(), apart: c.reach.apart}
 	own.gone, own.late = c.goneFar()
+	own.kept = c.Mask().Empty() && c.reach.keeps()
 	notes, err := c.verifyWith(ctx, op, "gone", own.encode(c.size), nil)
 	if err != nil {
 		return all, nil, err
@@ -152,7 +161,8 @@ func (c *Comm) renewRegions(ctx context.Context, op string) error {
 	if err != nil {
 		return err
 	}
-	if !all.begun && all.gone.Empty() && all.late.Empty() {
+	free := all.kept && !slices.ContainsFunc(lost, func(s RankSet) bool { return !s.Empty() })
+	if !all.begun && all.gone.Empty() && all.late.Empty() && !free {
 		c.reach.apart = mask
 		return nil
 	}
@@ -190,16 +200,15 @@ func (c *Comm) renewKeys(gone RankSet, ends func(int) bool, others map[uint64]Re
 	if err := c.cutOff(gone); err != nil {
 		return nil, err
 	}
-	late := c.reach.unsettled(c.Masked)
-	if !late {
-		if err := c.reach.forget(); err != nil {
+	if !c.reach.unsettled(c.Masked) {
+		if err := c.reach.settle(c.control.Generation()); err != nil {
 			return nil, err
 		}
 	}
 	windows := slices.Clone(c.windows.open())
 	slices.SortFunc(windows, func(a, b *Window) int { return cmp.Compare(a.id, b.id) })
 	for _, w := range windows {
-		card, err := w.renew(late)
+		card, err := w.renew()
 		if err != nil {
 			return nil, err
 		}
@@ -237,13 +246,11 @@ func (r *reach) renewables() map[uint64]Renewable {
 // goneFar are the masked ranks of other hosts of which something may come yet: those to which this one's connections
 // have to end, and those that only have keys.
 func (c *Comm) goneFar() (gone, late RankSet) {
-	stays := false // memory where what is on its way might land
-	if d := (Operations{c}).Fabric(); d != nil && !(d.Capabilities().Ordered && d.Capabilities().Words) {
-		stays = slices.ContainsFunc(c.windows.open(), (*Window).stays)
-	}
+	stays := slices.ContainsFunc(c.windows.open(), (*Window).stays) // memory where what is on its way might land
 	r := &c.reach
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	stays = stays && !r.strict()
 	mask := c.Mask()
 	for rank := range mask.All() {
 		if r.peers != nil && r.peers[rank] != nil && !r.cut.Has(rank) {
@@ -345,18 +352,6 @@ func (r *reach) unsettled(masked func(int) bool) bool {
 	return false
 }
 
-// forget lets go of memory that something might have come to.
-func (r *reach) forget() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var errs []error
-	for _, a := range r.retired {
-		errs = append(errs, a.Close())
-	}
-	r.retired = nil
-	return errors.Join(errs...)
-}
-
 // cutOff ends the connections to ranks that are gone.
 func (c *Comm) cutOff(gone RankSet) error {
 	r := &c.reach
@@ -445,8 +440,16 @@ func (c *Comm) takeCard(rank int, n namedCard) error {
 	}
 	for _, w := range c.windows.open() {
 		if w.id == n.id {
-			w.remotes[rank] = remote
+			w.takeRemote(rank, remote)
 		}
 	}
 	return nil
+}
+
+func (w *Window) takeRemote(rank int, remote fabric.Remote) {
+	w.grants.Lock()
+	defer w.grants.Unlock()
+	if !w.closed {
+		w.remotes[rank] = remote
+	}
 }

@@ -247,7 +247,7 @@ func (s *spread) fails(ranks []*weft.Comm, rank int, step string, masked ...int)
 }
 
 // TestTwoOfTheLate masks two ranks at once, of which one writes on. Who is taken back with it is told of that one, and
-// goes on with the others without it.
+// goes on with the others without it. Windows that are made meanwhile leave nothing behind.
 func TestTwoOfTheLate(t *testing.T) {
 	for _, class := range fabrictest.Classes() {
 		t.Run(class.Name, func(t *testing.T) {
@@ -256,6 +256,17 @@ func TestTwoOfTheLate(t *testing.T) {
 			must(t, rest, func(c *weft.Comm) error { return c.SetMask(testContext(t), 1, 3) })
 			s.flood(3)
 			s.write(rest, 1)
+			must(t, rest, func(c *weft.Comm) error {
+				before := c.Retired()
+				w, err := c.Alloc(testContext(t), spreadSize)
+				if err != nil {
+					return err
+				}
+				if err := w.Close(); err != nil || c.Retired() != before {
+					return fmt.Errorf("%d mappings are kept, not %d: %w", c.Retired(), before, err)
+				}
+				return nil
+			})
 			s.lost(s.group, 3)
 			must(t, s.only(3), func(c *weft.Comm) error { return c.SetMask(testContext(t), 3) })
 			s.write(s.only(3), 2)
@@ -268,7 +279,7 @@ func TestTwoOfTheLate(t *testing.T) {
 	}
 }
 
-// TestCloseInMask closes windows while the same ranks go from mask to mask.
+// TestCloseInMask closes windows while the same ranks go from mask to mask. Nothing is kept when all are there again.
 func TestCloseInMask(t *testing.T) {
 	s := newSpread(t, fabrictest.TCP(), 13, "a", "b", "c")
 	for range 10 {
@@ -295,5 +306,51 @@ func TestCloseInMask(t *testing.T) {
 		must(t, s.group, func(c *weft.Comm) error { return c.SetMask(testContext(t)) })
 		closing.Wait()
 	}
+	must(t, s.group, func(c *weft.Comm) error { return c.SetMask(testContext(t)) })
+	for r, c := range s.group {
+		if n := c.Retired(); n > 0 {
+			t.Errorf("rank %d keeps %d mappings", r, n)
+		}
+	}
 	s.write(s.group, 1)
+}
+
+// TestClosedWhileUnderway closes a window that a silent rank has yet to be written from, without any failure. Both of
+// its mappings are kept, until a SetMask finds that all has landed.
+func TestClosedWhileUnderway(t *testing.T) {
+	if testing.Short() {
+		t.Skip("Close waits 5 s for the silent rank")
+	}
+	s := newSpread(t, fabrictest.TCP(), 17, "a", "b")
+	here := s.group[0]
+	kept := func(want int) {
+		t.Helper()
+		if n := here.Retired(); n != want {
+			t.Errorf("%d mappings are kept, not %d", n, want)
+		}
+	}
+	s.network.Cut(0, 1)
+	s.flood(0)
+	if err := s.windows[0].Close(); err != nil {
+		t.Fatal(err)
+	}
+	kept(2)
+	s.network.Heal(0, 1)
+	must(t, s.group, func(c *weft.Comm) error { return c.SetMask(testContext(t)) })
+	kept(0)
+	for i, lost := range []bool{false, true} {
+		must(t, s.group, func(c *weft.Comm) (err error) {
+			s.windows[c.Rank()], err = c.Alloc(testContext(t), spreadSize)
+			return err
+		})
+		if lost {
+			here.Operations().FabricPeer(1).Fail(errors.New("nothing was heard of it"))
+		}
+		if err := s.windows[0].Close(); err != nil {
+			t.Fatal(err)
+		}
+		kept(2 * i)
+	}
+	must(t, s.group, func(c *weft.Comm) error { return c.SetMask(testContext(t)) }) // with who is lost nothing settles
+	kept(2)
 }

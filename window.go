@@ -33,6 +33,7 @@ type Window struct {
 
 	pointers []cuda.Pointer // peer pointers, by rank; nil on the host
 	held     []io.Closer    // on a GPU: closed with the window, in this order
+	own      io.Closer      // on a GPU: frees this rank's segment if it is the window's; after them
 
 	multicast cuda.Pointer // the address of all segments at once; 0: there is none
 
@@ -47,6 +48,7 @@ type Window struct {
 	sourceAlias *shm.Alias
 	closed      bool
 	remotes     []fabric.Remote // by rank: segments on other hosts
+	met         uint64          // the generation in which the ranks of those and this one met for it
 
 	once sync.Once
 	err  error
@@ -369,6 +371,10 @@ func (w *Window) HugePages() bool { return w.huge }
 // no work may still use it. Memory that is not virtual (registered from a plain allocation, or on a
 // GPU without virtual memory) is freed when its owner closes, so ranks of other processes close
 // first.
+//
+// Between hosts the operations of all ranks that use the window have ended, or failed. After a failure ranks of other
+// hosts may still have bytes on their way. Memory of a GPU that these could land in is freed when a [Comm.SetMask]
+// without masked ranks has found that they have landed, or when the communicator is closed.
 func (w *Window) Close() error {
 	w.comm.windows.remove(w)
 	return w.release()
@@ -388,6 +394,16 @@ func (w *Window) release() error {
 		}
 		for _, h := range w.held {
 			errs = append(errs, h.Close())
+		}
+		if w.staging != nil && w.stagingFile == nil {
+			errs = append(errs, w.free(w.staging))
+		}
+		switch {
+		case w.own == nil:
+		case w.staging != nil: // other hosts have reached that
+			errs = append(errs, w.own.Close())
+		default:
+			errs = append(errs, w.free(w.own))
 		}
 		w.err = errors.Join(errs...)
 	})

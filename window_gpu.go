@@ -158,8 +158,8 @@ func (d *Device) exportSegment(p *segment, otherProcesses bool) (err error) {
 // RegisterDevice makes a window of size bytes of the caller's device memory: a plain allocation, or
 // virtual memory within one allocation, on this rank's GPU. The size is the same on every rank; the
 // kind of memory may differ. The memory stays the caller's and must outlive the window on every
-// rank. Every rank refuses other memory, with an error that wraps [ErrUnsupported] or [ErrInvalid]
-// and names the kind of memory.
+// rank, and between hosts after a failure the communicator: see [Window.Close]. Every rank refuses
+// other memory, with an error that wraps [ErrUnsupported] or [ErrInvalid] and names the kind of memory.
 func (c *Comm) RegisterDevice(ctx context.Context, p cuda.Pointer, size int) (*Window, error) {
 	const op = "register device memory"
 	if err := c.gate.Enter(op); err != nil {
@@ -242,8 +242,7 @@ func (c *Comm) deviceWindow(ctx context.Context, op string, size int, own *segme
 	}
 	w.id = c.windows.next(c.control.Generation())
 	err = errors.Join(c.mapSegments(ctx, op, w, own, data), own.closeFile())
-	// Own memory is freed last: mappings within the process refer to it.
-	w.held = append(w.held, closer(own.discard))
+	w.own = closer(own.discard) // freed last: mappings within the process refer to it
 	if err != nil && c.begin(op) != nil {
 		return nil, errors.Join(err, w.release())
 	}

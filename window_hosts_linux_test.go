@@ -257,9 +257,20 @@ func TestRegionsOfTheLate(t *testing.T) {
 						}
 					}
 				}
-				network.Cut(0, late)
-				network.Cut(1, late)
+				half := class.Holds && seed%2 == 1 // of it has landed, and the rest goes where that is
+				for r := range late {
+					if half {
+						network.CutAfter(r, late, 1)
+					} else {
+						network.Cut(r, late)
+					}
+				}
 				flood()
+				for r := range late {
+					for half && bytes.IndexByte(windows[r].Bytes(), 0xaa) < 0 {
+						time.Sleep(time.Millisecond)
+					}
+				}
 				rest := group[:late]
 				must(t, rest, func(c *weft.Comm) error {
 					if err := c.SetMask(testContext(t), late); err != nil {

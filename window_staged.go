@@ -111,7 +111,6 @@ func (c *Comm) stageWindow(w *Window) error {
 	}
 	clear(m.Bytes())
 	w.staging = m
-	w.held = append([]io.Closer{m}, w.held...)
 	return nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
@@ -276,4 +277,152 @@ func TestHostMemoryOfGPURanks(t *testing.T) {
 		}
 		return errors.Join(writeToAll(t.Context(), c, w, 100, 1), w.Close(), near.Close())
 	})
+}
+
+// TestHalfReceived: bytes of another host are half received when a window of a GPU is closed after a failure. The
+// memory in which the rest lands stays until the communicator is closed, or SetMask has found that it has landed. Where
+// all is well it is freed at once, and so is what a memory file has, or what an adapter would need a key to write to.
+func TestHalfReceived(t *testing.T) {
+	direct, adapter := fabrictest.TCP(), fabrictest.Verbs()
+	direct.Devices, adapter.Devices = true, true
+	for _, memory := range []struct {
+		name    string
+		class   fabrictest.Class
+		refused string // a call of the driver's that fails
+		freed   string // one that frees the memory
+		kept    bool   // until then
+	}{
+		{"memory file", fabrictest.TCP(), "", "cuMemHostUnregister", false},
+		{"pinned memory", fabrictest.TCP(), "cuMemHostRegister", "cuMemFreeHost", true},
+		{"memory of the GPU", direct, "", "cuMemRelease", true},
+		{"memory of the GPU by an adapter", adapter, "", "cuMemRelease", false},
+	} {
+		for _, tc := range []struct {
+			name string
+			fail func(t *testing.T, group []*weft.Comm) error // of rank 0; nil: nothing is underway
+		}{
+			{"all is well", nil},
+			{"aborted", func(_ *testing.T, group []*weft.Comm) error {
+				group[0].Abort()
+				return nil
+			}},
+			{"resumed", func(t *testing.T, group []*weft.Comm) error {
+				group[0].Abort()
+				return ranktest.Each(group, func(c *weft.Comm) error { return c.SetMask(t.Context()) })
+			}},
+			{"lost", func(_ *testing.T, group []*weft.Comm) error {
+				group[0].Operations().FabricPeer(1).Fail(errors.New("nothing was heard of it"))
+				return nil
+			}},
+			{"masked", func(t *testing.T, group []*weft.Comm) error { return group[0].SetMask(t.Context(), 1) }},
+			{"closed with the communicator", func(_ *testing.T, group []*weft.Comm) error {
+				return group[0].Operations().Leave()
+			}},
+		} {
+			t.Run(memory.name+"/"+tc.name, func(t *testing.T) {
+				const size = 1 << 16
+				t.Setenv("WEFT_HEARTBEAT", "60s")
+				network := fabrictest.New(memory.class, 3)
+				g := ranktest.Fake(t, cudatest.Config{Devices: 2})
+				hosts := []string{"a", "b"}
+				group, err := ranktest.JoinEach(len(hosts), func(rank int) []weft.Option {
+					return append(g.Options(rank), weft.WithHostID(hosts[rank]), weft.WithFabric(network.Open))
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer func() {
+					if err := errors.Join(ranktest.Close(group), network.Check()); err != nil {
+						t.Error(err)
+					}
+				}()
+				alloc := func(c *weft.Comm) (*weft.Window, error) {
+					if memory.refused != "" {
+						g.Machine.Fail(memory.refused, 0, cuda.ErrNotSupported)
+					}
+					return c.Alloc(t.Context(), size)
+				}
+				windows := make([]*weft.Window, len(group))
+				must(t, group, func(c *weft.Comm) (err error) {
+					windows[c.Rank()], err = alloc(c)
+					return err
+				})
+				into, here, far := windows[0], group[0], 1
+				seen := func() bool { // bytes that have landed
+					got := into.Staging()
+					if got == nil {
+						got = make([]byte, size)
+						if err := here.Device().Context().Download(got, into.Pointer()); err != nil {
+							t.Fatal(err)
+						}
+					}
+					return bytes.IndexByte(got, 0xaa) >= 0
+				}
+				if tc.fail != nil {
+					own := windows[far]
+					if err := errors.Join(
+						group[far].Device().Context().Upload(own.Pointer(), bytes.Repeat([]byte{0xaa}, size)),
+						own.Stage(t.Context(), nil, 0, size),
+					); err != nil {
+						t.Fatal(err)
+					}
+					network.CutAfter(0, far, 3)
+					p := group[far].Operations().FabricPeer(0)
+					if err := p.Write(t.Context(), own.Remote(0), 0, own.Region(), 0, size); err != nil {
+						t.Fatal(err)
+					}
+					for !seen() {
+						time.Sleep(time.Millisecond)
+					}
+					if err := tc.fail(t, group); err != nil {
+						t.Fatal(err)
+					}
+				}
+				before := g.Machine.Calls(memory.freed)
+				freed := func(want bool) {
+					t.Helper()
+					if freed := g.Machine.Calls(memory.freed) > before; freed != want {
+						t.Fatalf("the memory is freed: %t", freed)
+					}
+				}
+				if err := into.Close(); err != nil {
+					t.Fatal(err)
+				}
+				freed(tc.fail == nil || !memory.kept)
+				network.Heal(0, far)
+				if tc.fail != nil { // the rest lands where it did no harm
+					ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+					defer cancel()
+					_ = group[far].Operations().FabricPeer(0).Flush(ctx)
+				}
+				switch tc.name {
+				case "aborted", "resumed": // all are there again
+					if memory.class.Name != "tcp" { // a write without a key has ended the connection
+						return
+					}
+					must(t, group, func(c *weft.Comm) error { return c.SetMask(t.Context()) })
+					freed(true)
+					if n := here.Retired(); n > 0 {
+						t.Errorf("%d pieces of memory are kept", n)
+					}
+				case "masked":
+				default:
+					return
+				}
+				left := group[:1]
+				if tc.name != "masked" {
+					left = group
+				}
+				must(t, left, func(c *weft.Comm) (err error) { // of those that are left: nobody else knows it
+					windows[c.Rank()], err = alloc(c)
+					return err
+				})
+				before = g.Machine.Calls(memory.freed)
+				if err := windows[0].Close(); err != nil {
+					t.Fatal(err)
+				}
+				freed(true)
+			})
+		}
+	}
 }

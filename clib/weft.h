@@ -369,7 +369,8 @@ weft_status weft_window_create_from_fd(weft_comm comm, int fd, size_t bytes, wef
 
 /*
  * Makes a window of the caller's memory, which must outlive the window on every rank: on a GPU, device memory of one
- * allocation; on the host, any memory, but only if all ranks are in this process. Collective.
+ * allocation; on the host, any memory, but only if all ranks are in this process. Memory of a GPU must outlive the
+ * communicator where ranks of several hosts have met a failure. Collective.
  */
 weft_status weft_window_create_from_memory(weft_comm comm, void *memory, size_t bytes, weft_window *window);
 

@@ -11,6 +11,7 @@ type Class struct {
 	PicksKeys bool // the network picks the keys of regions
 	Virtual   bool // peers give addresses, not offsets
 	Unchecked bool // keys are not looked at, as no domain accepts
+	Holds     bool // a write that has begun to land lands whole, whatever becomes of its key, while the connection lasts
 	Prompt    bool // writes land whole when they are posted, as no network does: to measure what is built on it
 	Devices   bool // regions may be memory of emulated GPUs, which is the host's
 	DMABufs   bool // and given as dma-bufs
@@ -40,7 +41,7 @@ func Verbs() Class {
 // TCP is like libfabric's provider of that name: ordered, moving by itself, and a byte stream.
 func TCP() Class {
 	return Class{
-		Name: "tcp", Ordered: true, Delivered: true, Sleeps: true,
+		Name: "tcp", Ordered: true, Delivered: true, Sleeps: true, Holds: true,
 		KeyBytes: 8, DataBytes: 8, MaxWrite: 1 << 30, Depth: 256,
 	}
 }

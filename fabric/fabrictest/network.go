@@ -76,8 +76,11 @@ func (n *Network) mistake(format string, args ...any) {
 // Cut makes silence between two ranks: nothing lands, nothing completes, nothing fails.
 func (n *Network) Cut(a, b int) { n.between(a, b, func(l *link) { l.cut = true }) }
 
+// CutAfter is a Cut as soon as so many more pieces have landed, in either direction.
+func (n *Network) CutAfter(a, b, pieces int) { n.between(a, b, func(l *link) { l.lasts = pieces }) }
+
 // Heal ends a Cut.
-func (n *Network) Heal(a, b int) { n.between(a, b, func(l *link) { l.cut = false }) }
+func (n *Network) Heal(a, b int) { n.between(a, b, func(l *link) { l.cut, l.lasts = false, 0 }) }
 
 // Reset fails what is underway between two ranks. Some of it may land late all the same, and later
 // writes pass.
@@ -109,6 +112,7 @@ type link struct {
 	from, to  *endpoint
 	queue     []*packet // in the order of posting
 	cut       bool
+	lasts     int // pieces until it is; 0: it is not going to be
 	connected bool
 	refusals  int   // posts that are turned away until the link is connected
 	broken    error // of a write that had completed already: the next one fails instead
@@ -150,6 +154,9 @@ func (n *Network) abandon(p *packet, err error) {
 	p.snapshot()
 	p.complete(err)
 	p.hasData = false // nobody is told of what lands late
+	if p.lost = true; p.held != nil {
+		return
+	}
 	if n.random.IntN(2) == 0 {
 		n.late = append(n.late, p)
 	}
@@ -213,6 +220,10 @@ func (n *Network) move(l *link) {
 		p.complete(err)
 		n.reset(l)
 		return
+	}
+	if l.lasts > 0 {
+		l.lasts--
+		l.cut = l.lasts == 0
 	}
 	if len(p.left) > 0 {
 		return

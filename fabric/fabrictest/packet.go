@@ -23,7 +23,9 @@ type packet struct {
 	hasData   bool
 	early     bool // it may complete before it has landed
 	completed bool
+	lost      bool    // its connection has ended
 	left      []piece // that have not landed, in the order in which they will
+	held      []byte  // where they will land, whatever becomes of the key; nil: that is looked up again
 }
 
 // A piece is a range of a packet's bytes that lands at once.
@@ -56,9 +58,15 @@ func (p *packet) reach() ([]byte, error) {
 
 // land lands the next piece, and now and then the same one once more.
 func (p *packet) land() error {
-	into, err := p.reach()
-	if err != nil {
-		return err
+	into := p.held
+	if into == nil {
+		var err error
+		if into, err = p.reach(); err != nil {
+			return err
+		}
+	}
+	if p.network.class.Holds && !p.lost {
+		p.held = into
 	}
 	if len(p.left) == 0 {
 		return nil

@@ -60,6 +60,7 @@ class Window(Resource):
         rank's window keeps it.
 
         On a GPU it is memory of one allocation; on the host all ranks must be in this process.
+        Memory of a GPU must outlive the communicator where ranks of several hosts have met a failure.
         """
         slot = Slot("window", comm._device, written=True)
 
