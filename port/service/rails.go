@@ -33,6 +33,7 @@ type rails struct {
 	next     int // signal that is free
 	channels int // that were made, at most
 	closed   bool
+	ended    chan struct{} // is closed when all is
 }
 
 // sharedSignals is how many a domain has that several services use.
@@ -111,7 +112,7 @@ func (s *Service) openFabric(ctx context.Context, op string) error {
 	}
 	r := &rails{
 		comm: s.comm, generation: s.ops.Generation(), serial: serial, users: 1, next: s.options.Channels + 1,
-		channels: s.mostLinks(),
+		channels: s.mostLinks(), ended: make(chan struct{}),
 	}
 	s.rails = r
 	why := s.openRails(watched{ctx, s, op, -1}, r)
@@ -178,11 +179,13 @@ func (s *Service) openRails(ctx context.Context, r *rails) error {
 	return err
 }
 
-// leave closes the rails if nobody else has them, or if the others must not go on by them.
+// leave closes the rails if nobody else has them, or if the others must not go on by them. If another one is closing
+// them it waits for that: what the caller has registered is the caller's again.
 func (r *rails) leave(others bool) error {
 	shared.Lock()
 	r.users--
-	last := !r.closed && (r.users == 0 || !others)
+	closed := r.closed
+	last := !closed && (r.users == 0 || !others)
 	if last {
 		r.closed = true
 		if shared.rails[r.comm] == r {
@@ -190,9 +193,13 @@ func (r *rails) leave(others bool) error {
 		}
 	}
 	shared.Unlock()
+	if closed {
+		<-r.ended
+	}
 	if !last {
 		return nil
 	}
+	defer close(r.ended)
 	if r.unhook != nil {
 		r.unhook()
 	}

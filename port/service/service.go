@@ -340,7 +340,9 @@ func (s *Service) closeFabric(left bool) error {
 	for _, m := range s.locals {
 		errs = append(errs, m.Close())
 	}
-	errs = append(errs, s.rails.leave(left && s.rails.generation == s.ops.Generation()))
+	// After a failure something may be underway to this rank, whatever it has pushed itself.
+	left = left && s.rails.generation == s.ops.Generation() && s.ops.Begin("close port service") == nil
+	errs = append(errs, s.rails.leave(left))
 	s.rails, s.locals = nil, nil
 	clear(s.remotes)
 	return errors.Join(errs...)

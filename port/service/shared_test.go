@@ -199,3 +199,36 @@ func (o *opened) run(ctx context.Context, c *weft.Comm) error {
 	}
 	return errors.Join(fifth.Close(), rails("all are closed", 4, 0))
 }
+
+// TestSharedFailure: after a failure a service that closes ends what it shares with others, though nothing of its own
+// is underway: something may be to its memory.
+func TestSharedFailure(t *testing.T) {
+	o := opened{network: fabrictest.New(fabrictest.TCP(), 1), domains: make([][]*fabric.Domain, 2)}
+	var made sync.WaitGroup
+	made.Add(2)
+	if err := ranktest.Run(2, func(rank int) []weft.Option {
+		return []weft.Option{weft.WithHostID("ab"[rank:][:1]), weft.WithFabric(o.open)}
+	}, func(ctx context.Context, c *weft.Comm) error {
+		var services [2]*service.Service
+		for i := range services {
+			var err error
+			if services[i], err = service.New(ctx, c, service.Options{Shared: true, Channels: 1}); err != nil {
+				made.Done()
+				return err
+			}
+		}
+		made.Done()
+		made.Wait()
+		c.Abort()
+		_, before := o.count(c.Rank())
+		if err := services[0].Close(); err != nil {
+			return err
+		}
+		if _, open := o.count(c.Rank()); open != before-1 {
+			return fmt.Errorf("of %d domains %d are open", before, open)
+		}
+		return services[1].Close()
+	}); err != nil {
+		t.Error(err)
+	}
+}
