@@ -109,6 +109,7 @@ var calls = map[string]string{
 	"bulk_wait_read_before": "bulk_wait_read_before()",
 
 	"computed":                   "computed(l)",
+	"kept":                       "keep((u64)kept((char *)p))",
 	"atomic_cas_relaxed_gpu_u64": "keep(atomic_cas_relaxed_gpu_u64(p, l, l + 1))",
 
 	"load_relaxed_sys_u64x2":  "keep(load_relaxed_sys_u64x2(p).x); keep(load_relaxed_sys_u64x2(p).y)",
@@ -119,8 +120,8 @@ var calls = map[string]string{
 const (
 	declarations = `#include "ptx.cuh"
 using namespace weft;
-__device__ u32 kept;
-__device__ void keep(u32 w) { *(volatile u32 *)&kept = w; }
+__device__ u32 place;
+__device__ void keep(u32 w) { *(volatile u32 *)&place = w; }
 __device__ void keep(u64 w) { keep((u32)w); keep((u32)(w >> 32)); }
 __device__ void keep(uint2 w) { keep(w.x); keep(w.y); }
 __device__ void keep(uint4 w) { keep(w.x); keep(w.y); keep(w.z); keep(w.w); }
@@ -144,7 +145,7 @@ type wrapper struct {
 }
 
 var (
-	function    = regexp.MustCompile(`^__device__ __forceinline__ [\w ]+?\*?\b(\w+)\(`)
+	function    = regexp.MustCompile(`^(?:template <[^>]*> )?__device__ __forceinline__ [\w ]+?\*?\b(\w+)\(`)
 	instruction = regexp.MustCompile(`asm(?: volatile)?\("([^"]*)"`)
 	section     = regexp.MustCompile(`\b\d+(\.\d+)+ `)
 	guard       = regexp.MustCompile(`^#if __CUDA_ARCH__ >= (\d+)$`)
@@ -182,7 +183,9 @@ func wrappers(t *testing.T) []*wrapper {
 			if current == nil {
 				t.Fatalf("assembly outside of a function: %s", line)
 			}
-			current.assembly = append(current.assembly, m[1])
+			if m[1] != "" { // else it only holds the compiler back
+				current.assembly = append(current.assembly, m[1])
+			}
 		} else if strings.Contains(line, "asm") && !strings.HasPrefix(line, "//") {
 			t.Errorf("assembly that this test does not understand: %s", line)
 		}
