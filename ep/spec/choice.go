@@ -64,9 +64,9 @@ const (
 	halvedTokens, fewPieces = 8, 448
 	// So many of 16 blocks fill the links if all they do is to copy rows to peers. More would gain nothing.
 	copySenders = 4
-	// So many SMs fill the links with rows by expert, if there are several peers. More would only take SMs from those that
-	// receive.
-	linkSMs = 19
+	// Of more than linkTokens tokens, linkSMs that send rows by expert to several peers fill the links. More would only
+	// take SMs from those that receive.
+	linkTokens, linkSMs = 64, 19
 	// A block of 512 threads has an SM for itself, so smWarps are on an SM. A handle has handleSMs of an H100, three
 	// quarters, unless its Spec says how many. How many the GPU has is not known here: ranks may have different ones.
 	smWarps, handleSMs = 16, 99
@@ -322,7 +322,7 @@ func (s Spec) dispatchSenders(ranks int) int {
 	if s.Quantize != weft.InvalidDType {
 		senders = sendersFor(2<<10+reached, 2*reached+s.TopK<<10)
 	}
-	if s.MaxTokens > dependentTokens && ranks > 2 { // each row that is read goes to several peers
+	if s.MaxTokens > linkTokens && ranks > 2 { // each row that is read goes to several peers
 		senders = min(senders, max(1, 16*linkSMs/cmp.Or(s.SMs, handleSMs)))
 	}
 	return senders
