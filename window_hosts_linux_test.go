@@ -218,15 +218,21 @@ func TestRegionsOfTheGone(t *testing.T) {
 					}
 					return c.Operations().VerifySame(testContext(t), "test", "written", nil)
 				})
-				for r := range gone {
-					if i := bytes.IndexByte(windows[r].Bytes(), 0xaa); i >= 0 {
-						t.Errorf("rank %d: byte %d of the one that is gone has landed", r, i)
-					}
-					if got := windows[r].Bytes()[8]; got != 49 {
-						t.Errorf("rank %d: the other's last byte is %d", r, got)
-					}
-				}
+				wantOnlyOthers(t, windows[:gone])
 			})
+		}
+	}
+}
+
+// wantOnlyOthers wants in each window all that the other ranks wrote, and nothing of the one that is out.
+func wantOnlyOthers(t *testing.T, windows []*weft.Window) {
+	t.Helper()
+	for r, w := range windows {
+		if i := bytes.IndexByte(w.Bytes(), 0xaa); i >= 0 {
+			t.Errorf("rank %d: byte %d of the one that is out has landed", r, i)
+		}
+		if got := w.Bytes()[8]; got != 49 {
+			t.Errorf("rank %d: the other's last byte is %d", r, got)
 		}
 	}
 }
@@ -303,14 +309,7 @@ func TestRegionsOfTheLate(t *testing.T) {
 				}
 				must(t, rest, func(c *weft.Comm) error { return c.SetMask(testContext(t), late) })
 				must(t, rest, writes)
-				for r := range late {
-					if i := bytes.IndexByte(windows[r].Bytes(), 0xaa); i >= 0 {
-						t.Errorf("rank %d: byte %d of the one that is left out has landed", r, i)
-					}
-					if got := windows[r].Bytes()[8]; got != 49 {
-						t.Errorf("rank %d: the other's last byte is %d", r, got)
-					}
-				}
+				wantOnlyOthers(t, windows[:late])
 			})
 		}
 	}
