@@ -115,6 +115,11 @@ func (p *played) prepare(ctx context.Context, theirs ep.Told, topk []int32, next
 				return err
 			}
 		}
+		for i, n := range p.countsOf(topk, b, 1) {
+			if got := atomic.LoadUint64((*uint64)(theirs.Share(b, i))); got != epoch<<32|uint64(n) {
+				return fmt.Errorf("count %d of block %d is told as %#x, want %d, when the block's mark is there", i, b, got, n)
+			}
+		}
 		from, to := p.share(topk, b)
 		for i := from; i < to; i++ {
 			got := atomic.LoadUint64((*uint64)(unsafe.Add(theirs.Records, 8*i)))
@@ -133,7 +138,7 @@ func (p *played) prepare(ctx context.Context, theirs ep.Told, topk []int32, next
 	rng := rand.New(rand.NewPCG(uint64(len(p.topk)), 1))
 	tell := []func(){func() { putWord(p.told.Tokens, epoch, len(p.topk)/p.s.TopK) }}
 	for b := range p.told.Blocks {
-		for i, n := range p.countsOf(b) {
+		for i, n := range p.countsOf(p.topk, b, 0) {
 			tell = append(tell, func() { putWord(p.told.Share(b, i), epoch, n) })
 		}
 	}
@@ -163,18 +168,19 @@ func (p *played) prepare(ctx context.Context, theirs ep.Told, topk []int32, next
 	return nil
 }
 
-// countsOf are the counts that a block tells rank 0: tokens for each rank, selections of each expert there, and bits.
-func (p *played) countsOf(block int) []int {
+// countsOf are the counts that a block tells a rank: tokens for each rank, selections of each expert there, and bits.
+func (p *played) countsOf(topk []int32, block, to int) []int {
 	counts := make([]int, p.counts())
-	from, to := p.share(p.topk, block)
-	for at := from; at < to; at += p.s.TopK {
+	first, end := p.share(topk, block)
+	for at := first; at < end; at += p.s.TopK {
 		goes := [2]bool{}
-		for _, e := range p.topk[at : at+p.s.TopK] {
+		for _, e := range topk[at : at+p.s.TopK] {
 			if e < 0 {
 				continue
 			}
-			if goes[int(e)/p.local()] = true; int(e) < p.local() {
-				counts[2+int(e)]++
+			rank := int(e) / p.local()
+			if goes[rank] = true; rank == to {
+				counts[2+int(e)%p.local()]++
 			}
 		}
 		for rank, does := range goes {
@@ -182,7 +188,7 @@ func (p *played) countsOf(block int) []int {
 				counts[rank]++
 			}
 		}
-		if t := (at - from) / p.s.TopK; goes[0] {
+		if t := (at - first) / p.s.TopK; goes[to] {
 			counts[2+p.local()+t/32] |= 1 << (t % 32)
 		}
 	}

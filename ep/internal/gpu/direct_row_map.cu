@@ -17,12 +17,12 @@
 //	               <----------------------------------------  totals
 //
 // Token-major rows have a way of their own, row_map_tokens.cuh: there are few counts, so every block sends its own to
-// all, and bits say which tokens come before the records do.
+// all, and bits say which tokens come. The records, which are many more bytes, are sent behind both.
 //
 //	this rank's block b          block b of a peer          every block of a peer
-//	records, mark  ----------->  records that come
-//	bits  -------------------->  which tokens come
 //	counts  ---------------------------------------------->  bases
+//	bits  -------------------->  which tokens come
+//	records, mark  ----------->  records that come
 //
 // row_map.cuh has the arguments and what is exchanged, row_map_bitmap.cuh the counting of rows by expert in shared
 // memory, row_map_selections.cuh how threads share out selections.
@@ -88,10 +88,12 @@ __device__ __forceinline__ bool map_tokens(const RowMap &a, const Operation &o, 
 	Windows windows(a.group);
 	Sources sources;
 	if (blockIdx.x == 0) announce_prepare(a, o);
-	count_tokens(a, o, windows, own, m);
+	count_tokens(a, own, m);
+	__syncthreads();
+	send_shares(a, o, windows, m);
+	send_own(a, o, windows, own);
 	mark(a.group, o, a.marks);
 	u64 tokens = sources.look(a, o);
-	send_shares(a, o, windows, m);
 	// Before any data of the peers is awaited: they may have made another call.
 	if (blockIdx.x == 0) await_openings(a, o, w);
 	sources.learn(a, o, w, tokens);

@@ -11,13 +11,14 @@
 //
 //	row = lower ranks' tokens for the rank + the source's lower blocks' + lower set bits of the block's map
 //
-// Records, whose mark is awaited last, are then copied into the routing.
+// The records, which are most of the bytes, are sent behind what was counted, so no count waits for them on a link.
+// Their mark is awaited last. Then they are copied into the routing.
 //
-// Ordering. Counts refer to no other memory, so they need no fence, and may overtake the records. A block tells all
-// that it has to tell before it awaits anything of peers, so a count that is missing is its sender's own delay. What is
-// told stands in one of two buffers: a source stores there again two operations later at the earliest. It has then
-// ended the operation between, for which each block of this rank has marked, and those began when this rank's prepare
-// had ended.
+// Ordering. Counts refer to no other memory, so they need no fence, and may come in any order, and after the records.
+// The mark, behind a system fence, publishes the records alone. A block tells all that it has to tell, the mark too,
+// before it awaits anything of peers, so what is missing is its sender's own delay. What is told stands in one of two
+// buffers: a source stores there again two operations later at the earliest. It has then ended the operation between,
+// for which each block of this rank has marked, and those began when this rank's prepare had ended.
 #pragma once
 #include "row_map_arrived.cuh"
 
@@ -71,12 +72,10 @@ template <class F> __device__ __forceinline__ u32 number_words(uint2 *words, u32
 	return before;
 }
 
-// count_tokens sends the records of the block's tokens, and counts them. All threads of the block call it.
-__device__ __forceinline__ void count_tokens(const RowMap &a, const Operation &o, const Windows &windows,
-											 const OwnTokens &own, const TokenMap &m) {
+// count_tokens counts the block's tokens. All threads of the block call it, and a barrier follows.
+__device__ __forceinline__ void count_tokens(const RowMap &a, const OwnTokens &own, const TokenMap &m) {
 	u32 lane = threadIdx.x & 31;
 	own.each(a, own.q, own.share.from, own.share.to, [&](const Selections &c) {
-		send_records(a, o, windows, own.q, c);
 		u32 rank[QUAD], at = c.t - own.share.from;
 #pragma unroll
 		for (u32 j = 0; j < QUAD; j++) {
@@ -89,35 +88,45 @@ __device__ __forceinline__ void count_tokens(const RowMap &a, const Operation &o
 	});
 }
 
-// send_shares tells the ranks what the block has counted. All threads of the block call it.
+// send_shares tells the ranks what the block has counted. The last warps do, of which the most have no selections:
+// meanwhile others send records. All threads of the block call it.
 __device__ __forceinline__ void send_shares(const RowMap &a, const Operation &o, const Windows &windows,
 											const TokenMap &m) {
 	u32 ranks = a.group.ranks, rank = a.group.rank, lane = threadIdx.x & 31, warps = blockDim.x / 32;
+	// A warp has one after another: a rank's tokens, 32 experts.
 #pragma unroll 1
-	for (u32 r = threadIdx.x / 32; r < ranks; r += warps) {
-		uint2 *words = m.own + r * a.words;
-		char *to = windows.of(r) + share_at(a, o, rank, blockIdx.x, ranks + a.shape.local);
-		bool here = !holds(o.mask, r);
-		u32 n = number_words(words, a.words, [&](u32 i) {
-			u32 bits = words[i].x;
-			if (here) store_relaxed_sys_u64(to + (u64)i * 8, o.epoch << 32 | bits);
+	for (u32 i = warps - 1 - threadIdx.x / 32; i < ranks + (a.shape.experts + 31) / 32; i += warps) {
+		if (i >= ranks) {
+			u32 e = (i - ranks) * 32 + lane, r = e < a.shape.experts ? rank_of(a.shape, e) : 0;
+			char *window = windows.each(r);
+			if (e < a.shape.experts && !holds(o.mask, r))
+				store_relaxed_sys_u64(window + share_at(a, o, rank, blockIdx.x, ranks + e - r * a.shape.local),
+									  o.epoch << 32 | m.experts[e]);
+			continue;
+		}
+		uint2 *words = m.own + i * a.words;
+		char *to = windows.of(i) + share_at(a, o, rank, blockIdx.x, ranks + a.shape.local);
+		bool here = !holds(o.mask, i);
+		u32 n = number_words(words, a.words, [&](u32 word) {
+			u32 bits = words[word].x;
+			if (here) store_relaxed_sys_u64(to + (u64)word * 8, o.epoch << 32 | bits);
 			return bits;
 		});
 #pragma unroll 1
 		for (u32 first = 0; first < ranks; first += 32) {
 			char *window = windows.each(first + lane);
 			if (first + lane < ranks && !holds(o.mask, first + lane))
-				store_relaxed_sys_u64(window + share_at(a, o, rank, blockIdx.x, r), o.epoch << 32 | n);
+				store_relaxed_sys_u64(window + share_at(a, o, rank, blockIdx.x, i), o.epoch << 32 | n);
 		}
 	}
-#pragma unroll 1
-	for (u32 first = threadIdx.x & ~31u; first < a.shape.experts; first += blockDim.x) {
-		u32 e = first + lane, r = e < a.shape.experts ? rank_of(a.shape, e) : 0;
-		char *window = windows.each(r);
-		if (e < a.shape.experts && !holds(o.mask, r))
-			store_relaxed_sys_u64(window + share_at(a, o, rank, blockIdx.x, ranks + e - r * a.shape.local),
-								  o.epoch << 32 | m.experts[e]);
-	}
+}
+
+// send_own sends the records of the block's tokens. The first quad of a thread is still in its registers. All threads
+// of the block call it.
+__device__ __forceinline__ void send_own(const RowMap &a, const Operation &o, const Windows &windows,
+										 const OwnTokens &own) {
+	own.each(a, own.q, own.share.from, own.share.to,
+			 [&](const Selections &c) { send_records(a, o, windows, own.q, c); });
 }
 
 // sum_shares waits for a count of all blocks, and calls f(source, all, lower) for each source in order: the sum of its
