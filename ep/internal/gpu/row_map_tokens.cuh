@@ -53,21 +53,28 @@ __device__ __forceinline__ u32 row_of(uint2 word, u32 base, u32 t) {
 	return base + word.y + __popc(word.x & ((1u << t % 32) - 1));
 }
 
+// sum_to_lane is the sum of n of the lower lanes and of this one. A warp calls it.
+__device__ __forceinline__ u32 sum_to_lane(u32 n) {
+	u32 lane = threadIdx.x & 31;
+#pragma unroll
+	for (u32 d = 1; d < 32; d *= 2) {
+		u32 left = __shfl_up_sync(0xFFFFFFFFu, n, d);
+		if (lane >= d) n += left;
+	}
+	return n;
+}
+
 // number_words writes n words whose bits are bits_of(i), with the set bits before each. It returns how many are
 // set. A warp calls it.
 template <class F> __device__ __forceinline__ u32 number_words(uint2 *words, u32 n, F bits_of) {
 	u32 lane = threadIdx.x & 31, before = 0;
 #pragma unroll 1
 	for (u32 first = 0; first < n; first += 32) {
-		u32 i = first + lane, bits = i < n ? bits_of(i) : 0, set = __popc(bits), behind = set;
+		u32 i = first + lane, bits = i < n ? bits_of(i) : 0, set = __popc(bits);
 		__syncwarp();
-#pragma unroll
-		for (u32 d = 1; d < 32; d *= 2) {
-			u32 left = __shfl_up_sync(0xFFFFFFFFu, behind, d);
-			if (lane >= d) behind += left;
-		}
-		if (i < n) words[i] = make_uint2(bits, before + behind - set);
-		before += __shfl_sync(0xFFFFFFFFu, behind, 31);
+		u32 end = sum_to_lane(set);
+		if (i < n) words[i] = make_uint2(bits, before + end - set);
+		before += __shfl_sync(0xFFFFFFFFu, end, 31);
 	}
 	return before;
 }
@@ -129,40 +136,71 @@ __device__ __forceinline__ void send_own(const RowMap &a, const Operation &o, co
 			 [&](const Selections &c) { send_records(a, o, windows, own.q, c); });
 }
 
-// sum_shares waits for a count of all blocks, and calls f(source, all, lower) for each source in order: the sum of its
-// blocks, and of those below this one. A warp calls it.
+// sum_shares waits for a count of all blocks. For each 32 sources, in order, it calls f(source, all, lower) with a
+// source for each lane: the sum of its blocks, and of those below this one. Both are 0 for a source that is not there.
+// A warp calls it.
 template <class F>
 __device__ __forceinline__ void sum_shares(const RowMap &a, const Operation &o, Wait &w, u32 column, F f) {
-	constexpr u32 FLIGHT = 4; // sources whose counts are read at once
+	constexpr u32 FLIGHT = 4; // sources whose counts are read at once, of as many blocks as a warp has lanes
 	u32 lane = threadIdx.x & 31, ranks = a.group.ranks;
-#pragma unroll 1
-	for (u32 src = 0; src < ranks; src += FLIGHT) {
-		u32 all[FLIGHT] = {}, lower[FLIGHT] = {};
-#pragma unroll 1
-		for (u32 first = 0; first < a.blocks; first += 32) {
-			u32 block = first + lane;
-			const char *p[FLIGHT];
-			u64 v[FLIGHT];
+	auto at = [&](u32 src, u32 block) { return o.own + share_at(a, o, src, block, column); };
+	auto read = [&](u32 src, u32 first, u64(&v)[FLIGHT]) {
 #pragma unroll
-			for (u32 j = 0; j < FLIGHT; j++) {
-				bool there = block < a.blocks && src + j < ranks && !holds(o.mask, src + j);
-				p[j] = o.own + share_at(a, o, src + j, block, column);
-				v[j] = there ? load_relaxed_sys_u64(p[j]) : o.epoch << 32;
-			}
+		for (u32 j = 0; j < FLIGHT; j++) {
+			bool there = first + lane < a.blocks && src + j < ranks && !holds(o.mask, src + j);
+			v[j] = there ? load_relaxed_sys_u64(at(src + j, first + lane)) : o.epoch << 32;
+		}
+	};
+	u64 next[FLIGHT]; // on their way
+	u32 all = 0, lower = 0;
+	read(0, 0, next);
+#pragma unroll 1
+	for (u32 src = 0, first = 0; src < ranks;) {
+		u64 v[FLIGHT];
 #pragma unroll
-			for (u32 j = 0; j < FLIGHT; j++) {
-				u32 n = count_of_word(a, o, w, src + j, p[j], v[j]);
-				all[j] += n;
-				lower[j] += block < blockIdx.x ? n : 0;
+		for (u32 j = 0; j < FLIGHT; j++) v[j] = next[j];
+		u32 block = first + lane, here = src;
+		first += 32;
+		if (first >= a.blocks) first = 0, src += FLIGHT;
+		if (src < ranks) read(src, first, next);
+#pragma unroll 1
+		for (;;) { // until all of them are there: those that were late are read again at once
+			u32 late = FLIGHT;
+#pragma unroll
+			for (u32 j = FLIGHT; j-- > 0;) {
+				if ((u32)(v[j] >> 32) != (u32)o.epoch) late = j;
 			}
+			if (late == FLIGHT || w.over) break;
+			u64 now = await_late_count(a.group, a.state, o.epoch, here + late, at(here + late, block));
+			w.over = (u32)(now >> 32) != (u32)o.epoch;
+			read(here, block - lane, v);
 		}
 		__syncwarp();
 #pragma unroll
 		for (u32 j = 0; j < FLIGHT; j++) {
-			u32 sum = __reduce_add_sync(0xFFFFFFFFu, all[j]), before = __reduce_add_sync(0xFFFFFFFFu, lower[j]);
-			if (src + j < ranks) f(src + j, sum, before);
+			u32 n = (u32)v[j], sum = __reduce_add_sync(0xFFFFFFFFu, n),
+				below = __reduce_add_sync(0xFFFFFFFFu, block < blockIdx.x ? n : 0);
+			if (lane == (here + j) % 32) all += sum, lower += below;
 		}
+		if (first != 0 || (src % 32 != 0 && src < ranks)) continue;
+		f(here / 32 * 32 + lane, all, lower);
+		all = lower = 0;
 	}
+}
+
+// describe_tokens describes what rank i needs, or if i is no rank an expert: sum of all sources. It is not inlined, so
+// that the places of what it stores take no registers of those that wait.
+__device__ __noinline__ void describe_tokens(const RowMap &a, u32 i, u32 expert, u32 sum, bool absent, u32 epoch) {
+	Described d(a.described, a.shape.local, a.group.ranks);
+	if (i >= a.group.ranks) {
+		d.counts[expert] = d.demand[expert] = d.padded[expert] = (int)sum;
+		d.offsets[expert] = 0;
+		return;
+	}
+	d.wanted[i] = absent ? 0 : (int)sum;
+	d.over[i] = -1;
+	d.excess[i] = 0;
+	if (i == a.group.rank) *d.rows = (int)min(sum, a.rows), *d.routing = epoch;
 }
 
 // find_token_rows waits for what all blocks have counted: the bases, and which tokens come. Block 0 describes what
@@ -188,25 +226,21 @@ __device__ __forceinline__ void find_token_rows(const RowMap &a, const Operation
 		u32 le = blockIdx.x + (i - 2 * ranks) * a.blocks, sum = 0, base = 0;
 		sum_shares(a, o, w, tokens ? i : ranks + le, [&](u32 src, u32 all, u32 lower) {
 			base += src < rank ? all : src == rank ? lower : 0;
-			if (i == rank && lane == 0) {
-				m.arrived_bases[src] = sum + lower;
-				if (first) d.from_source[src] = (int)all;
+			if (i == rank) { // its rows of this source begin behind those of lower ones
+				u32 end = sum_to_lane(all), before = __reduce_add_sync(0xFFFFFFFFu, sum);
+				if (src < ranks) {
+					m.arrived_bases[src] = before + end - all + lower;
+					if (first) d.from_source[src] = (int)all;
+				}
 			}
 			sum += all;
 		});
+		sum = __reduce_add_sync(0xFFFFFFFFu, sum);
+		base = __reduce_add_sync(0xFFFFFFFFu, base);
 		if (lane != 0) continue;
-		if (!tokens) {
-			d.counts[le] = d.demand[le] = d.padded[le] = (int)sum;
-			d.offsets[le] = 0;
-			continue;
-		}
-		bool absent = holds(o.mask, i);
-		m.own_bases[i] = absent ? NO_ROWS : base;
-		if (!first) continue;
-		d.wanted[i] = absent ? 0 : (int)sum;
-		d.over[i] = -1;
-		d.excess[i] = 0;
-		if (i == rank) *d.rows = (int)min(sum, a.rows), *d.routing = (u32)o.epoch;
+		bool absent = tokens && holds(o.mask, i);
+		if (tokens) m.own_bases[i] = absent ? NO_ROWS : base;
+		if (first || !tokens) describe_tokens(a, i, le, sum, absent, (u32)o.epoch);
 	}
 	for (u32 src = threadIdx.x; first && src < ranks; src += blockDim.x) d.tokens[src] = (int)sources.tokens[src];
 }
