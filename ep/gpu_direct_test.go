@@ -29,6 +29,7 @@ func TestRowMapOnGPUs(t *testing.T) {
 			{3, 2400, 32, 40, 40},
 			{4, 256, 8, 70, 40},
 			{3, 48, 12, 91, 2},
+			{2, 16, 1, 6200, 97}, // token-major 97 blocks have a share
 		} {
 			packed := sized(exactRows, shape.ranks)
 			packed.Layout = ep.ExpertPacked
@@ -82,6 +83,38 @@ func TestTokenMapOnEmulatedGPUs(t *testing.T) {
 				routed(s, 2, []int{0, s.MaxTokens - 3}, pick).Batch(),
 			}
 			members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+				for i, b := range batches {
+					if err := r.batch(ctx, b); err != nil {
+						return fmt.Errorf("batch %d: %w", i, err)
+					}
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// TestManyBlocksOnEmulatedGPUs prepares token-major rows of which more blocks have a share than a warp has lanes, on
+// more ranks than a warp reads at once, with as many tokens on every rank and with very different ones.
+func TestManyBlocksOnEmulatedGPUs(t *testing.T) {
+	if !emulate.Everything() || testing.Short() {
+		t.Skip("run by make test-all: WEFT_TEST_ALL=1")
+	}
+	for _, shape := range []struct{ ranks, experts, topk, tokens, blocks int }{
+		{2, 16, 1, 6200, 96}, {5, 10, 3, 2500, 40}, {6, 48, 4, 2240, 35},
+	} {
+		t.Run(fmt.Sprintf("%d ranks, %d blocks", shape.ranks, shape.blocks), func(t *testing.T) {
+			m := emulatedAs(t, cudatest.Config{
+				Devices: shape.ranks, Attributes: map[cuda.Attribute]int{cuda.MultiprocessorCount: 132},
+			}, emulate.Options{Limit: 2 * time.Minute, Seed: 1, Tear: true})
+			s := sized(tokenRows, shape.ranks)
+			s.Experts, s.TopK, s.MaxTokens, s.Hidden = shape.experts, shape.topk, shape.tokens, 8
+			s.Tuning.Dispatch.Blocks, s.SMs = shape.blocks, 0
+			batches := []*eptest.Batch{eptest.Full(s, shape.ranks, 1).Batch(), eptest.Fixed(s, shape.ranks, 2).Batch()}
+			members(t, m, shape.ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+				if blocks := ep.ToldBy(r.handle, 0, 0, 1).Blocks; blocks != shape.blocks {
+					return fmt.Errorf("%d blocks have a share, want %d", blocks, shape.blocks)
+				}
 				for i, b := range batches {
 					if err := r.batch(ctx, b); err != nil {
 						return fmt.Errorf("batch %d: %w", i, err)

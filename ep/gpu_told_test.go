@@ -11,6 +11,9 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/cudatest"
+	"github.com/weftgo/weft/cuda/cudatest/emulate"
 	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/eptest"
 )
@@ -21,14 +24,24 @@ import (
 // counts, and each block's mark after its records. Until then the places hold what another operation has left.
 func TestToldInAnyOrderOnEmulatedGPUs(t *testing.T) {
 	const ranks = 2
-	m := tornMachine(t)
+	m := emulatedAs(t, cudatest.Config{
+		Devices: ranks, Attributes: map[cuda.Attribute]int{cuda.MultiprocessorCount: 132},
+	}, emulate.Options{Limit: 2 * time.Minute, Seed: 1, Tear: true})
 	for i, shape := range []struct {
 		topk, blocks int
+		most         int // tokens of a rank
 		tokens       []int
-	}{{4, 3, []int{70, 100}}, {3, 2, []int{100, 99}}, {8, 1, []int{0, 65}}, {12, 2, []int{37, 41}}, {1, 3, []int{33, 0}}} {
+	}{
+		{4, 3, 100, []int{70, 100}},
+		{3, 2, 100, []int{100, 99}},
+		{8, 1, 100, []int{0, 65}},
+		{12, 2, 100, []int{37, 41}},
+		{1, 3, 100, []int{33, 0}},
+		{1, 67, 67 * 64, []int{4200, 67*64 - 1}}, // the counts of a column are read in three rounds
+	} {
 		t.Run(fmt.Sprintf("top-%d, %d blocks", shape.topk, shape.blocks), func(t *testing.T) {
 			s := sized(tokenRows, ranks)
-			s.TopK, s.Experts, s.MaxTokens, s.Tuning.Dispatch.Blocks = shape.topk, 8*ranks, 100, shape.blocks
+			s.TopK, s.Experts, s.MaxTokens, s.Tuning.Dispatch.Blocks = shape.topk, 8*ranks, shape.most, shape.blocks
 			s.SMs = 0
 			c := routed(s, 1, shape.tokens, spread(s, uint64(i)))
 			c.Weights = false

@@ -54,9 +54,11 @@ func rowMapKernel(form rowMapForm, arch string) kernel.Spec {
 	return s
 }
 
-// A prepare has mapBlocks blocks with something to do, if there are as many, or more if each
-// would have more than mapTokens tokens: a block asks others what they have counted.
-const mapBlocks, mapTokens = 32, 512
+// A prepare has mapBlocks blocks with something to do, if there are as many, or more if each would have more tokens
+// than mapTokens, or token-major mapFewTokens. By expert counts pass from block to block. Token-major no block waits
+// for another of its rank: more blocks only read more counts, 32 at a time and those of the next 32 meanwhile. Of
+// mapFewTokens tokens with two quads of selections, half of the fewest threads have a quad each.
+const mapBlocks, mapTokens, mapFewTokens = 32, 512, 64
 
 // A block of a prepare by expert has two BitMaps of row_map_bitmap.cuh in shared memory, and behind them its bases
 // (row_map_bases.cuh) if these are at most 4 * mapBuckets words. A map counts mapBuckets columns at a time. It
@@ -88,7 +90,11 @@ func mapThreads(g *spec.Geometry, blocks int) int {
 
 // mapping is how many of so many blocks have something to do in a prepare.
 func mapping(g *spec.Geometry, blocks int) int {
-	return min(blocks, max(mapBlocks, spec.CeilDiv(g.Tokens, mapTokens)))
+	most := mapTokens
+	if !g.Layout.ByExpert() {
+		most = mapFewTokens
+	}
+	return min(blocks, max(mapBlocks, spec.CeilDiv(g.Tokens, most)))
 }
 
 // rowMap computes the final row of every selection: the kernel of direct_row_map.cu. It prepares.
