@@ -29,7 +29,7 @@ func TestRowMapOnGPUs(t *testing.T) {
 			{3, 2400, 32, 40, 40},
 			{4, 256, 8, 70, 40},
 			{3, 48, 12, 91, 2},
-			{2, 16, 1, 6200, 97}, // token-major 97 blocks have a share
+			{2, 16, 1, 6200, 97}, // token-major all of them have a share, if there are as many SMs
 		} {
 			packed := sized(exactRows, shape.ranks)
 			packed.Layout = ep.ExpertPacked

@@ -9,8 +9,9 @@
 //	records   2 turns x [ranks][capacity][top-k] pairs: the local expert + 1 of a selection, or 0 if it
 //	          goes elsewhere; weight
 //	shares    2 turns x [ranks][blocks][local] counts as in totals: what the lower blocks of the source send
-//	          here; or token-major [ranks + local + words], of the source's block: its tokens for each rank,
-//	          its selections of each local expert, a bit for each token that comes here
+//	          here; or token-major 2 turns x [ranks][ranks][blocks], the tokens of the source's block for each
+//	          rank, and behind them 2 turns x [ranks][blocks][local + words]: its selections of each local
+//	          expert, a bit for each token that comes here
 //	marks     for each lane, marks.cuh
 //	blocks    received rows, scales behind them
 //

@@ -108,7 +108,11 @@ func HookTold(h spec.RowEngine, src, to int, epoch uint64) Told {
 		Tokens:  at(k.totals, source*8),
 		Records: at(k.records, source*s.Tokens*s.TopK*pairBytes),
 		Share: func(block, i int) unsafe.Pointer {
-			return at(k.shares, ((source*blocks+block)*(s.Ranks+s.Local+words)+i)*8)
+			if i < s.Ranks {
+				return at(k.shares, ((source*s.Ranks+i)*blocks+block)*8)
+			}
+			before := 2 * s.Ranks * s.Ranks * blocks
+			return at(k.shares, (before+(source*blocks+block)*(s.Local+words)+i-s.Ranks)*8)
 		},
 		Mark: func(block int) unsafe.Pointer { return at(k.marks, (src*grid+block)*4) },
 	}

@@ -70,11 +70,19 @@ __device__ __forceinline__ u64 tokens_at(const RowMap &a, const Operation &o, u3
 }
 
 // share_at is where the i-th count of a block of src stands. For rows by expert it is the prefix of local expert i.
-// Token-major they are the block's tokens for each rank, its selections of each local expert, and the words that say
-// which of its tokens come.
+// Token-major they are the block's selections of each local expert, and the words that say which of its tokens come.
+// They stand behind all counts of tokens.
 __device__ __forceinline__ u64 share_at(const RowMap &a, const Operation &o, u32 src, u32 block, u32 i) {
-	u32 width = a.shape.local + (TOKEN_MAJOR ? a.group.ranks + a.words : 0);
-	return a.shares + ((u64)(((u32)(o.epoch & 1) * a.group.ranks + src) * a.blocks + block) * width + i) * 8;
+	u32 width = a.shape.local + (TOKEN_MAJOR ? a.words : 0), turn = (u32)(o.epoch & 1) * a.group.ranks;
+	u64 before = TOKEN_MAJOR ? 2 * a.group.ranks * a.group.ranks * a.blocks : 0;
+	return a.shares + (before + (u64)((turn + src) * a.blocks + block) * width + i) * 8;
+}
+
+// block_tokens_at is where the number of a block's tokens for rank r stands, token-major. Those of src's blocks stand
+// side by side, as warps read them.
+__device__ __forceinline__ u64 block_tokens_at(const RowMap &a, const Operation &o, u32 src, u32 block, u32 r) {
+	u32 turn = (u32)(o.epoch & 1) * a.group.ranks;
+	return a.shares + (u64)(((turn + src) * a.group.ranks + r) * a.blocks + block) * 8;
 }
 
 // ---- Counts that travel.

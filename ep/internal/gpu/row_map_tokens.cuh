@@ -107,12 +107,12 @@ __device__ __forceinline__ void send_shares(const RowMap &a, const Operation &o,
 			u32 e = (i - ranks) * 32 + lane, r = e < a.shape.experts ? rank_of(a.shape, e) : 0;
 			char *window = windows.each(r);
 			if (e < a.shape.experts && !holds(o.mask, r))
-				store_relaxed_sys_u64(window + share_at(a, o, rank, blockIdx.x, ranks + e - r * a.shape.local),
+				store_relaxed_sys_u64(window + share_at(a, o, rank, blockIdx.x, e - r * a.shape.local),
 									  o.epoch << 32 | m.experts[e]);
 			continue;
 		}
 		uint2 *words = m.own + i * a.words;
-		char *to = windows.of(i) + share_at(a, o, rank, blockIdx.x, ranks + a.shape.local);
+		char *to = windows.of(i) + share_at(a, o, rank, blockIdx.x, a.shape.local);
 		bool here = !holds(o.mask, i);
 		u32 n = number_words(words, a.words, [&](u32 word) {
 			u32 bits = words[word].x;
@@ -123,7 +123,7 @@ __device__ __forceinline__ void send_shares(const RowMap &a, const Operation &o,
 		for (u32 first = 0; first < ranks; first += 32) {
 			char *window = windows.each(first + lane);
 			if (first + lane < ranks && !holds(o.mask, first + lane))
-				store_relaxed_sys_u64(window + share_at(a, o, rank, blockIdx.x, i), o.epoch << 32 | n);
+				store_relaxed_sys_u64(window + block_tokens_at(a, o, rank, blockIdx.x, i), o.epoch << 32 | n);
 		}
 	}
 }
@@ -138,12 +138,12 @@ __device__ __forceinline__ void send_own(const RowMap &a, const Operation &o, co
 
 // sum_shares waits for a count of all blocks. For each 32 sources, in order, it calls f(source, all, lower) with a
 // source for each lane: the sum of its blocks, and of those below this one. Both are 0 for a source that is not there.
-// A warp calls it.
-template <class F>
-__device__ __forceinline__ void sum_shares(const RowMap &a, const Operation &o, Wait &w, u32 column, F f) {
+// place(source, block) is where a count stands. A warp calls it.
+template <class P, class F>
+__device__ __forceinline__ void sum_shares(const RowMap &a, const Operation &o, Wait &w, P place, F f) {
 	constexpr u32 FLIGHT = 4; // sources whose counts are read at once, of as many blocks as a warp has lanes
 	u32 lane = threadIdx.x & 31, ranks = a.group.ranks;
-	auto at = [&](u32 src, u32 block) { return o.own + share_at(a, o, src, block, column); };
+	auto at = [&](u32 src, u32 block) { return o.own + place(src, block); };
 	auto read = [&](u32 src, u32 first, u64(&v)[FLIGHT]) {
 #pragma unroll
 		for (u32 j = 0; j < FLIGHT; j++) {
@@ -218,29 +218,37 @@ __device__ __forceinline__ void find_token_rows(const RowMap &a, const Operation
 		if (i - ranks < ranks) {
 			u32 src = i - ranks;
 			number_words(m.arrived + src * a.words, a.words, [&](u32 word) {
-				return await_count(a, o, w, src, share_at(a, o, src, blockIdx.x, ranks + a.shape.local + word));
+				return await_count(a, o, w, src, share_at(a, o, src, blockIdx.x, a.shape.local + word));
 			});
 			continue;
 		}
-		bool tokens = i < ranks; // else an expert
-		u32 le = blockIdx.x + (i - 2 * ranks) * a.blocks, sum = 0, base = 0;
-		sum_shares(a, o, w, tokens ? i : ranks + le, [&](u32 src, u32 all, u32 lower) {
-			base += src < rank ? all : src == rank ? lower : 0;
-			if (i == rank) { // its rows of this source begin behind those of lower ones
-				u32 end = sum_to_lane(all), before = __reduce_add_sync(0xFFFFFFFFu, sum);
-				if (src < ranks) {
-					m.arrived_bases[src] = before + end - all + lower;
-					if (first) d.from_source[src] = (int)all;
-				}
-			}
-			sum += all;
-		});
+		u32 sum = 0, base = 0;
+		if (i >= ranks) {
+			u32 le = blockIdx.x + (i - 2 * ranks) * a.blocks;
+			sum_shares(a, o, w, [&](u32 src, u32 block) { return share_at(a, o, src, block, le); },
+					   [&](u32, u32 all, u32) { sum += all; });
+			sum = __reduce_add_sync(0xFFFFFFFFu, sum);
+			if (lane == 0) describe_tokens(a, i, le, sum, false, (u32)o.epoch);
+			continue;
+		}
+		sum_shares(a, o, w, [&](u32 src, u32 block) { return block_tokens_at(a, o, src, block, i); },
+				   [&](u32 src, u32 all, u32 lower) {
+					   base += src < rank ? all : src == rank ? lower : 0;
+					   if (i == rank) { // its rows of this source begin behind those of lower ones
+						   u32 end = sum_to_lane(all), before = __reduce_add_sync(0xFFFFFFFFu, sum);
+						   if (src < ranks) {
+							   m.arrived_bases[src] = before + end - all + lower;
+							   if (first) d.from_source[src] = (int)all;
+						   }
+					   }
+					   sum += all;
+				   });
 		sum = __reduce_add_sync(0xFFFFFFFFu, sum);
 		base = __reduce_add_sync(0xFFFFFFFFu, base);
 		if (lane != 0) continue;
-		bool absent = tokens && holds(o.mask, i);
-		if (tokens) m.own_bases[i] = absent ? NO_ROWS : base;
-		if (first || !tokens) describe_tokens(a, i, le, sum, absent, (u32)o.epoch);
+		bool absent = holds(o.mask, i);
+		m.own_bases[i] = absent ? NO_ROWS : base;
+		if (first) describe_tokens(a, i, 0, sum, absent, (u32)o.epoch);
 	}
 	for (u32 src = threadIdx.x; first && src < ranks; src += blockDim.x) d.tokens[src] = (int)sources.tokens[src];
 }
