@@ -79,13 +79,18 @@ func tokenMapBytes(ranks, experts, words int) int {
 // leastShared is the shared memory that a block has on every GPU, without asking for more.
 const leastShared = 48 << 10
 
-// A block of a prepare has two threads for every mapQuad selections of a token (QUAD of
-// row_map_selections.cuh), within these bounds: the threads of a token are a power of two.
+// A block of a prepare has two threads for every mapQuad selections of a token (QUAD of row_map_selections.cuh), within
+// these bounds: the threads of a token are a power of two. Token-major it has a warp for each sum and for each rank's
+// bits (find_token_rows of row_map_tokens.cuh), so that none waits for counts twice.
 const fewestMapThreads, mostMapThreads, mapQuad = 256, 768, 4
 
 func mapThreads(g *spec.Geometry, blocks int) int {
 	lanes := 1 << bits.Len(uint((g.TopK-1)/mapQuad))
-	return min(max(fewestMapThreads, spec.CeilDiv(spec.CeilDiv(g.Tokens, blocks)*lanes, 32)*64), mostMapThreads)
+	threads := spec.CeilDiv(spec.CeilDiv(g.Tokens, blocks)*lanes, 32) * 64
+	if !g.Layout.ByExpert() {
+		threads = max(threads, spec.CeilDiv(2*g.Ranks+spec.CeilDiv(g.Local, blocks), 2)*64)
+	}
+	return min(max(fewestMapThreads, threads), mostMapThreads)
 }
 
 // mapping is how many of so many blocks have something to do in a prepare.
