@@ -1,11 +1,15 @@
 package ep_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math"
+	"math/bits"
 	"math/rand/v2"
+	"reflect"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -18,10 +22,11 @@ import (
 	"github.com/weftgo/weft/internal/eptest"
 )
 
-// TestToldInAnyOrderOnEmulatedGPUs prepares token-major rows on one of two ranks. The other is played. What the first
-// tells it is there in the order that it relies on, and what it tells the first arrives in any order that it may have:
-// counts of its next prepare come before this one's, in random order, late and one by one; records come after all
-// counts, and each block's mark after its records. Until then the places hold what another operation has left.
+// TestToldInAnyOrderOnEmulatedGPUs prepares token-major rows on one of two ranks. The other is played. It hears all
+// that the first has to tell before it tells anything. What it tells arrives word by word, late, and in random order,
+// after counts of its next prepare. In every other shape one of the two words of each selection comes long after the
+// other. Until then the places of counts hold what another operation has left, and those of selections are empty or
+// hold that too.
 func TestToldInAnyOrderOnEmulatedGPUs(t *testing.T) {
 	const ranks = 2
 	m := emulatedAs(t, cudatest.Config{
@@ -46,13 +51,12 @@ func TestToldInAnyOrderOnEmulatedGPUs(t *testing.T) {
 			c := routed(s, 1, shape.tokens, spread(s, uint64(i)))
 			c.Weights = false
 			b := c.Batch()
-			var ended atomic.Bool
 			members(t, m, ranks, s, gpuDeadline/6, func(ctx context.Context, r *member) error {
 				round, err := b.Round(r.e, r.Comm, r.handle)
 				if err != nil {
 					return err
 				}
-				p := played{s: s, topk: c.TopK[1], told: ep.ToldBy(r.handle, 1, 0, 1)}
+				p := played{s: s, topk: c.TopK[1], told: ep.ToldBy(r.handle, 1, 0, 1), last: i%2 == 0}
 				if p.told.Blocks != shape.blocks {
 					return fmt.Errorf("%d blocks have a share, want %d", p.told.Blocks, shape.blocks)
 				}
@@ -63,11 +67,9 @@ func TestToldInAnyOrderOnEmulatedGPUs(t *testing.T) {
 					return err
 				}
 				if r.Rank() == 1 {
-					err = p.prepare(ctx, ep.ToldBy(r.handle, 0, 1, 1), c.TopK[0], ep.ToldBy(r.handle, 1, 0, 2), &ended)
+					err = p.prepare(ctx, ep.ToldBy(r.handle, 0, 1, 1), c.TopK[0], ep.ToldBy(r.handle, 1, 0, 2))
 				} else {
-					err = errors.Join(round.Prepare(ctx, r.stream), r.Wait(ctx, r.stream))
-					ended.Store(true)
-					err = errors.Join(err, round.Describe())
+					err = errors.Join(round.Prepare(ctx, r.stream), r.Wait(ctx, r.stream), round.Describe())
 				}
 				return errors.Join(err, eptest.Meet(r.Comm), round.Free())
 			})
@@ -80,23 +82,34 @@ type played struct {
 	s    ep.Spec
 	topk []int32
 	told ep.Told // to rank 0
+	last bool    // selections are told last
 }
 
 func (p *played) local() int { return p.s.Experts / 2 }
 
 // counts is how many counts a block tells.
-func (p *played) counts() int { return 2 + p.local() + p.told.Words }
+func (p *played) counts() int { return 3 + p.local() + p.told.Words }
 
 func putWord(at unsafe.Pointer, epoch, n int) {
 	atomic.StoreUint64((*uint64)(at), uint64(epoch)<<32|uint64(n))
 }
 
-// record is that of a selection, at a rank.
-func (p *played) record(e int32, rank int) uint64 {
-	if e < 0 || int(e)/p.local() != rank {
-		return 0
+// selections are those of a block that go to a rank: what they are, as a word says it.
+func (p *played) selections(topk []int32, block, rank int) (words []int) {
+	k, expert := bits.Len(uint(p.s.TopK-1)), bits.Len(uint(p.local()))
+	from, to := p.share(topk, block)
+	for i, e := range topk[from:to] {
+		if e >= 0 && int(e)/p.local() == rank {
+			words = append(words, (i/p.s.TopK<<k|i%p.s.TopK)<<expert|(int(e)%p.local()+1))
+		}
 	}
-	return uint64(int(e)%p.local()+1) | uint64(math.Float32bits(1))<<32
+	return words
+}
+
+// place is where a word of the i-th selection stands that a block tells.
+func (p *played) place(told ep.Told, topk []int32, block, i, word int) unsafe.Pointer {
+	from, _ := p.share(topk, block)
+	return unsafe.Add(told.Records, 16*(from+i)+8*word)
 }
 
 // share is the range of a block's selections.
@@ -115,30 +128,34 @@ func (p *played) soil() {
 		}
 	}
 	for i := range p.s.MaxTokens * p.s.TopK {
-		atomic.StoreUint64((*uint64)(unsafe.Add(p.told.Records, 8*i)), uint64(i%p.local()+1)|7<<32)
+		if i%2 == 0 { // a prepare empties places, but not if it fails
+			putWord(unsafe.Add(p.told.Records, 16*i), another, i%p.local()+1)
+			putWord(unsafe.Add(p.told.Records, 16*i+8), another, 7)
+		}
 	}
 }
 
 // prepare looks at what rank 0 tells of its selections, and tells it all of rank 1's.
-func (p *played) prepare(ctx context.Context, theirs ep.Told, topk []int32, next ep.Told, ended *atomic.Bool) error {
+func (p *played) prepare(ctx context.Context, theirs ep.Told, topk []int32, next ep.Told) error {
 	const epoch = 1
+	weight := int(math.Float32bits(1))
 	for b := range p.told.Blocks { // rank 0 tells all before it awaits anything
-		for atomic.LoadUint32((*uint32)(theirs.Mark(b))) != epoch {
-			if err := context.Cause(ctx); err != nil {
-				return err
+		for i, want := range p.countsOf(topk, b, 1) {
+			if n, err := awaitWord(ctx, theirs.Share(b, i), epoch); err != nil || n != want {
+				return fmt.Errorf("count %d of block %d is told as %d, want %d (%v)", i, b, n, want, err)
 			}
 		}
-		for i, n := range p.countsOf(topk, b, 1) {
-			if got := atomic.LoadUint64((*uint64)(theirs.Share(b, i))); got != epoch<<32|uint64(n) {
-				return fmt.Errorf("count %d of block %d is told as %#x, want %d, when the block's mark is there", i, b, got, n)
+		want, told := p.selections(topk, b, 1), []int(nil) // in the order of words
+		for i := range want {
+			what, err := awaitWord(ctx, p.place(theirs, topk, b, i, 0), epoch)
+			n, late := awaitWord(ctx, p.place(theirs, topk, b, i, 1), epoch)
+			if err := cmp.Or(err, late); err != nil || n != weight {
+				return fmt.Errorf("selection %d of block %d is told with weight %#x (%v)", i, b, n, err)
 			}
+			told = append(told, what)
 		}
-		from, to := p.share(topk, b)
-		for i := from; i < to; i++ {
-			got := atomic.LoadUint64((*uint64)(unsafe.Add(theirs.Records, 8*i)))
-			if want := p.record(topk[i], 1); got != want {
-				return fmt.Errorf("selection %d is told as %#x, want %#x, when its block's mark is there", i, got, want)
-			}
+		if slices.Sort(told); !slices.Equal(told, want) {
+			return fmt.Errorf("block %d tells the selections %#x, want %#x", b, told, want)
 		}
 	}
 
@@ -150,9 +167,23 @@ func (p *played) prepare(ctx context.Context, theirs ep.Told, topk []int32, next
 	}
 	rng := rand.New(rand.NewPCG(uint64(len(p.topk)), 1))
 	tell := []func(){func() { putWord(p.told.Tokens, epoch, len(p.topk)/p.s.TopK) }}
+	var last []func()
 	for b := range p.told.Blocks {
 		for i, n := range p.countsOf(p.topk, b, 0) {
 			tell = append(tell, func() { putWord(p.told.Share(b, i), epoch, n) })
+		}
+		selections := p.selections(p.topk, b, 0)
+		rng.Shuffle(len(selections), reflect.Swapper(selections))
+		for i, what := range selections {
+			words := []func(){
+				func() { putWord(p.place(p.told, p.topk, b, i, 0), epoch, what) },
+				func() { putWord(p.place(p.told, p.topk, b, i, 1), epoch, weight) },
+			}
+			if first := i % 2; p.last {
+				tell, last = append(tell, words[first]), append(last, words[1-first])
+			} else {
+				tell = append(tell, words...)
+			}
 		}
 	}
 	for i, at := range rng.Perm(len(tell)) {
@@ -166,22 +197,27 @@ func (p *played) prepare(ctx context.Context, theirs ep.Told, topk []int32, next
 		atomic.StoreUint32((*uint32)(unsafe.Add(p.told.Opening, 4*i)), v)
 	}
 	time.Sleep(20 * time.Millisecond) // it knows all counts
-
-	for _, b := range rng.Perm(p.told.Blocks) {
-		if ended.Load() {
-			return errors.New("the prepare has ended before all of it came")
-		}
-		from, to := p.share(p.topk, b)
-		for i := from; i < to; i++ {
-			atomic.StoreUint64((*uint64)(unsafe.Add(p.told.Records, 8*i)), p.record(p.topk[i], 0))
-		}
-		time.Sleep(3 * time.Millisecond)
-		atomic.StoreUint32((*uint32)(p.told.Mark(b)), epoch)
+	for _, at := range rng.Perm(len(last)) {
+		last[at]()
 	}
 	return nil
 }
 
-// countsOf are the counts that a block tells a rank: tokens for each rank, selections of each expert there, and bits.
+// awaitWord waits for a word of an operation, and gives its count.
+func awaitWord(ctx context.Context, at unsafe.Pointer, epoch uint64) (int, error) {
+	for {
+		v := atomic.LoadUint64((*uint64)(at))
+		if v>>32 == epoch {
+			return int(uint32(v)), nil
+		}
+		if err := context.Cause(ctx); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// countsOf are the counts that a block tells a rank: tokens for each rank, selections of each expert there, bits, and
+// how many selections it tells.
 func (p *played) countsOf(topk []int32, block, to int) []int {
 	counts := make([]int, p.counts())
 	first, end := p.share(topk, block)
@@ -194,6 +230,7 @@ func (p *played) countsOf(topk []int32, block, to int) []int {
 			rank := int(e) / p.local()
 			if goes[rank] = true; rank == to {
 				counts[2+int(e)%p.local()]++
+				counts[len(counts)-1]++
 			}
 		}
 		for rank, does := range goes {

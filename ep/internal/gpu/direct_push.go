@@ -19,6 +19,9 @@ type push struct {
 	launcher[pushArgs] // the second is of calls that bring weights
 	*rowMap            // prepares
 	request            request
+	// Where the weights come that a call brings: an offset in the window, of token-major rows. By expert they come to
+	// the records of the prepare. Token-major those are words that carry their operation's number.
+	weights int64
 }
 
 // pushArgs are the arguments of a dispatch: the Push of direct_push.cu.
@@ -72,6 +75,9 @@ func (k *push) layout(window, _ *enginegpu.Workspace) {
 	size := int64(k.h.Spec.Live) * rows.block.Bytes
 	rows.inWindow, rows.at = true, window.Raw(size)
 	k.h.lend(rows.at, size)
+	if g := &k.h.Geometry; !g.Layout.ByExpert() {
+		k.weights = window.Raw(2 * int64(g.Ranks) * int64(g.Tokens) * int64(g.TopK) * int64(pairBytes))
+	}
 }
 
 func (k *push) addRouting(l *routingLayout) {
@@ -86,13 +92,16 @@ func (k *push) prepare() error {
 	rows, units := &h.received, spec.MostUnits(*s)
 	a := pushArgs{
 		shape: h.shape(), openings: uint64(k.openings), marks: uint64(k.marks),
-		records: uint64(k.records), blocks: uint64(rows.at),
+		records: uint64(k.weights), blocks: uint64(rows.at),
 		blockBytes: uint64(rows.block.Bytes), scalesAt: uint64(rows.block.ScalesAt),
 		flags:  layoutFlags(s.Layout)&flagRowPerToken | quantizeFlags(s),
 		pieces: device.NewDivisor(spec.CeilDiv(s.RowSize(), units*spec.UnitBytes)), rowBytes: uint32(s.RowSize()),
 		scaleWords: uint32(s.ScaleSize() / 4),
 		pieceWords: pieceWords(s, units), zone: uint32(g.Capacity), rows: uint32(g.Capacity),
 		hidden: uint32(s.Hidden), align: uint32(g.Align),
+	}
+	if g.Layout.ByExpert() {
+		a.records = uint64(k.records)
 	}
 	if s.ScaleOrder == spec.ColumnMajorScales {
 		a.flags |= flagColumnScales

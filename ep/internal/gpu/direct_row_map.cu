@@ -17,12 +17,12 @@
 //	               <----------------------------------------  totals
 //
 // Token-major rows have a way of their own, row_map_tokens.cuh: there are few counts, so every block sends its own to
-// all, and bits say which tokens come. The records, which are many more bytes, are sent behind both.
+// all, and bits say which tokens come. All of it is words that are their own flags, so no mark is awaited.
 //
 //	this rank's block b          block b of a peer          every block of a peer
 //	counts  ---------------------------------------------->  bases
 //	bits  -------------------->  which tokens come
-//	records, mark  ----------->  records that come
+//	selections  -------------->  selections that come
 //
 // row_map.cuh has the arguments and what is exchanged, row_map_bitmap.cuh the counting of rows by expert in shared
 // memory, row_map_selections.cuh how threads share out selections.
@@ -89,10 +89,10 @@ __device__ __forceinline__ bool map_tokens(const RowMap &a, const Operation &o, 
 	Sources sources;
 	if (blockIdx.x == 0) announce_prepare(a, o);
 	count_tokens(a, own, m);
+	WEFT_TRACED(o.trace.signalled_first(1);)
 	__syncthreads();
 	send_shares(a, o, windows, m);
-	send_own(a, o, windows, own);
-	mark(a.group, o, a.marks);
+	send_selections(a, o, windows, own, m);
 	u64 tokens = sources.look(a, o);
 	// Before any data of the peers is awaited: they may have made another call.
 	if (blockIdx.x == 0) await_openings(a, o, w);
@@ -100,12 +100,11 @@ __device__ __forceinline__ bool map_tokens(const RowMap &a, const Operation &o, 
 	find_token_rows(a, o, w, sources, m);
 	if (__syncthreads_or(w.over) != 0) return false;
 	WEFT_TRACED(o.trace.first_at(SITE_COUNTED);)
-	u32 most = sources.most(a);
+	number_arrived(a, sources, m);
 	assign_own_tokens(a, OwnTokens(a), m); // to read the selections again is better than to keep them in registers
 	clear_absent(a, sources);
-	if (!await_marks(a.group, o, w, a.marks)) return false;
-	take_records(a, o, Quads(a.shape.topk, threadIdx.x, blockDim.x), sources, most, m);
-	return true;
+	take_selections(a, o, w, sources, m);
+	return __syncthreads_or(w.over) == 0;
 }
 
 __device__ __forceinline__ void map_rows(const RowMap &a) {
@@ -116,6 +115,7 @@ __device__ __forceinline__ void map_rows(const RowMap &a) {
 	if (TOKEN_MAJOR && blockIdx.x < a.blocks) TokenMap(a, shared).clear(a);
 	// All threads of a block or none: half a block would publish counts of half its tokens.
 	if (!__syncthreads_and(begun)) return;
+	if (TOKEN_MAJOR || blockIdx.x >= a.blocks) mark_unread(a, o);
 	if (blockIdx.x < a.blocks) {
 		bool mapped;
 		if constexpr (TOKEN_MAJOR)
@@ -123,8 +123,6 @@ __device__ __forceinline__ void map_rows(const RowMap &a) {
 		else
 			mapped = map_experts(a, o, own, shared);
 		if (!mapped) return;
-	} else {
-		mark(a.group, o, a.marks); // no block waits for it, but a mark has to grow with every operation
 	}
 	WEFT_TRACED(o.trace.first_at(SITE_ROUTED);)
 	leave(a.state, o.epoch - 1, o.turn, true);

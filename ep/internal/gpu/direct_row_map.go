@@ -73,22 +73,36 @@ func mapSharedBytes(entries int) int { return 2*mapBytes(entries) + 4*mapBuckets
 // tokenMapBytes is the size of a TokenMap of row_map_tokens.cuh, whose words have a bit for each token of the largest
 // share.
 func tokenMapBytes(ranks, experts, words int) int {
-	return 4 * (4*ranks*words + 2*ranks + (experts+1)&^1)
+	return 4 * (4*ranks*words + 4*ranks + (experts+1)&^1)
+}
+
+// recordBytes is RECORD_BYTES of row_map.cuh.
+func recordBytes(l spec.Layout) int {
+	if l.ByExpert() {
+		return pairBytes
+	}
+	return 16
+}
+
+// selectionBits is how many bits say which selection of a block's tokens it is, and of which of the rank's experts:
+// SelectionBits of row_map_tokens.cuh.
+func selectionBits(tokens, topk, local int) int {
+	return bits.Len(uint(tokens-1)) + bits.Len(uint(topk-1)) + bits.Len(uint(local))
 }
 
 // leastShared is the shared memory that a block has on every GPU, without asking for more.
 const leastShared = 48 << 10
 
 // A block of a prepare has two threads for every mapQuad selections of a token (QUAD of row_map_selections.cuh), within
-// these bounds: the threads of a token are a power of two. Token-major it has a warp for each sum and for each rank's
-// bits (find_token_rows of row_map_tokens.cuh), so that none waits for counts twice.
+// these bounds: the threads of a token are a power of two. Token-major it has a warp for each sum, for each rank's
+// bits, and for each rank's routing (find_token_rows of row_map_tokens.cuh), so that none waits for counts twice.
 const fewestMapThreads, mostMapThreads, mapQuad = 256, 768, 4
 
 func mapThreads(g *spec.Geometry, blocks int) int {
 	lanes := 1 << bits.Len(uint((g.TopK-1)/mapQuad))
 	threads := spec.CeilDiv(spec.CeilDiv(g.Tokens, blocks)*lanes, 32) * 64
 	if !g.Layout.ByExpert() {
-		threads = max(threads, spec.CeilDiv(2*g.Ranks+spec.CeilDiv(g.Local, blocks), 2)*64)
+		threads = max(threads, spec.CeilDiv(3*g.Ranks+spec.CeilDiv(g.Local, blocks), 2)*64)
 	}
 	return min(max(fewestMapThreads, threads), mostMapThreads)
 }
@@ -125,12 +139,17 @@ func (k *rowMap) layout(window, local *enginegpu.Workspace) {
 	g, blocks := &k.h.Geometry, int64(k.h.grids[ofDispatch].moving)
 	ranks, columns, width := int64(g.Ranks), int64(g.Experts+g.Ranks), g.Local // width: counts that a block sends a rank
 	if !g.Layout.ByExpert() {
-		columns, width = 0, g.Ranks+g.Local+k.words()
+		columns, width = 0, g.Ranks+g.Local+k.words()+1
 	}
 	k.totals = window.Zeros(2 * ranks * (columns + 1) * 8)
 	k.openings = window.Ones(3 * ranks * device.OpeningBytes)
 	k.marks = window.Zeros(ranks * blocks * 4)
-	k.records = window.Raw(2 * ranks * int64(g.Tokens) * int64(g.TopK) * int64(pairBytes))
+	records := 2 * ranks * int64(g.Tokens) * int64(g.TopK) * int64(recordBytes(g.Layout))
+	if g.Layout.ByExpert() {
+		k.records = window.Raw(records)
+	} else {
+		k.records = window.Zeros(records)
+	}
 	k.shares = window.Zeros(2 * ranks * int64(k.blocks()*width) * 8)
 	k.counts = local.Zeros(blocks * columns * 8)
 	bases := 4 * max(g.Experts, g.Ranks) * 4
@@ -150,6 +169,10 @@ func (k *rowMap) prepare() error {
 	if size := h.window.Size(); size > spec.MostDirectBytes {
 		return weft.Unsupportedf("%s: it would take %d GiB, and at most %d: lower MaxTokens or Live, or "+
 			"give a Capacity", opNew, size>>30, spec.MostDirectBytes>>30)
+	}
+	if n := spec.CeilDiv(g.Tokens, k.blocks()); !g.Layout.ByExpert() && selectionBits(n, g.TopK, g.Local) > 32 {
+		return weft.Unsupportedf("%s: a block would have %d tokens, top-%d of %d experts a rank, which are too many to "+
+			"number in 32 bits: give the handle more SMs", opNew, n, g.TopK, g.Local)
 	}
 	shared, err := h.device.Context().Device().Attribute(cuda.SharedMemoryPerBlockOptIn)
 	if err != nil {

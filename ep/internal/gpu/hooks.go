@@ -91,13 +91,12 @@ type Told struct {
 	Blocks, Words            int // blocks that have a share, and words of a block's bits
 	Opening, Tokens, Records unsafe.Pointer
 	Share                    func(block, i int) unsafe.Pointer
-	Mark                     func(block int) unsafe.Pointer
 }
 
 // HookTold gives the places in the window of rank `to` in which rank src's prepare of that number stores.
 func HookTold(h spec.RowEngine, src, to int, epoch uint64) Told {
 	g := h.(*handle)
-	k, s, grid := moverOf[*rowMap](g), &g.Geometry, g.grids[ofDispatch].blocks()
+	k, s := moverOf[*rowMap](g), &g.Geometry
 	blocks, words, source := k.blocks(), k.words(), int(epoch&1)*s.Ranks+src
 	at := func(region int64, offset int) unsafe.Pointer {
 		return pointer(g.lane.Window().PeerPointer(to).Add(int(region) + offset))
@@ -106,15 +105,14 @@ func HookTold(h spec.RowEngine, src, to int, epoch uint64) Told {
 		Blocks: blocks, Words: words,
 		Opening: at(k.openings, (int((epoch-1)%3)*s.Ranks+src)*device.OpeningBytes),
 		Tokens:  at(k.totals, source*8),
-		Records: at(k.records, source*s.Tokens*s.TopK*pairBytes),
+		Records: at(k.records, source*s.Tokens*s.TopK*recordBytes(s.Layout)),
 		Share: func(block, i int) unsafe.Pointer {
 			if i < s.Ranks {
 				return at(k.shares, ((source*s.Ranks+i)*blocks+block)*8)
 			}
 			before := 2 * s.Ranks * s.Ranks * blocks
-			return at(k.shares, (before+(source*blocks+block)*(s.Local+words)+i-s.Ranks)*8)
+			return at(k.shares, (before+(source*blocks+block)*(s.Local+words+1)+i-s.Ranks)*8)
 		},
-		Mark: func(block int) unsafe.Pointer { return at(k.marks, (src*grid+block)*4) },
 	}
 }
 

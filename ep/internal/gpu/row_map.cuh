@@ -54,9 +54,17 @@ constexpr u32 NO_ROWS = 1u << 31;
 // ---- Regions of a window. Each has two buffers, which operations take in turn: a peer may write for
 // this operation while a rank still reads what came for the one before.
 
-// records_at is where the records of all sources begin.
+// records_at is where the records of all sources begin. Token-major a record is a selection at its expert's rank: two
+// words that are their own flags, what it is and its weight.
+constexpr u32 RECORD_BYTES = TOKEN_MAJOR ? 2 * sizeof(u64) : sizeof(Pair); // Go: recordBytes
 __device__ __forceinline__ u64 records_at(const RowMap &a, const Operation &o) {
-	return a.records + (o.epoch & 1) * a.group.ranks * a.shape.capacity * a.shape.topk * sizeof(Pair);
+	return a.records + (o.epoch & 1) * a.group.ranks * a.shape.capacity * a.shape.topk * RECORD_BYTES;
+}
+
+// selection_at is where the i-th selection stands that a block of src tells, token-major. `from` is the first token of
+// its share.
+__device__ __forceinline__ u64 selection_at(const RowMap &a, const Operation &o, u32 src, u32 from, u32 i) {
+	return records_at(a, o) + (((u64)src * a.shape.capacity + from) * a.shape.topk + i) * RECORD_BYTES;
 }
 
 // total_at is where src's total of a column stands, for rows by expert. tokens_at is where the number of its tokens
@@ -70,10 +78,10 @@ __device__ __forceinline__ u64 tokens_at(const RowMap &a, const Operation &o, u3
 }
 
 // share_at is where the i-th count of a block of src stands. For rows by expert it is the prefix of local expert i.
-// Token-major they are the block's selections of each local expert, and the words that say which of its tokens come.
-// They stand behind all counts of tokens.
+// Token-major they are the block's selections of each local expert, the words that say which of its tokens come, and
+// how many selections it tells. They stand behind all counts of tokens.
 __device__ __forceinline__ u64 share_at(const RowMap &a, const Operation &o, u32 src, u32 block, u32 i) {
-	u32 width = a.shape.local + (TOKEN_MAJOR ? a.words : 0), turn = (u32)(o.epoch & 1) * a.group.ranks;
+	u32 width = a.shape.local + (TOKEN_MAJOR ? a.words + 1 : 0), turn = (u32)(o.epoch & 1) * a.group.ranks;
 	u64 before = TOKEN_MAJOR ? 2 * a.group.ranks * a.group.ranks * a.blocks : 0;
 	return a.shares + (before + (u64)((turn + src) * a.blocks + block) * width + i) * 8;
 }
@@ -101,19 +109,18 @@ __device__ __noinline__ u64 await_late_count(const Group &g, State *s, u64 epoch
 	return v;
 }
 
-// count_of_word is the count of the word v that was read at p. If v is of another operation, it polls.
-__device__ __forceinline__ u32 count_of_word(const RowMap &a, const Operation &o, Wait &w, u32 peer, const char *p,
-											 u64 v) {
-	if ((u32)(v >> 32) != (u32)o.epoch) {
-		v = await_late_count(a.group, a.state, o.epoch, peer, p);
-		if ((u32)(v >> 32) != (u32)o.epoch) w.over = true;
+// count_of_word is the count of the word v that was read at p. If v does not carry the number epoch, it polls.
+__device__ __forceinline__ u32 count_of_word(const RowMap &a, u64 epoch, Wait &w, u32 peer, const char *p, u64 v) {
+	if ((u32)(v >> 32) != (u32)epoch) {
+		v = await_late_count(a.group, a.state, epoch, peer, p);
+		if ((u32)(v >> 32) != (u32)epoch) w.over = true;
 	}
 	return (u32)v;
 }
 
 // await_count waits for a count of src. A masked rank's counts are 0.
 __device__ __forceinline__ u32 await_count(const RowMap &a, const Operation &o, Wait &w, u32 src, u64 at) {
-	return holds(o.mask, src) ? 0 : count_of_word(a, o, w, src, o.own + at, load_relaxed_sys_u64(o.own + at));
+	return holds(o.mask, src) ? 0 : count_of_word(a, o.epoch, w, src, o.own + at, load_relaxed_sys_u64(o.own + at));
 }
 
 // each_total waits for the totals of a column, and calls f(rank, total) for each rank, in order.
@@ -145,6 +152,14 @@ __device__ __forceinline__ void each_total(const RowMap &a, const Operation &o, 
 			if (first + j < a.group.ranks) f(first + j, (u32)v[j]);
 		}
 		first += FLIGHT;
+	}
+}
+
+// mark_unread marks an operation whose marks no block awaits: those of later operations compare numbers, so a mark has
+// to grow with every operation. It publishes nothing.
+__device__ __forceinline__ void mark_unread(const RowMap &a, const Operation &o) {
+	for (u32 r = blockDim.x - 1 - threadIdx.x; r < a.group.ranks; r += blockDim.x) {
+		if (!holds(o.mask, r)) store_relaxed_sys4(a.group.window[r] + mark_at(a.marks, a.group.rank), (u32)o.epoch);
 	}
 }
 

@@ -29,7 +29,7 @@ struct Sources {
 		u32 src = threadIdx.x;
 		if (src >= a.group.ranks) return;
 		tokens[src] =
-			holds(o.mask, src) ? 0 : count_of_word(a, o, w, src, o.own + tokens_at(a, o, src), seen);
+			holds(o.mask, src) ? 0 : count_of_word(a, o.epoch, w, src, o.own + tokens_at(a, o, src), seen);
 		shares[src] = Share(tokens[src], a.blocks);
 	}
 

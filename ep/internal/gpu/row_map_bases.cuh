@@ -122,7 +122,7 @@ __device__ __forceinline__ void find_expert_bases(const RowMap &a, const Operati
 			if (e - mine < local) bases.arrived[src * local + e - mine] = sum;
 			sum += n;
 		});
-		bases.prefix[e] = holds(o.mask, from) ? 0 : count_of_word(a, o, w, from, p, prefix);
+		bases.prefix[e] = holds(o.mask, from) ? 0 : count_of_word(a, o.epoch, w, from, p, prefix);
 		bases.own[e] += own;
 		bases.sum[e] = sum;
 	}

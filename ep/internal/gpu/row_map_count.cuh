@@ -70,7 +70,7 @@ __device__ __forceinline__ u32 sum_lower_blocks(const RowMap &a, const Operation
 #pragma unroll 1
 		for (; late != 0; late &= late - 1) {
 			const u64 *p = counts + (first + ((u32)__ffs((int)late) - 1) * step) * columns(a);
-			sum += count_of_word(a, o, w, a.group.rank, (const char *)p, load_relaxed_sys_u64(p));
+			sum += count_of_word(a, o.epoch, w, a.group.rank, (const char *)p, load_relaxed_sys_u64(p));
 		}
 	}
 	return sum;

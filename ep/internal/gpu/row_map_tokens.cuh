@@ -1,24 +1,22 @@
 // The row map of token-major rows: a token has one row at each rank that it goes to.
 //
 // A TokenMap has, for each rank, a bit for each token of the block's share: the token goes there. A block tells
-// every rank what follows from its bits, in counts that are their own flags (share_at of row_map.cuh):
+// every rank what follows from its bits, in words that are their own flags (row_map.cuh):
 //
 //	the tokens of the block for each rank, to every rank
-//	the selections of each expert, and the bits themselves, to the rank concerned
+//	the selections of each expert, the bits themselves, and how many selections there are, to the rank concerned
+//	the selections themselves, to the rank concerned: for each what it is and its weight, in any order
 //
 // So each block of each rank adds up by itself what lower ranks and lower blocks have. Nothing passes from block
-// to block of one rank, and the row of every token is known before the records come:
+// to block of one rank, and the row of every token is known before its selections come:
 //
 //	row = lower ranks' tokens for the rank + the source's lower blocks' + lower set bits of the block's map
 //
-// The records, which are most of the bytes, are sent behind what was counted, so no count waits for them on a link.
-// Their mark is awaited last. Then they are copied into the routing.
-//
-// Ordering. Counts refer to no other memory, so they need no fence, and may come in any order, and after the records.
-// The mark, behind a system fence, publishes the records alone. A block tells all that it has to tell, the mark too,
-// before it awaits anything of peers, so what is missing is its sender's own delay. What is told stands in one of two
+// Ordering. A word refers to no other memory, so it needs no fence, and words may come in any order. A block tells all
+// that it has to tell before it awaits anything of peers, so what is missing is its sender's own delay. It awaits all
+// that its own number of each rank tells it, and counts of every block of every rank. What is told stands in one of two
 // buffers: a source stores there again two operations later at the earliest. It has then ended the operation between,
-// for which each block of this rank has marked, and those began when this rank's prepare had ended.
+// in which it heard of each block of this rank, and those began when this rank's prepare had ended.
 #pragma once
 #include "row_map_arrived.cuh"
 
@@ -31,20 +29,24 @@ struct TokenMap {
 	u32 *experts;		  // [experts]: selections
 	u32 *own_bases;		  // [ranks]: the row of the block's first token at each rank
 	u32 *arrived_bases;	  // [ranks]: the row of the first token that comes from each rank's block
+	u32 *sent, *coming;	  // [ranks]: selections told so far; selections that come from each rank's block
 
 	__device__ __forceinline__ TokenMap(const RowMap &a, char *shared) {
-		u32 n = a.group.ranks * a.words, size = 4 * n + 2 * a.group.ranks + ((a.shape.experts + 1) & ~1u);
+		u32 n = a.group.ranks * a.words, size = 4 * n + 4 * a.group.ranks + ((a.shape.experts + 1) & ~1u);
 		own = (uint2 *)(EVEN || a.map_entries != 0 ? shared : (char *)(a.bases + (u64)blockIdx.x * size));
 		arrived = own + n;
 		experts = (u32 *)(arrived + n);
 		own_bases = experts + a.shape.experts;
 		arrived_bases = own_bases + a.group.ranks;
+		sent = arrived_bases + a.group.ranks;
+		coming = sent + a.group.ranks;
 	}
 
 	// clear empties what is counted. All threads of the block call it, and a barrier follows.
 	__device__ __forceinline__ void clear(const RowMap &a) const {
 		for (u32 i = threadIdx.x; i < a.group.ranks * a.words; i += blockDim.x) own[i].x = 0;
 		for (u32 i = threadIdx.x; i < a.shape.experts; i += blockDim.x) experts[i] = 0;
+		for (u32 i = threadIdx.x; i < a.group.ranks; i += blockDim.x) sent[i] = 0;
 	}
 };
 
@@ -96,7 +98,7 @@ __device__ __forceinline__ void count_tokens(const RowMap &a, const OwnTokens &o
 }
 
 // send_shares tells the ranks what the block has counted. The last warps do, of which the most have no selections:
-// meanwhile others send records. All threads of the block call it.
+// meanwhile others tell theirs. All threads of the block call it.
 __device__ __forceinline__ void send_shares(const RowMap &a, const Operation &o, const Windows &windows,
 											const TokenMap &m) {
 	u32 ranks = a.group.ranks, rank = a.group.rank, lane = threadIdx.x & 31, warps = blockDim.x / 32;
@@ -114,6 +116,11 @@ __device__ __forceinline__ void send_shares(const RowMap &a, const Operation &o,
 		uint2 *words = m.own + i * a.words;
 		char *to = windows.of(i) + share_at(a, o, rank, blockIdx.x, a.shape.local);
 		bool here = !holds(o.mask, i);
+		u32 selections = 0;
+#pragma unroll 1
+		for (u32 e = lane; e < a.shape.local; e += 32) selections += m.experts[i * a.shape.local + e];
+		selections = __reduce_add_sync(0xFFFFFFFFu, selections);
+		if (here && lane == 0) store_relaxed_sys_u64(to + (u64)a.words * 8, o.epoch << 32 | selections);
 		u32 n = number_words(words, a.words, [&](u32 word) {
 			u32 bits = words[word].x;
 			if (here) store_relaxed_sys_u64(to + (u64)word * 8, o.epoch << 32 | bits);
@@ -128,12 +135,52 @@ __device__ __forceinline__ void send_shares(const RowMap &a, const Operation &o,
 	}
 }
 
-// send_own sends the records of the block's tokens. The first quad of a thread is still in its registers. All threads
-// of the block call it.
-__device__ __forceinline__ void send_own(const RowMap &a, const Operation &o, const Windows &windows,
-										 const OwnTokens &own) {
-	own.each(a, own.q, own.share.from, own.share.to,
-			 [&](const Selections &c) { send_records(a, o, windows, own.q, c); });
+// SelectionBits says where a word has what a selection is: its token's number in the share, its k, and its local
+// expert + 1. Go: selectionBits.
+struct SelectionBits {
+	u32 k, expert; // bits
+
+	__device__ __forceinline__ SelectionBits(const RowMap &a)
+		: k(32 - __clz((int)(a.shape.topk - 1))), expert(32 - __clz((int)a.shape.local)) {}
+
+	__device__ __forceinline__ u32 word(u32 t, u32 at, u32 le) const { return (t << k | at) << expert | (le + 1); }
+};
+
+// selection_epoch is the number that the words of a selection carry. It is never 0, which empty places carry: a place
+// is used only if there are so many selections, so it may be empty when operations have been counted round to 0. The
+// operation that has the same number uses the other buffer.
+__device__ __forceinline__ u64 selection_epoch(const Operation &o) { return o.epoch + ((u32)o.epoch == 0 ? 1 : 0); }
+
+// send_selections tells the ranks the block's selections. The lanes of a warp whose next selection is of the same rank
+// take that rank's next places, one behind another, so their stores meet in one packet. All threads of the block call
+// it.
+__device__ __forceinline__ void send_selections(const RowMap &a, const Operation &o, const Windows &windows,
+												const OwnTokens &own, const TokenMap &m) {
+	u32 lane = threadIdx.x & 31;
+	u64 epoch = selection_epoch(o) << 32;
+	SelectionBits bits(a);
+	own.each(a, own.q, own.share.from, own.share.to, [&](const Selections &c) {
+		u32 rank[QUAD], same[QUAD], first[QUAD];
+#pragma unroll
+		for (u32 j = 0; j < QUAD; j++) {
+			rank[j] = c.e[j] != 0 ? c.rank(a, j) : MAX_RANKS;
+			same[j] = __match_any_sync(0xFFFFFFFFu, rank[j]);
+		}
+#pragma unroll
+		for (u32 j = 0; j < QUAD; j++) {
+			bool leads = rank[j] < MAX_RANKS && same[j] << (31 - lane) == 1u << 31;
+			first[j] = leads ? atomicAdd(m.sent + rank[j], (u32)__popc(same[j])) : 0;
+		}
+#pragma unroll
+		for (u32 j = 0; j < QUAD; j++) {
+			u32 place = __shfl_sync(0xFFFFFFFFu, first[j], __ffs((int)same[j]) - 1) + __popc(same[j] & ((1u << lane) - 1));
+			char *window = windows.each(rank[j]);
+			if (rank[j] == MAX_RANKS || holds(o.mask, rank[j])) continue;
+			u32 what = bits.word(c.t - own.share.from, own.q.k + j, c.e[j] - 1 - rank[j] * a.shape.local);
+			store_relaxed_sys_u64x2(window + selection_at(a, o, a.group.rank, own.share.from, place),
+									make_ulonglong2(epoch | what, epoch | c.weight[j]));
+		}
+	});
 }
 
 // sum_shares waits for a count of all blocks. For each 32 sources, in order, it calls f(source, all, lower) with a
@@ -204,22 +251,35 @@ __device__ __noinline__ void describe_tokens(const RowMap &a, u32 i, u32 expert,
 }
 
 // find_token_rows waits for what all blocks have counted: the bases, and which tokens come. Block 0 describes what
-// comes, and the blocks share the local experts. If a wait gave up, w.over says so on its thread. All threads of the
-// block call it.
+// comes, and the blocks share the local experts. The routing has no selections then of the tokens that come. If a wait
+// gave up, w.over says so on its thread. All threads of the block call it.
 __device__ __forceinline__ void find_token_rows(const RowMap &a, const Operation &o, Wait &w, const Sources &sources,
 												const TokenMap &m) {
 	Described d(a.described, a.shape.local, a.group.ranks);
 	u32 ranks = a.group.ranks, rank = a.group.rank, lane = threadIdx.x & 31;
 	bool first = blockIdx.x == 0;
-	// A warp has one after another: the tokens for a rank, those that come from a rank, a local expert.
+	// A warp has one after another: the tokens for a rank, those that come from a rank, a local expert, and the routing of
+	// a rank's tokens.
 	u32 experts = blockIdx.x < a.shape.local ? (a.shape.local - blockIdx.x + a.blocks - 1) / a.blocks : 0;
 #pragma unroll 1
-	for (u32 i = threadIdx.x / 32; i < 2 * ranks + experts; i += blockDim.x / 32) {
+	for (u32 i = threadIdx.x / 32; i < 3 * ranks + experts; i += blockDim.x / 32) {
 		if (i - ranks < ranks) {
 			u32 src = i - ranks;
+			const char *at = o.own + share_at(a, o, src, blockIdx.x, a.shape.local + a.words);
+			u64 coming = load_relaxed_sys_u64(at);
 			number_words(m.arrived + src * a.words, a.words, [&](u32 word) {
 				return await_count(a, o, w, src, share_at(a, o, src, blockIdx.x, a.shape.local + word));
 			});
+			u32 n = holds(o.mask, src) ? 0 : count_of_word(a, o.epoch, w, src, at, coming);
+			if (lane == 0) m.coming[src] = n;
+			WEFT_TRACED(if (lane == 0 && !holds(o.mask, src) && src != rank && !w.over) o.trace.arrived(src, 1);)
+			continue;
+		}
+		if (i >= 2 * ranks + experts) {
+			u32 src = i - 2 * ranks - experts;
+			Share share(await_count(a, o, w, src, tokens_at(a, o, src)), a.blocks);
+			Pair *to = a.recv_rows + (u64)src * a.shape.capacity * a.shape.topk;
+			for (u32 at = share.from * a.shape.topk + lane; at < share.to * a.shape.topk; at += 32) to[at] = {0, 0};
 			continue;
 		}
 		u32 sum = 0, base = 0;
@@ -276,21 +336,59 @@ __device__ __forceinline__ void assign_own_tokens(const RowMap &a, const OwnToke
 	});
 }
 
-// take_records gives the tokens that come their rows, and copies their records into the routing, without what has no
-// row. All threads of the block call it, after the marks.
-__device__ __forceinline__ void take_records(const RowMap &a, const Operation &o, const Quads &q,
-											 const Sources &sources, u32 most, const TokenMap &m) {
-	each_arrived<3>(a, o, q, sources, 0, most, [&](const ArrivedQuad &c) {
-		uint2 word = m.arrived[c.src * a.words + c.t / 32];
-		u32 row = row_of(word, m.arrived_bases[c.src], c.t);
-		bool kept = (word.x >> c.t % 32 & 1) != 0 && row < a.rows;
-		uint2 recv_row[QUAD];
+// number_arrived gives the tokens that come their rows. All threads of the block call it; those go first that have no
+// tokens of this rank.
+__device__ __forceinline__ void number_arrived(const RowMap &a, const Sources &sources, const TokenMap &m) {
+#pragma unroll 1
+	for (u32 src = 0; src < a.group.ranks; src++) {
+		Share share = sources.shares[src];
+		u32 *to = a.recv_tokens + src * a.shape.capacity + share.from;
+		for (u32 t = blockDim.x - 1 - threadIdx.x; t < share.to - share.from; t += blockDim.x) {
+			uint2 word = m.arrived[src * a.words + t / 32];
+			u32 row = row_of(word, m.arrived_bases[src], t);
+			to[t] = (word.x >> t % 32 & 1) != 0 && row < a.rows ? row + 1 : 0;
+		}
+	}
+}
+
+// take_selections waits for the selections that come, and writes them into the routing, without the expert where a
+// token has no row. It empties their places. If a wait gave up, w.over says so on its thread. All threads of the block
+// call it; those go first that have no tokens of this rank.
+__device__ __forceinline__ void take_selections(const RowMap &a, const Operation &o, Wait &w, const Sources &sources,
+												const TokenMap &m) {
+	constexpr u32 FLIGHT = 4; // sources of which a thread reads at once
+	u64 epoch = selection_epoch(o);
+	SelectionBits bits(a);
+#pragma unroll 1
+	for (u32 first = 0; first < a.group.ranks; first += FLIGHT) {
+		u32 most = 0;
 #pragma unroll
-		for (u32 j = 0; j < QUAD; j++) recv_row[j] = make_uint2(kept ? c.record[j].x : 0, c.record[j].y);
-		store_pairs(q.vectors(), (uint2 *)a.recv_rows + c.i, c.n, recv_row);
-		if (q.k == 0 && c.n != 0)
-			a.recv_tokens[c.src * a.shape.capacity + sources.shares[c.src].from + c.t] = kept ? row + 1 : 0;
-	});
+		for (u32 j = 0; j < FLIGHT; j++) most = max(most, first + j < a.group.ranks ? m.coming[first + j] : 0);
+#pragma unroll 1
+		for (u32 i = blockDim.x - 1 - threadIdx.x; i < most; i += blockDim.x) {
+			ulonglong2 v[FLIGHT];
+			auto there = [&](u32 j) { return first + j < a.group.ranks && i < m.coming[first + j]; };
+			auto at = [&](u32 j) { return o.own + selection_at(a, o, first + j, sources.shares[first + j].from, i); };
+#pragma unroll
+			for (u32 j = 0; j < FLIGHT; j++) {
+				if (there(j)) v[j] = load_relaxed_sys_u64x2(at(j));
+			}
+#pragma unroll
+			for (u32 j = 0; j < FLIGHT; j++) {
+				u32 src = first + j;
+				if (!there(j)) continue;
+				u32 what = count_of_word(a, epoch, w, src, at(j), v[j].x);
+				u32 weight = count_of_word(a, epoch, w, src, at(j) + 8, v[j].y);
+				if (w.over) return;
+				WEFT_TRACED(if (threadIdx.x % 32 == 0 && src != a.group.rank) o.trace.arrived(src, 1);)
+				store16(at(j), make_uint4(0, 0, 0, 0));
+				u32 t = what >> (bits.k + bits.expert), k = what >> bits.expert & ((1u << bits.k) - 1);
+				bool kept = row_of(m.arrived[src * a.words + t / 32], m.arrived_bases[src], t) < a.rows;
+				u64 token = (u64)src * a.shape.capacity + sources.shares[src].from + t;
+				a.recv_rows[token * a.shape.topk + k] = {kept ? what & ((1u << bits.expert) - 1) : 0, weight};
+			}
+		}
+	}
 }
 
 } // namespace weft
