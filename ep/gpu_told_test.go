@@ -71,7 +71,11 @@ func TestToldInAnyOrderOnEmulatedGPUs(t *testing.T) {
 				} else {
 					err = errors.Join(round.Prepare(ctx, r.stream), r.Wait(ctx, r.stream), round.Describe())
 				}
-				return errors.Join(err, eptest.Meet(r.Comm), round.Free())
+				err = errors.Join(err, eptest.Meet(r.Comm))
+				if err == nil && r.Rank() == 1 {
+					err = p.ended(ep.ToldBy(r.handle, 0, 1, 1))
+				}
+				return errors.Join(err, round.Free())
 			})
 		})
 	}
@@ -199,6 +203,23 @@ func (p *played) prepare(ctx context.Context, theirs ep.Told, topk []int32, next
 	time.Sleep(20 * time.Millisecond) // it knows all counts
 	for _, at := range rng.Perm(len(last)) {
 		last[at]()
+	}
+	return nil
+}
+
+// ended looks at what rank 0's prepare leaves: no selection where rank 1 told one, and marks that have grown.
+func (p *played) ended(theirs ep.Told) error {
+	for b := range p.told.Blocks {
+		for i := range p.selections(p.topk, b, 0) {
+			for word := range 2 {
+				if v := *(*uint64)(p.place(p.told, p.topk, b, i, word)); v != 0 {
+					return fmt.Errorf("word %d of selection %d of block %d is %#x when it has been taken", word, i, b, v)
+				}
+			}
+		}
+		if v := *(*uint32)(theirs.Mark(b)); v != 1 {
+			return fmt.Errorf("the mark of block %d is %d after operation 1", b, v)
+		}
 	}
 	return nil
 }

@@ -7,18 +7,22 @@
 //	totals    2 turns x [ranks][experts + ranks + 1, or token-major 1] counts, each with the operation's
 //	          number: a source's selections of each expert, its tokens for each rank, its tokens
 //	records   2 turns x [ranks][capacity][top-k] pairs: the local expert + 1 of a selection, or 0 if it
-//	          goes elsewhere; weight
+//	          goes elsewhere; weight. Token-major of two words, only the selections that come here, those
+//	          of a block from its first token's place on: what it is, weight, each with the operation's number
 //	shares    2 turns x [ranks][blocks][local] counts as in totals: what the lower blocks of the source send
 //	          here; or token-major 2 turns x [ranks][ranks][blocks], the tokens of the source's block for each
-//	          rank, and behind them 2 turns x [ranks][blocks][local + words]: its selections of each local
-//	          expert, a bit for each token that comes here
+//	          rank, and behind them 2 turns x [ranks][blocks][local + words + 1]: its selections of each
+//	          local expert, a bit for each token that comes here, how many selections come here
+//	weights   2 turns x [ranks][capacity][top-k] pairs as in records: the weights that a dispatch brings, of
+//	          token-major rows. By expert they come to the records
 //	marks     for each lane, marks.cuh
 //	blocks    received rows, scales behind them
 //
 // Row map and push are one lane, pull is another.
 //
-// Invariant: a block marks only after it has read all openings, and ends only after all marks. So marks
-// need one turn. Totals, records and shares, which a block may read after its mark, need two.
+// Invariant: a rank ends an operation only when the blocks of all others have begun it. Blocks that mark end after all
+// marks; token-major a prepare's end after a count of every block. So a rank is one operation ahead at most, and
+// totals, records and shares need two turns. Marks need one: they grow, and a later one stands for those before.
 #pragma once
 #include "bulk.cuh"
 #include "exchange.cuh"

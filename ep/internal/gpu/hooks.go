@@ -65,6 +65,9 @@ func HookSetEpoch(h spec.RowEngine, epoch uint64) error {
 	}
 	number := binary.LittleEndian.AppendUint32(nil, uint32(epoch))
 	for at, size := range g.window.Zeroed() {
+		if k := moverOf[*rowMap](g); k != nil && at == k.records {
+			continue // selections that a prepare has taken, whose places are empty
+		}
 		last := slices.Repeat(number, int(size)/4)
 		if err := c.Upload(g.lane.Window().Pointer().Add(int(at)), last); err != nil {
 			return err
@@ -91,12 +94,13 @@ type Told struct {
 	Blocks, Words            int // blocks that have a share, and words of a block's bits
 	Opening, Tokens, Records unsafe.Pointer
 	Share                    func(block, i int) unsafe.Pointer
+	Mark                     func(block int) unsafe.Pointer
 }
 
 // HookTold gives the places in the window of rank `to` in which rank src's prepare of that number stores.
 func HookTold(h spec.RowEngine, src, to int, epoch uint64) Told {
 	g := h.(*handle)
-	k, s := moverOf[*rowMap](g), &g.Geometry
+	k, s, grid := moverOf[*rowMap](g), &g.Geometry, g.grids[ofDispatch].blocks()
 	blocks, words, source := k.blocks(), k.words(), int(epoch&1)*s.Ranks+src
 	at := func(region int64, offset int) unsafe.Pointer {
 		return pointer(g.lane.Window().PeerPointer(to).Add(int(region) + offset))
@@ -113,6 +117,7 @@ func HookTold(h spec.RowEngine, src, to int, epoch uint64) Told {
 			before := 2 * s.Ranks * s.Ranks * blocks
 			return at(k.shares, (before+(source*blocks+block)*(s.Local+words+1)+i-s.Ranks)*8)
 		},
+		Mark: func(block int) unsafe.Pointer { return at(k.marks, (src*grid+block)*4) },
 	}
 }
 
