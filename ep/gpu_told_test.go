@@ -26,7 +26,7 @@ import (
 // that the first has to tell before it tells anything. What it tells arrives word by word, late, and in random order,
 // after counts of its next prepare. In every other shape one of the two words of each selection comes long after the
 // other. Until then the places of counts hold what another operation has left, and those of selections are empty or
-// hold that too.
+// hold that too. It is the handle's first operation, and the one whose number has no lower bits.
 func TestToldInAnyOrderOnEmulatedGPUs(t *testing.T) {
 	const ranks = 2
 	m := emulatedAs(t, cudatest.Config{
@@ -44,7 +44,11 @@ func TestToldInAnyOrderOnEmulatedGPUs(t *testing.T) {
 		{1, 3, 100, []int{33, 0}},
 		{1, 67, 67 * 64, []int{4200, 67*64 - 1}}, // the counts of a column are read in three rounds
 	} {
-		t.Run(fmt.Sprintf("top-%d, %d blocks", shape.topk, shape.blocks), func(t *testing.T) {
+		epoch := uint64(1)
+		if i%3 == 2 {
+			epoch = 1 << 32
+		}
+		t.Run(fmt.Sprintf("top-%d, %d blocks, operation %d", shape.topk, shape.blocks, epoch), func(t *testing.T) {
 			s := sized(tokenRows, ranks)
 			s.TopK, s.Experts, s.MaxTokens, s.Tuning.Dispatch.Blocks = shape.topk, 8*ranks, shape.most, shape.blocks
 			s.SMs = 0
@@ -53,10 +57,10 @@ func TestToldInAnyOrderOnEmulatedGPUs(t *testing.T) {
 			b := c.Batch()
 			members(t, m, ranks, s, gpuDeadline/6, func(ctx context.Context, r *member) error {
 				round, err := b.Round(r.e, r.Comm, r.handle)
-				if err != nil {
+				if err := errors.Join(err, ep.SetEpoch(r.handle, epoch-1)); err != nil {
 					return err
 				}
-				p := played{s: s, topk: c.TopK[1], told: ep.ToldBy(r.handle, 1, 0, 1), last: i%2 == 0}
+				p := played{s: s, epoch: epoch, topk: c.TopK[1], told: ep.ToldBy(r.handle, 1, 0, epoch), last: i%2 == 0}
 				if p.told.Blocks != shape.blocks {
 					return fmt.Errorf("%d blocks have a share, want %d", p.told.Blocks, shape.blocks)
 				}
@@ -67,13 +71,13 @@ func TestToldInAnyOrderOnEmulatedGPUs(t *testing.T) {
 					return err
 				}
 				if r.Rank() == 1 {
-					err = p.prepare(ctx, ep.ToldBy(r.handle, 0, 1, 1), c.TopK[0], ep.ToldBy(r.handle, 1, 0, 2))
-				} else {
-					err = errors.Join(round.Prepare(ctx, r.stream), r.Wait(ctx, r.stream), round.Describe())
+					err = p.prepare(ctx, ep.ToldBy(r.handle, 0, 1, epoch), c.TopK[0], ep.ToldBy(r.handle, 1, 0, epoch+1))
+				} else if err = errors.Join(round.Prepare(ctx, r.stream), r.Wait(ctx, r.stream)); err == nil {
+					err = round.Describe()
 				}
 				err = errors.Join(err, eptest.Meet(r.Comm))
 				if err == nil && r.Rank() == 1 {
-					err = p.ended(ep.ToldBy(r.handle, 0, 1, 1))
+					err = p.ended(ep.ToldBy(r.handle, 0, 1, epoch))
 				}
 				return errors.Join(err, round.Free())
 			})
@@ -81,12 +85,13 @@ func TestToldInAnyOrderOnEmulatedGPUs(t *testing.T) {
 	}
 }
 
-// played is rank 1 of two, whose first prepare a test plays.
+// played is rank 1 of two, of which a test plays a prepare.
 type played struct {
-	s    ep.Spec
-	topk []int32
-	told ep.Told // to rank 0
-	last bool    // selections are told last
+	s     ep.Spec
+	epoch uint64 // of the prepare
+	topk  []int32
+	told  ep.Told // to rank 0
+	last  bool    // selections are told last
 }
 
 func (p *played) local() int { return p.s.Experts / 2 }
@@ -94,8 +99,11 @@ func (p *played) local() int { return p.s.Experts / 2 }
 // counts is how many counts a block tells.
 func (p *played) counts() int { return 3 + p.local() + p.told.Words }
 
-func putWord(at unsafe.Pointer, epoch, n int) {
-	atomic.StoreUint64((*uint64)(at), uint64(epoch)<<32|uint64(n))
+// selectionEpoch is the number that the words of selections carry.
+func (p *played) selectionEpoch() uint64 { return max(p.epoch&math.MaxUint32, 1) }
+
+func putWord(at unsafe.Pointer, epoch uint64, n int) {
+	atomic.StoreUint64((*uint64)(at), epoch<<32|uint64(n))
 }
 
 // selections are those of a block that go to a rank: what they are, as a word says it.
@@ -141,7 +149,7 @@ func (p *played) soil() {
 
 // prepare looks at what rank 0 tells of its selections, and tells it all of rank 1's.
 func (p *played) prepare(ctx context.Context, theirs ep.Told, topk []int32, next ep.Told) error {
-	const epoch = 1
+	epoch, selections := p.epoch&math.MaxUint32, p.selectionEpoch()
 	weight := int(math.Float32bits(1))
 	for b := range p.told.Blocks { // rank 0 tells all before it awaits anything
 		for i, want := range p.countsOf(topk, b, 1) {
@@ -151,8 +159,8 @@ func (p *played) prepare(ctx context.Context, theirs ep.Told, topk []int32, next
 		}
 		want, told := p.selections(topk, b, 1), []int(nil) // in the order of words
 		for i := range want {
-			what, err := awaitWord(ctx, p.place(theirs, topk, b, i, 0), epoch)
-			n, late := awaitWord(ctx, p.place(theirs, topk, b, i, 1), epoch)
+			what, err := awaitWord(ctx, p.place(theirs, topk, b, i, 0), selections)
+			n, late := awaitWord(ctx, p.place(theirs, topk, b, i, 1), selections)
 			if err := cmp.Or(err, late); err != nil || n != weight {
 				return fmt.Errorf("selection %d of block %d is told with weight %#x (%v)", i, b, n, err)
 			}
@@ -176,12 +184,12 @@ func (p *played) prepare(ctx context.Context, theirs ep.Told, topk []int32, next
 		for i, n := range p.countsOf(p.topk, b, 0) {
 			tell = append(tell, func() { putWord(p.told.Share(b, i), epoch, n) })
 		}
-		selections := p.selections(p.topk, b, 0)
-		rng.Shuffle(len(selections), reflect.Swapper(selections))
-		for i, what := range selections {
+		told := p.selections(p.topk, b, 0)
+		rng.Shuffle(len(told), reflect.Swapper(told))
+		for i, what := range told {
 			words := []func(){
-				func() { putWord(p.place(p.told, p.topk, b, i, 0), epoch, what) },
-				func() { putWord(p.place(p.told, p.topk, b, i, 1), epoch, weight) },
+				func() { putWord(p.place(p.told, p.topk, b, i, 0), selections, what) },
+				func() { putWord(p.place(p.told, p.topk, b, i, 1), selections, weight) },
 			}
 			if first := i % 2; p.last {
 				tell, last = append(tell, words[first]), append(last, words[1-first])
@@ -217,8 +225,8 @@ func (p *played) ended(theirs ep.Told) error {
 				}
 			}
 		}
-		if v := *(*uint32)(theirs.Mark(b)); v != 1 {
-			return fmt.Errorf("the mark of block %d is %d after operation 1", b, v)
+		if v := *(*uint32)(theirs.Mark(b)); v != uint32(p.epoch) {
+			return fmt.Errorf("the mark of block %d is %d after operation %d", b, v, p.epoch)
 		}
 	}
 	return nil
