@@ -30,7 +30,7 @@ func TestBetweenGPUs(t *testing.T) {
 		t.Run(where, func(t *testing.T) {
 			m, cases := realMachine, gpuCases(t)
 			if where == "emulated" {
-				m, cases = fewMachine, emulatedCases(t)
+				m, cases = fewMachine, emulatedCases(t, 6)
 			}
 			on, ways := m(t), []struct{ hosts, each int }{{2, 2}, {2, 1}, {4, 1}}
 			if where == "emulated" && !emulate.Everything() {

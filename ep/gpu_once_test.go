@@ -32,7 +32,7 @@ func TestOncePerHostOnGPUs(t *testing.T) {
 		t.Run(where, func(t *testing.T) {
 			m, cases := realMachine, gpuCases(t)
 			if where == "emulated" {
-				m, cases = fewMachine, emulatedCases(t)
+				m, cases = fewMachine, emulatedCases(t, 6)
 			}
 			on, ways := m(t), []struct{ hosts, each int }{{2, 2}, {3, 2}, {2, 4}}
 			if where == "emulated" && !emulate.Everything() {

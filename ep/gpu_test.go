@@ -31,13 +31,13 @@ func gpuCases(t *testing.T) int {
 	return n
 }
 
-// emulatedCases is the same for emulated GPUs, which are slow.
-func emulatedCases(t *testing.T) int {
+// emulatedCases is the same for emulated GPUs, which are slow: `all` if all tests run.
+func emulatedCases(t *testing.T, all int) int {
 	if _, ok := os.LookupEnv("WEFT_EP_CASES"); ok {
 		return gpuCases(t)
 	}
 	if emulate.Everything() && !testing.Short() {
-		return 6
+		return all
 	}
 	return 2
 }
@@ -83,7 +83,7 @@ func TestOnEmulatedGPUs(t *testing.T) {
 	for _, n := range []int{1, 2, 3} {
 		t.Run(fmt.Sprintf("%d ranks", n), func(t *testing.T) {
 			engine := m.engine(t, n, gpuDeadline)
-			eptest.RunSome(t, engine, emulatedCases(t))
+			eptest.RunSome(t, engine, emulatedCases(t, 60)) // those of GPUs
 		})
 	}
 }
