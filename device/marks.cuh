@@ -2,7 +2,7 @@
 // do not wait for each other, so a rank's shares arrive as they are done.
 //
 // The window has [ranks][blocks] words of marks, zeros in the beginning. A mark is the number of the
-// operation, so marks need one turn: no block ends an operation before its peers have marked it.
+// operation and grows, so marks need one turn: a later mark stands for those before.
 #pragma once
 #include "wait.cuh"
 

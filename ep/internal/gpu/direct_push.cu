@@ -37,7 +37,7 @@ struct Push {
 	const u32 *recv_tokens;
 	int *described;
 	// Of a launch whose weights travel with the rows:
-	u64 records; // offset in a window
+	u64 weight_records; // offset in a window: of pairs whose second words are the weights that ranks tell
 	const float *weights;
 	Group group;
 };
@@ -275,11 +275,11 @@ template <class F> __device__ __forceinline__ void spread_all(const Push &a, con
 	}
 }
 
-// Weights travel as a prepare's records do, of which they are the second words: what this operation
-// tells may come while a rank still keeps what the one before told.
+// Weights travel as a prepare's records do: by expert they are the second words of those, token-major they have places
+// of their own. What this operation tells may come while a rank still keeps what the one before told.
 __device__ __forceinline__ u64 weight_at(const Push &a, const Operation &o, u32 src, u32 i) {
-	return a.records + (((o.epoch & 1) * a.group.ranks + src) * a.shape.capacity * a.shape.topk + i) * sizeof(Pair) +
-		   sizeof(u32);
+	u64 place = ((o.epoch & 1) * a.group.ranks + src) * a.shape.capacity * a.shape.topk + i;
+	return a.weight_records + place * sizeof(Pair) + sizeof(u32);
 }
 
 // send_weights gives the share's selections other weights, and tells the ranks where their rows

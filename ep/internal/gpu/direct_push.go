@@ -21,7 +21,7 @@ type push struct {
 	request            request
 	// Where the weights come that a call brings: an offset in the window, of token-major rows. By expert they come to
 	// the records of the prepare. Token-major those are words that carry their operation's number.
-	weights int64
+	weightRecords int64
 }
 
 // pushArgs are the arguments of a dispatch: the Push of direct_push.cu.
@@ -40,7 +40,7 @@ type pushArgs struct {
 	x, scales                            uint64
 	home, destRows, recvRows, recvTokens uint64
 	described                            uint64
-	records, weights                     uint64
+	weightRecords, weights               uint64
 	group                                device.Group
 }
 
@@ -76,7 +76,7 @@ func (k *push) layout(window, _ *enginegpu.Workspace) {
 	rows.inWindow, rows.at = true, window.Raw(size)
 	k.h.lend(rows.at, size)
 	if g := &k.h.Geometry; !g.Layout.ByExpert() {
-		k.weights = window.Raw(2 * int64(g.Ranks) * int64(g.Tokens) * int64(g.TopK) * int64(pairBytes))
+		k.weightRecords = window.Raw(2 * int64(g.Ranks) * int64(g.Tokens) * int64(g.TopK) * int64(pairBytes))
 	}
 }
 
@@ -92,7 +92,7 @@ func (k *push) prepare() error {
 	rows, units := &h.received, spec.MostUnits(*s)
 	a := pushArgs{
 		shape: h.shape(), openings: uint64(k.openings), marks: uint64(k.marks),
-		records: uint64(k.weights), blocks: uint64(rows.at),
+		weightRecords: uint64(k.weightRecords), blocks: uint64(rows.at),
 		blockBytes: uint64(rows.block.Bytes), scalesAt: uint64(rows.block.ScalesAt),
 		flags:  layoutFlags(s.Layout)&flagRowPerToken | quantizeFlags(s),
 		pieces: device.NewDivisor(spec.CeilDiv(s.RowSize(), units*spec.UnitBytes)), rowBytes: uint32(s.RowSize()),
@@ -101,7 +101,7 @@ func (k *push) prepare() error {
 		hidden: uint32(s.Hidden), align: uint32(g.Align),
 	}
 	if g.Layout.ByExpert() {
-		a.records = uint64(k.records)
+		a.weightRecords = uint64(k.records)
 	}
 	if s.ScaleOrder == spec.ColumnMajorScales {
 		a.flags |= flagColumnScales

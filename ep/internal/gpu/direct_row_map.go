@@ -172,7 +172,7 @@ func (k *rowMap) prepare() error {
 	}
 	if n := spec.CeilDiv(g.Tokens, k.blocks()); !g.Layout.ByExpert() && selectionBits(n, g.TopK, g.Local) > 32 {
 		return weft.Unsupportedf("%s: a block would have %d tokens, top-%d of %d experts a rank, which are too many to "+
-			"number in 32 bits: give the handle more SMs", opNew, n, g.TopK, g.Local)
+			"number in 32 bits: give the handle more SMs, or its dispatches more blocks", opNew, n, g.TopK, g.Local)
 	}
 	shared, err := h.device.Context().Device().Attribute(cuda.SharedMemoryPerBlockOptIn)
 	if err != nil {

@@ -50,9 +50,9 @@ struct ArrivedQuad {
 };
 
 // each_arrived calls f with the thread's quads of the tokens [from, to) of every source's share, a quad at
-// a time, of which FLIGHT are read at once. The quads of a warp are of one source and of the same 32 tokens.
-// All threads of the block, or of the half that q is of, call it.
-template <u32 FLIGHT = 1, class F>
+// a time. The quads of a warp are of one source and of the same 32 tokens. All threads of the block, or of
+// the half that q is of, call it.
+template <class F>
 __device__ __forceinline__ void each_arrived(const RowMap &a, const Operation &o, const Quads &q,
 											 const Sources &sources, u32 from, u32 to, F f) {
 	const uint2 *records = (const uint2 *)(o.own + records_at(a, o));
@@ -70,21 +70,12 @@ __device__ __forceinline__ void each_arrived(const RowMap &a, const Operation &o
 		load_pairs(q.vectors(), records + c.i, c.n, 0, c.record);
 		return c;
 	};
-	ArrivedQuad next[FLIGHT];
-	auto fetch_all = [&](u32 at) {
-#pragma unroll
-		for (u32 j = 0; j < FLIGHT; j++) next[j] = fetch(at + j * q.step);
-	};
-	if (FLIGHT == 1) fetch_all(q.token);
+	ArrivedQuad next = fetch(q.token);
 #pragma unroll 1
-	for (u32 at = q.token; at / 32 < all; at += FLIGHT * q.step) {
-		if (FLIGHT > 1) fetch_all(at);
-		ArrivedQuad c[FLIGHT];
-#pragma unroll
-		for (u32 j = 0; j < FLIGHT; j++) c[j] = next[j];
-		if (FLIGHT == 1 && (at + q.step) / 32 < all) fetch_all(at + q.step); // while f works
-#pragma unroll
-		for (u32 j = 0; j < FLIGHT; j++) f(c[j]);
+	for (u32 at = q.token; at / 32 < all; at += q.step) {
+		ArrivedQuad c = next;
+		if ((at + q.step) / 32 < all) next = fetch(at + q.step); // while f works
+		f(c);
 	}
 }
 

@@ -16,7 +16,8 @@
 // that it has to tell before it awaits anything of peers, so what is missing is its sender's own delay. It awaits all
 // that its own number of each rank tells it, and counts of every block of every rank. What is told stands in one of two
 // buffers: a source stores there again two operations later at the earliest. It has then ended the operation between,
-// in which it heard of each block of this rank, and those began when this rank's prepare had ended.
+// in which it heard of each block of this rank, and those began when this rank's prepare had ended. That end also
+// orders what a block has emptied before what comes next.
 #pragma once
 #include "row_map_arrived.cuh"
 
@@ -146,9 +147,8 @@ struct SelectionBits {
 	__device__ __forceinline__ u32 word(u32 t, u32 at, u32 le) const { return (t << k | at) << expert | (le + 1); }
 };
 
-// selection_epoch is the number that the words of a selection carry. It is never 0, which empty places carry: a place
-// is used only if there are so many selections, so it may be empty when operations have been counted round to 0. The
-// operation that has the same number uses the other buffer.
+// selection_epoch is the number that the words of a selection carry. A place may stay empty for any number of
+// operations, so 0 must not be a number. The operation that has the same number uses the other buffer.
 __device__ __forceinline__ u64 selection_epoch(const Operation &o) { return o.epoch + ((u32)o.epoch == 0 ? 1 : 0); }
 
 // send_selections tells the ranks the block's selections. The lanes of a warp whose next selection is of the same rank
