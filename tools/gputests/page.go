@@ -64,7 +64,8 @@ func (e entry) outcome() string {
 	return text
 }
 
-// newest is the last result of a part on a kind of machine.
+// newest is the result of a part on a kind of machine: failed where any record of the newest build is, or of the newest
+// day if no build is known.
 func newest(entries []entry, part, gpus string) string {
 	last := entry{}
 	for _, e := range entries {
@@ -75,7 +76,14 @@ func newest(entries []entry, part, gpus string) string {
 	if last.Date == "" {
 		return "-"
 	}
-	return last.Result + " " + last.Date
+	result := last.Result
+	for _, e := range entries {
+		same := e.Build == last.Build && (e.Build != "" || e.Date == last.Date)
+		if e.Part == part && e.GPUs == gpus && same && e.Result == "failed" {
+			result = e.Result
+		}
+	}
+	return result + " " + last.Date
 }
 
 func distinct(entries []entry, key func(entry) string) []string {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"os"
 	"path/filepath"
 	"strings"
@@ -66,6 +67,38 @@ func TestAdd(t *testing.T) {
 	} {
 		if !strings.Contains(table, want) {
 			t.Errorf("no %q in\n%s", want, table)
+		}
+	}
+}
+
+// The newest result is failed where a record of the newest build is, or of the newest day without a build.
+func TestNewest(t *testing.T) {
+	for _, c := range []struct {
+		want    string
+		entries []entry
+	}{
+		{"-", []entry{{Date: "2026-11-25", Part: "link", GPUs: "2 x H200", Result: "passed"}}},
+		{"failed 2026-11-26", []entry{
+			{Date: "2026-11-25", Build: "b", Result: "failed"},
+			{Date: "2026-11-26", Build: "a", Result: "passed"},
+			{Date: "2026-11-26", Build: "b", Result: "passed"},
+		}},
+		{"passed 2026-11-26", []entry{
+			{Date: "2026-11-26", Build: "a", Result: "failed"},
+			{Date: "2026-11-26", Result: "failed"},
+			{Date: "2026-11-26", Build: "b", Result: "passed"},
+			{Date: "2026-11-26", Build: "b", GPUs: "4 x H200", Result: "failed"},
+			{Date: "2026-11-26", Build: "b", Part: "tune", Result: "failed"},
+		}},
+		{"failed 2026-11-26", []entry{{Date: "2026-11-26", Result: "failed"}, {Date: "2026-11-26", Result: "passed"}}},
+		{"passed 2026-11-26", []entry{{Date: "2026-11-25", Result: "failed"}, {Date: "2026-11-26", Result: "passed"}}},
+	} {
+		for i := range c.entries {
+			c.entries[i].Part = cmp.Or(c.entries[i].Part, "test-ep")
+			c.entries[i].GPUs = cmp.Or(c.entries[i].GPUs, "4 x H100")
+		}
+		if got := newest(c.entries, "test-ep", "4 x H100"); got != c.want {
+			t.Errorf("%s, want %s, of %+v", got, c.want, c.entries)
 		}
 	}
 }
