@@ -17,7 +17,8 @@ var heading string
 func page(entries []entry) []byte {
 	var b bytes.Buffer
 	b.WriteString(heading)
-	b.WriteString("\n## Newest result of each part\n\n")
+	b.WriteString("\n## Newest result of each part\n\nA part has failed where one of its steps failed, of the newest " +
+		"build, or of the newest day if no build is known.\n\n")
 	machines, parts := distinct(entries, func(e entry) string { return e.GPUs }), distinct(entries,
 		func(e entry) string { return e.Part })
 	b.WriteString("| part |")
