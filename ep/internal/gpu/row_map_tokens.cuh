@@ -14,10 +14,11 @@
 //
 // Ordering. A word refers to no other memory, so it needs no fence, and words may come in any order. A block tells all
 // that it has to tell before it awaits anything of peers, so what is missing is its sender's own delay. It awaits all
-// that its own number of each rank tells it, and counts of every block of every rank. What is told stands in one of two
-// buffers: a source stores there again two operations later at the earliest. It has then ended the operation between,
-// in which it heard of each block of this rank, and those began when this rank's prepare had ended. That end also
-// orders what a block has emptied before what comes next.
+// that its own number of each rank tells it, and counts of every block of every rank.
+//
+// What is told stands in one of two buffers: a source stores there again two operations later at the earliest. It has
+// then ended the operation between, in which it heard of each block of this rank, and those began when this rank's
+// prepare had ended. That end also orders what a block has emptied before what comes next.
 #pragma once
 #include "row_map_arrived.cuh"
 
