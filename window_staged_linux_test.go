@@ -51,23 +51,8 @@ func TestGPUWindowsOfHosts(t *testing.T) {
 			network := fabrictest.New(tc.class, 3)
 			g := ranktest.Fake(t, cudatest.Config{Devices: 4, Attributes: tc.attributes})
 			var log lockedBuffer
-			hosts := []string{"a", "b", "a", "b"}
-			t.Setenv("WEFT_HEARTBEAT", "60s")
-			group, err := ranktest.JoinEach(len(hosts), func(rank int) []weft.Option {
-				o := append(g.Options(rank), weft.WithHostID(hosts[rank]), weft.WithFabric(network.Open))
-				if rank == 0 {
-					o = append(o, weft.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
-				}
-				return o
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer func() {
-				if err := errors.Join(ranktest.Close(group), network.Check()); err != nil {
-					t.Error(err)
-				}
-			}()
+			logger := weft.WithLogger(slog.New(slog.NewTextHandler(&log, nil)))
+			group := joinGPUHosts(t, g, network, []string{"a", "b", "a", "b"}, logger)
 			if tc.refuse != "" {
 				g.Machine.Fail(tc.refuse, 2, cuda.ErrNotSupported)
 			}
@@ -99,6 +84,30 @@ func TestGPUWindowsOfHosts(t *testing.T) {
 	}
 }
 
+// joinGPUHosts makes goroutine ranks with a GPU each, of which each takes its host for one of the given name. The first
+// has more options.
+func joinGPUHosts(t *testing.T, g *ranktest.GPUs, network *fabrictest.Network, hosts []string, first ...weft.Option,
+) []*weft.Comm {
+	t.Helper()
+	t.Setenv("WEFT_HEARTBEAT", "60s") // on a machine that is slow no host is lost for its silence
+	group, err := ranktest.JoinEach(len(hosts), func(rank int) []weft.Option {
+		o := append(g.Options(rank), weft.WithHostID(hosts[rank]), weft.WithFabric(network.Open))
+		if rank == 0 {
+			o = append(o, first...)
+		}
+		return o
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(ranktest.Close(group), network.Check()); err != nil {
+			t.Error(err)
+		}
+	})
+	return group
+}
+
 // TestTakenBackBetweenGPUs masks a rank that is alive, and takes it back: all write into windows of before, whose
 // staging has moved. Where the driver pins no memory files that cannot move, and the rank is lost.
 func TestTakenBackBetweenGPUs(t *testing.T) {
@@ -109,18 +118,7 @@ func TestTakenBackBetweenGPUs(t *testing.T) {
 				network := fabrictest.New(class, 4)
 				g := ranktest.Fake(t, cudatest.Config{Devices: 4})
 				hosts := []string{"a", "b", "a", "c"}
-				t.Setenv("WEFT_HEARTBEAT", "60s")
-				group, err := ranktest.JoinEach(len(hosts), func(rank int) []weft.Option {
-					return append(g.Options(rank), weft.WithHostID(hosts[rank]), weft.WithFabric(network.Open))
-				})
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer func() {
-					if err := errors.Join(ranktest.Close(group), network.Check()); err != nil {
-						t.Error(err)
-					}
-				}()
+				group := joinGPUHosts(t, g, network, hosts)
 				for range hosts {
 					if refused {
 						g.Machine.Fail("cuMemHostRegister", 0, cuda.ErrNotSupported)
@@ -243,18 +241,7 @@ func writeGPUs(ctx context.Context, c *weft.Comm, w *weft.Window, part int, sign
 func TestHostMemoryOfGPURanks(t *testing.T) {
 	network := fabrictest.New(fabrictest.TCP(), 3)
 	g := ranktest.Fake(t, cudatest.Config{Devices: 3})
-	t.Setenv("WEFT_HEARTBEAT", "60s")
-	group, err := ranktest.JoinEach(3, func(rank int) []weft.Option {
-		return append(g.Options(rank), weft.WithHostID([]string{"a", "b", "b"}[rank]), weft.WithFabric(network.Open))
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := errors.Join(ranktest.Close(group), network.Check()); err != nil {
-			t.Error(err)
-		}
-	}()
+	group := joinGPUHosts(t, g, network, []string{"a", "b", "b"})
 	must(t, group, func(c *weft.Comm) error {
 		w, err := c.Operations().AllocHost(t.Context(), 300)
 		if err != nil {
@@ -321,21 +308,9 @@ func TestHalfReceived(t *testing.T) {
 		} {
 			t.Run(memory.name+"/"+tc.name, func(t *testing.T) {
 				const size = 1 << 16
-				t.Setenv("WEFT_HEARTBEAT", "60s")
 				network := fabrictest.New(memory.class, 3)
 				g := ranktest.Fake(t, cudatest.Config{Devices: 2})
-				hosts := []string{"a", "b"}
-				group, err := ranktest.JoinEach(len(hosts), func(rank int) []weft.Option {
-					return append(g.Options(rank), weft.WithHostID(hosts[rank]), weft.WithFabric(network.Open))
-				})
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer func() {
-					if err := errors.Join(ranktest.Close(group), network.Check()); err != nil {
-						t.Error(err)
-					}
-				}()
+				group := joinGPUHosts(t, g, network, []string{"a", "b"})
 				alloc := func(c *weft.Comm) (*weft.Window, error) {
 					if memory.refused != "" {
 						g.Machine.Fail(memory.refused, 0, cuda.ErrNotSupported)
