@@ -4,7 +4,9 @@ package ep_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -91,6 +93,25 @@ func TestTokenMapOnEmulatedGPUs(t *testing.T) {
 				return nil
 			})
 		})
+	}
+}
+
+// TestTooManyToNumberOnEmulatedGPUs: a selection's number among those of a block has to fit a word. What has no room
+// is refused on every rank, before there is memory for it, with a way out.
+func TestTooManyToNumberOnEmulatedGPUs(t *testing.T) {
+	const ranks = 2
+	m := emulatedMachine(t, ranks, emulate.Options{Limit: 2 * time.Minute, Seed: 1})
+	s := sized(tokenRows, ranks)
+	s.Experts, s.TopK, s.MaxTokens, s.Hidden, s.Tuning.Dispatch.Blocks = 4096*ranks, 32, 1<<15, 8, 1
+	err := m.engine(t, ranks, gpuDeadline).Ranks(ranks, func(c *weft.Comm) error {
+		_, err := ep.NewHandle(testContext(t), c, s)
+		if !errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), "or its dispatches more blocks") {
+			return fmt.Errorf("%d tokens of one block: %w", s.MaxTokens, err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }
 
