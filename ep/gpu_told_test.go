@@ -119,10 +119,7 @@ func (p *played) selections(topk []int32, block, rank int) (words []int) {
 }
 
 // place is where a word of the i-th selection stands that a block tells.
-func (p *played) place(told ep.Told, topk []int32, block, i, word int) unsafe.Pointer {
-	from, _ := p.share(topk, block)
-	return unsafe.Add(told.Records, 16*(from+i)+8*word)
-}
+func place(told ep.Told, block, i, word int) unsafe.Pointer { return unsafe.Add(told.Selection(block, i), 8*word) }
 
 // share is the range of a block's selections.
 func (p *played) share(topk []int32, block int) (from, to int) {
@@ -139,10 +136,12 @@ func (p *played) soil() {
 			putWord(p.told.Share(b, i), another, 9)
 		}
 	}
-	for i := range p.s.MaxTokens * p.s.TopK {
-		if i%2 == 0 { // a prepare empties places, but not if it fails
-			putWord(unsafe.Add(p.told.Records, 16*i), another, i%p.local()+1)
-			putWord(unsafe.Add(p.told.Records, 16*i+8), another, 7)
+	for b := range p.told.Blocks {
+		for i := range (p.s.MaxTokens + p.told.Blocks - 1) / p.told.Blocks * p.s.TopK {
+			if i%2 == 0 { // a prepare empties places, but not if it fails
+				putWord(place(p.told, b, i, 0), another, i%p.local()+1)
+				putWord(place(p.told, b, i, 1), another, 7)
+			}
 		}
 	}
 }
@@ -159,8 +158,8 @@ func (p *played) prepare(ctx context.Context, theirs ep.Told, topk []int32, next
 		}
 		want, told := p.selections(topk, b, 1), []int(nil) // in the order of words
 		for i := range want {
-			what, err := awaitWord(ctx, p.place(theirs, topk, b, i, 0), selections)
-			n, late := awaitWord(ctx, p.place(theirs, topk, b, i, 1), selections)
+			what, err := awaitWord(ctx, place(theirs, b, i, 0), selections)
+			n, late := awaitWord(ctx, place(theirs, b, i, 1), selections)
 			if err := cmp.Or(err, late); err != nil || n != weight {
 				return fmt.Errorf("selection %d of block %d is told with weight %#x (%v)", i, b, n, err)
 			}
@@ -188,8 +187,8 @@ func (p *played) prepare(ctx context.Context, theirs ep.Told, topk []int32, next
 		rng.Shuffle(len(told), reflect.Swapper(told))
 		for i, what := range told {
 			words := []func(){
-				func() { putWord(p.place(p.told, p.topk, b, i, 0), selections, what) },
-				func() { putWord(p.place(p.told, p.topk, b, i, 1), selections, weight) },
+				func() { putWord(place(p.told, b, i, 0), selections, what) },
+				func() { putWord(place(p.told, b, i, 1), selections, weight) },
 			}
 			if first := i % 2; p.last {
 				tell, last = append(tell, words[first]), append(last, words[1-first])
@@ -220,7 +219,7 @@ func (p *played) ended(theirs ep.Told) error {
 	for b := range p.told.Blocks {
 		for i := range p.selections(p.topk, b, 0) {
 			for word := range 2 {
-				if v := *(*uint64)(p.place(p.told, p.topk, b, i, word)); v != 0 {
+				if v := *(*uint64)(place(p.told, b, i, word)); v != 0 {
 					return fmt.Errorf("word %d of selection %d of block %d is %#x when it has been taken", word, i, b, v)
 				}
 			}

@@ -22,7 +22,7 @@ type rowMapArgs struct {
 	openings, totals, records            uint64
 	shares, marks                        uint64
 	flags, tokens, call, rows, align     uint32
-	blocks, mapEntries, words            uint32
+	blocks, mapEntries, share            uint32
 	ids, weights                         uint64
 	home, destRows, recvRows, recvTokens uint64
 	described, ranges                    uint64
@@ -76,13 +76,8 @@ func tokenMapBytes(ranks, experts, words int) int {
 	return 4 * (4*ranks*words + 4*ranks + (experts+1)&^1)
 }
 
-// recordBytes is RECORD_BYTES of row_map.cuh.
-func recordBytes(l spec.Layout) int {
-	if l.ByExpert() {
-		return pairBytes
-	}
-	return 16
-}
+// selectionBytes is SELECTION_BYTES of row_map.cuh.
+const selectionBytes = 16
 
 // selectionBits is how many bits say which selection of a block's tokens it is, and of which of the rank's experts:
 // SelectionBits of row_map_tokens.cuh.
@@ -144,11 +139,10 @@ func (k *rowMap) layout(window, local *enginegpu.Workspace) {
 	k.totals = window.Zeros(2 * ranks * (columns + 1) * 8)
 	k.openings = window.Ones(3 * ranks * device.OpeningBytes)
 	k.marks = window.Zeros(ranks * blocks * 4)
-	records := 2 * ranks * int64(g.Tokens) * int64(g.TopK) * int64(recordBytes(g.Layout))
 	if g.Layout.ByExpert() {
-		k.records = window.Raw(records)
+		k.records = window.Raw(2 * ranks * int64(g.Tokens) * int64(g.TopK) * int64(pairBytes))
 	} else {
-		k.records = window.Zeros(records)
+		k.records = window.Zeros(2 * ranks * int64(k.blocks()) * int64(k.share()) * int64(g.TopK) * selectionBytes)
 	}
 	k.shares = window.Zeros(2 * ranks * int64(k.blocks()*width) * 8)
 	k.counts = local.Zeros(blocks * columns * 8)
@@ -159,10 +153,11 @@ func (k *rowMap) layout(window, local *enginegpu.Workspace) {
 	k.bases = local.Zeros(blocks * int64(bases))
 }
 
-// words are those of a block's largest share of the tokens, a bit each.
-func (k *rowMap) words() int {
-	return spec.CeilDiv(spec.CeilDiv(k.h.Geometry.Tokens, k.blocks()), 32)
-}
+// share is how many tokens a block has at most.
+func (k *rowMap) share() int { return spec.CeilDiv(k.h.Geometry.Tokens, k.blocks()) }
+
+// words are those that have a bit for each of them.
+func (k *rowMap) words() int { return spec.CeilDiv(k.share(), 32) }
 
 func (k *rowMap) prepare() error {
 	h, g := k.h, &k.h.Geometry
@@ -170,7 +165,7 @@ func (k *rowMap) prepare() error {
 		return weft.Unsupportedf("%s: it would take %d GiB, and at most %d: lower MaxTokens or Live, or "+
 			"give a Capacity", opNew, size>>30, spec.MostDirectBytes>>30)
 	}
-	if n := spec.CeilDiv(g.Tokens, k.blocks()); !g.Layout.ByExpert() && selectionBits(n, g.TopK, g.Local) > 32 {
+	if n := k.share(); !g.Layout.ByExpert() && selectionBits(n, g.TopK, g.Local) > 32 {
 		return weft.Unsupportedf("%s: a block would have %d tokens, top-%d of %d experts a rank, which are too many to "+
 			"number in 32 bits: give the handle more SMs, or its dispatches more blocks", opNew, n, g.TopK, g.Local)
 	}
@@ -193,7 +188,7 @@ func (k *rowMap) prepare() error {
 		shape: h.shape(), openings: uint64(k.openings), totals: uint64(k.totals), records: uint64(k.records),
 		shares: uint64(k.shares), marks: uint64(k.marks), flags: layoutFlags(g.Layout),
 		rows: uint32(g.Capacity), align: uint32(g.Align), blocks: uint32(k.blocks()), mapEntries: uint32(entries),
-		words: uint32(k.words()),
+		share: uint32(k.share()),
 	})
 }
 

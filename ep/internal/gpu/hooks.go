@@ -91,10 +91,10 @@ func HookSoilRoutings(h spec.RowEngine) error {
 
 // Told is where a rank's prepare of token-major rows stores what it tells another: row_map.cuh.
 type Told struct {
-	Blocks, Words            int // blocks that have a share, and words of a block's bits
-	Opening, Tokens, Records unsafe.Pointer
-	Share                    func(block, i int) unsafe.Pointer
-	Mark                     func(block int) unsafe.Pointer
+	Blocks, Words    int // blocks that have a share, and words of a block's bits
+	Opening, Tokens  unsafe.Pointer
+	Share, Selection func(block, i int) unsafe.Pointer
+	Mark             func(block int) unsafe.Pointer
 }
 
 // HookTold gives the places in the window of rank `to` in which rank src's prepare of that number stores.
@@ -109,13 +109,15 @@ func HookTold(h spec.RowEngine, src, to int, epoch uint64) Told {
 		Blocks: blocks, Words: words,
 		Opening: at(k.openings, (int((epoch-1)%3)*s.Ranks+src)*device.OpeningBytes),
 		Tokens:  at(k.totals, source*8),
-		Records: at(k.records, source*s.Tokens*s.TopK*recordBytes(s.Layout)),
 		Share: func(block, i int) unsafe.Pointer {
 			if i < s.Ranks {
 				return at(k.shares, ((source*s.Ranks+i)*blocks+block)*8)
 			}
 			before := 2 * s.Ranks * s.Ranks * blocks
 			return at(k.shares, (before+(source*blocks+block)*(s.Local+words+1)+i-s.Ranks)*8)
+		},
+		Selection: func(block, i int) unsafe.Pointer {
+			return at(k.records, ((source*blocks+block)*k.share()*s.TopK+i)*selectionBytes)
 		},
 		Mark: func(block int) unsafe.Pointer { return at(k.marks, (src*grid+block)*4) },
 	}

@@ -19,7 +19,7 @@ struct RowMap {
 	u32 align;			   // of packed zones
 	u32 blocks;			   // that have a share; the launch may have more
 	u32 map_entries;	   // of a BitMap; token-major 0 if shared memory has no room for a TokenMap
-	u32 words;			   // token-major: each has a bit for 32 tokens of a block's share
+	u32 share;			   // tokens of a block's largest share
 	const void *ids;	   // [tokens][top-k]
 	const float *weights;
 	Pair *home;		  // [capacity][top-k]: expert + 1 if it has a row, expert + 1 << 16 in any case; weight
@@ -48,23 +48,27 @@ constexpr bool EVEN = WEFT_EVEN != 0;
 // tokens for each rank.
 __device__ __forceinline__ u32 columns(const RowMap &a) { return a.shape.experts + a.group.ranks; }
 
+// words is how many words have a bit for each token of a block's largest share.
+__device__ __forceinline__ u32 words(const RowMap &a) { return (a.share + 31) / 32; }
+
 // NO_ROWS is the base of a masked rank's rows: no capacity reaches it.
 constexpr u32 NO_ROWS = 1u << 31;
 
 // ---- Regions of a window. Each has two buffers, which operations take in turn: a peer may write for
 // this operation while a rank still reads what came for the one before.
 
-// records_at is where the records of all sources begin. Token-major a record is a selection at its expert's rank: two
-// words that are their own flags, what it is and its weight.
-constexpr u32 RECORD_BYTES = TOKEN_MAJOR ? 2 * sizeof(u64) : sizeof(Pair); // Go: recordBytes
+// records_at is where the records of all sources begin, for rows by expert.
 __device__ __forceinline__ u64 records_at(const RowMap &a, const Operation &o) {
-	return a.records + (o.epoch & 1) * a.group.ranks * a.shape.capacity * a.shape.topk * RECORD_BYTES;
+	return a.records + (o.epoch & 1) * a.group.ranks * a.shape.capacity * a.shape.topk * sizeof(Pair);
 }
 
-// selection_at is where the i-th selection stands that a block of src tells, token-major. `from` is the first token of
-// its share.
-__device__ __forceinline__ u64 selection_at(const RowMap &a, const Operation &o, u32 src, u32 from, u32 i) {
-	return records_at(a, o) + (((u64)src * a.shape.capacity + from) * a.shape.topk + i) * RECORD_BYTES;
+// selection_at is where the i-th selection stands that a block of src tells a rank, token-major: two words that are
+// their own flags, what it is and its weight. Each block has room for its
+// largest share, so the place does not depend on how many tokens src has.
+constexpr u32 SELECTION_BYTES = 2 * sizeof(u64); // Go: selectionBytes
+__device__ __forceinline__ u64 selection_at(const RowMap &a, const Operation &o, u32 src, u32 block, u32 i) {
+	u32 source = (u32)(o.epoch & 1) * a.group.ranks + src;
+	return a.records + ((u64)(source * a.blocks + block) * a.share * a.shape.topk + i) * SELECTION_BYTES;
 }
 
 // total_at is where src's total of a column stands, for rows by expert. tokens_at is where the number of its tokens
@@ -81,7 +85,7 @@ __device__ __forceinline__ u64 tokens_at(const RowMap &a, const Operation &o, u3
 // Token-major they are the block's selections of each local expert, the words that say which of its tokens come, and
 // how many selections it tells. They stand behind all counts of tokens.
 __device__ __forceinline__ u64 share_at(const RowMap &a, const Operation &o, u32 src, u32 block, u32 i) {
-	u32 width = a.shape.local + (TOKEN_MAJOR ? a.words + 1 : 0), turn = (u32)(o.epoch & 1) * a.group.ranks;
+	u32 width = a.shape.local + (TOKEN_MAJOR ? words(a) + 1 : 0), turn = (u32)(o.epoch & 1) * a.group.ranks;
 	u64 before = TOKEN_MAJOR ? 2 * a.group.ranks * a.group.ranks * a.blocks : 0;
 	return a.shares + (before + (u64)((turn + src) * a.blocks + block) * width + i) * 8;
 }

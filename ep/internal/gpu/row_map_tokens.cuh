@@ -34,7 +34,7 @@ struct TokenMap {
 	u32 *sent, *coming;	  // [ranks]: selections told so far; selections that come from each rank's block
 
 	__device__ __forceinline__ TokenMap(const RowMap &a, char *shared) {
-		u32 n = a.group.ranks * a.words, size = 4 * n + 4 * a.group.ranks + ((a.shape.experts + 1) & ~1u);
+		u32 n = a.group.ranks * words(a), size = 4 * n + 4 * a.group.ranks + ((a.shape.experts + 1) & ~1u);
 		own = (uint2 *)(EVEN || a.map_entries != 0 ? shared : (char *)(a.bases + (u64)blockIdx.x * size));
 		arrived = own + n;
 		experts = (u32 *)(arrived + n);
@@ -46,7 +46,7 @@ struct TokenMap {
 
 	// clear empties what is counted. All threads of the block call it, and a barrier follows.
 	__device__ __forceinline__ void clear(const RowMap &a) const {
-		for (u32 i = threadIdx.x; i < a.group.ranks * a.words; i += blockDim.x) own[i].x = 0;
+		for (u32 i = threadIdx.x; i < a.group.ranks * words(a); i += blockDim.x) own[i].x = 0;
 		for (u32 i = threadIdx.x; i < a.shape.experts; i += blockDim.x) experts[i] = 0;
 		for (u32 i = threadIdx.x; i < a.group.ranks; i += blockDim.x) sent[i] = 0;
 	}
@@ -94,7 +94,7 @@ __device__ __forceinline__ void count_tokens(const RowMap &a, const OwnTokens &o
 			if (c.e[j] != 0) atomicAdd(m.experts + c.e[j] - 1, 1u);
 		}
 		each_rank_line(a, rank, at, [&](u32 r, u32 tokens) {
-			if (tokens != 0) atomicOr(&m.own[(r + lane) * a.words + at / 32].x, tokens);
+			if (tokens != 0) atomicOr(&m.own[(r + lane) * words(a) + at / 32].x, tokens);
 		});
 	});
 }
@@ -115,16 +115,16 @@ __device__ __forceinline__ void send_shares(const RowMap &a, const Operation &o,
 									  o.epoch << 32 | m.experts[e]);
 			continue;
 		}
-		uint2 *words = m.own + i * a.words;
+		uint2 *own = m.own + i * words(a);
 		char *to = windows.of(i) + share_at(a, o, rank, blockIdx.x, a.shape.local);
 		bool here = !holds(o.mask, i);
 		u32 selections = 0;
 #pragma unroll 1
 		for (u32 e = lane; e < a.shape.local; e += 32) selections += m.experts[i * a.shape.local + e];
 		selections = __reduce_add_sync(0xFFFFFFFFu, selections);
-		if (here && lane == 0) store_relaxed_sys_u64(to + (u64)a.words * 8, o.epoch << 32 | selections);
-		u32 n = number_words(words, a.words, [&](u32 word) {
-			u32 bits = words[word].x;
+		if (here && lane == 0) store_relaxed_sys_u64(to + (u64)words(a) * 8, o.epoch << 32 | selections);
+		u32 n = number_words(own, words(a), [&](u32 word) {
+			u32 bits = own[word].x;
 			if (here) store_relaxed_sys_u64(to + (u64)word * 8, o.epoch << 32 | bits);
 			return bits;
 		});
@@ -178,7 +178,7 @@ __device__ __forceinline__ void send_selections(const RowMap &a, const Operation
 			char *window = windows.each(rank[j]);
 			if (rank[j] == MAX_RANKS || holds(o.mask, rank[j])) continue;
 			u32 what = bits.word(c.t - own.share.from, own.q.k + j, c.e[j] - 1 - rank[j] * a.shape.local);
-			store_relaxed_sys_u64x2(window + selection_at(a, o, a.group.rank, own.share.from, place),
+			store_relaxed_sys_u64x2(window + selection_at(a, o, a.group.rank, blockIdx.x, place),
 									make_ulonglong2(epoch | what, epoch | c.weight[j]));
 		}
 	});
@@ -260,15 +260,15 @@ __device__ __forceinline__ void find_token_rows(const RowMap &a, const Operation
 	u32 ranks = a.group.ranks, rank = a.group.rank, lane = threadIdx.x & 31;
 	bool first = blockIdx.x == 0;
 	// A warp has one after another: the tokens for a rank, those that come from a rank, a local expert, and the routing of
-	// a rank's tokens.
+	// a rank's tokens. The last warps go first, of which the most have told no selections.
 	u32 experts = blockIdx.x < a.shape.local ? (a.shape.local - blockIdx.x + a.blocks - 1) / a.blocks : 0;
 #pragma unroll 1
-	for (u32 i = threadIdx.x / 32; i < 3 * ranks + experts; i += blockDim.x / 32) {
+	for (u32 i = (blockDim.x - 1 - threadIdx.x) / 32; i < 3 * ranks + experts; i += blockDim.x / 32) {
 		if (i - ranks < ranks) {
 			u32 src = i - ranks;
-			const char *at = o.own + share_at(a, o, src, blockIdx.x, a.shape.local + a.words);
+			const char *at = o.own + share_at(a, o, src, blockIdx.x, a.shape.local + words(a));
 			u64 coming = load_relaxed_sys_u64(at);
-			number_words(m.arrived + src * a.words, a.words, [&](u32 word) {
+			number_words(m.arrived + src * words(a), words(a), [&](u32 word) {
 				return await_count(a, o, w, src, share_at(a, o, src, blockIdx.x, a.shape.local + word));
 			});
 			u32 n = holds(o.mask, src) ? 0 : count_of_word(a, o.epoch, w, src, at, coming);
@@ -323,7 +323,7 @@ __device__ __forceinline__ void assign_own_tokens(const RowMap &a, const OwnToke
 #pragma unroll
 		for (u32 j = 0; j < QUAD; j++) {
 			rank[j] = c.rank(a, j);
-			uint2 word = c.e[j] != 0 ? m.own[rank[j] * a.words + t / 32] : make_uint2(0, 0);
+			uint2 word = c.e[j] != 0 ? m.own[rank[j] * words(a) + t / 32] : make_uint2(0, 0);
 			u32 row = row_of(word, m.own_bases[rank[j]], t);
 			kept[j] = c.e[j] != 0 && row < a.rows;
 			dest[j] = kept[j] ? row + 1 : 0;
@@ -345,46 +345,85 @@ __device__ __forceinline__ void number_arrived(const RowMap &a, const Sources &s
 		Share share = sources.shares[src];
 		u32 *to = a.recv_tokens + src * a.shape.capacity + share.from;
 		for (u32 t = blockDim.x - 1 - threadIdx.x; t < share.to - share.from; t += blockDim.x) {
-			uint2 word = m.arrived[src * a.words + t / 32];
+			uint2 word = m.arrived[src * words(a) + t / 32];
 			u32 row = row_of(word, m.arrived_bases[src], t);
 			to[t] = (word.x >> t % 32 & 1) != 0 && row < a.rows ? row + 1 : 0;
 		}
 	}
 }
 
+// Coming are the words of a selection of each of some sources, as a thread has read them.
+struct Coming {
+	static constexpr u32 SOURCES = 4;
+	ulonglong2 v[SOURCES];
+
+	// read reads the i-th selections of the sources from `first` on, which may not have come.
+	__device__ __forceinline__ void read(const RowMap &a, const Operation &o, u32 first, u32 i) {
+		bool room = i < a.share * a.shape.topk;
+#pragma unroll
+		for (u32 j = 0; j < SOURCES; j++) {
+			bool here = room && first + j < a.group.ranks;
+			v[j] = here ? load_relaxed_sys_u64x2(o.own + selection_at(a, o, first + j, blockIdx.x, i))
+						: make_ulonglong2(0, 0);
+		}
+	}
+
+	// await waits until those have come that are to come, in m.coming. False: the wait gave up.
+	__device__ __forceinline__ bool await(const RowMap &a, const Operation &o, const TokenMap &m, u32 first, u32 i) {
+		constexpr u32 POLLS = 16; // of all of them, before it waits for one
+		u32 epoch = (u32)selection_epoch(o);
+#pragma unroll 1
+		for (u32 polls = 0;; polls++) {
+			u32 late = SOURCES;
+#pragma unroll
+			for (u32 j = SOURCES; j-- > 0;) {
+				bool whole = (u32)(v[j].x >> 32) == epoch && (u32)(v[j].y >> 32) == epoch;
+				if (first + j < a.group.ranks && i < m.coming[first + j] && !whole) late = j;
+			}
+			if (late == SOURCES) return true;
+			if (polls >= POLLS) {
+				const char *at = o.own + selection_at(a, o, first + late, blockIdx.x, i);
+				u64 x = await_late_count(a.group, a.state, epoch, first + late, at);
+				u64 y = await_late_count(a.group, a.state, epoch, first + late, at + 8);
+				if ((u32)(x >> 32) != epoch || (u32)(y >> 32) != epoch) return false;
+			}
+			read(a, o, first, i);
+		}
+	}
+};
+
+// first_coming is which selection of each source a thread takes first: those threads go first that have no tokens of
+// this rank.
+__device__ __forceinline__ u32 first_coming() { return blockDim.x - 1 - threadIdx.x; }
+
 // take_selections waits for the selections that come, and writes them into the routing, without the expert where a
-// token has no row. It empties their places. If a wait gave up, w.over says so on its thread. All threads of the block
-// call it; those go first that have no tokens of this rank.
+// token has no row. It empties their places. `ahead` has been read of the first sources, at first_coming. If a wait
+// gave up, w.over says so on its thread. All threads of the block call it.
 __device__ __forceinline__ void take_selections(const RowMap &a, const Operation &o, Wait &w, const Sources &sources,
-												const TokenMap &m) {
-	constexpr u32 FLIGHT = 4; // sources of which a thread reads at once
-	u64 epoch = selection_epoch(o);
+												const TokenMap &m, Coming ahead) {
 	SelectionBits bits(a);
 #pragma unroll 1
-	for (u32 first = 0; first < a.group.ranks; first += FLIGHT) {
+	for (u32 first = 0; first < a.group.ranks; first += Coming::SOURCES) {
 		u32 most = 0;
 #pragma unroll
-		for (u32 j = 0; j < FLIGHT; j++) most = max(most, first + j < a.group.ranks ? m.coming[first + j] : 0);
+		for (u32 j = 0; j < Coming::SOURCES; j++)
+			most = max(most, first + j < a.group.ranks ? m.coming[first + j] : 0);
 #pragma unroll 1
-		for (u32 i = blockDim.x - 1 - threadIdx.x; i < most; i += blockDim.x) {
-			ulonglong2 v[FLIGHT];
-			auto there = [&](u32 j) { return first + j < a.group.ranks && i < m.coming[first + j]; };
-			auto at = [&](u32 j) { return o.own + selection_at(a, o, first + j, sources.shares[first + j].from, i); };
-#pragma unroll
-			for (u32 j = 0; j < FLIGHT; j++) {
-				if (there(j)) v[j] = load_relaxed_sys_u64x2(at(j));
+		for (u32 i = first_coming(); i < most; i += blockDim.x) {
+			if (first != 0 || i != first_coming()) ahead.read(a, o, first, i);
+			if (!ahead.await(a, o, m, first, i)) {
+				w.over = true;
+				return;
 			}
 #pragma unroll
-			for (u32 j = 0; j < FLIGHT; j++) {
+			for (u32 j = 0; j < Coming::SOURCES; j++) {
 				u32 src = first + j;
-				if (!there(j)) continue;
-				u32 what = count_of_word(a, epoch, w, src, at(j), v[j].x);
-				u32 weight = count_of_word(a, epoch, w, src, at(j) + 8, v[j].y);
-				if (w.over) return;
+				if (src >= a.group.ranks || i >= m.coming[src]) continue;
 				WEFT_TRACED(if (threadIdx.x % 32 == 0 && src != a.group.rank) o.trace.arrived(src, 1);)
-				store16(at(j), make_uint4(0, 0, 0, 0));
+				store16(o.own + selection_at(a, o, src, blockIdx.x, i), make_uint4(0, 0, 0, 0));
+				u32 what = (u32)ahead.v[j].x, weight = (u32)ahead.v[j].y;
 				u32 t = what >> (bits.k + bits.expert), k = what >> bits.expert & ((1u << bits.k) - 1);
-				bool kept = row_of(m.arrived[src * a.words + t / 32], m.arrived_bases[src], t) < a.rows;
+				bool kept = row_of(m.arrived[src * words(a) + t / 32], m.arrived_bases[src], t) < a.rows;
 				u64 token = (u64)src * a.shape.capacity + sources.shares[src].from + t;
 				a.recv_rows[token * a.shape.topk + k] = {kept ? what & ((1u << bits.expert) - 1) : 0, weight};
 			}
