@@ -92,6 +92,8 @@ __device__ __forceinline__ bool map_tokens(const RowMap &a, const Operation &o, 
 	WEFT_TRACED(o.trace.signalled_first(1);)
 	__syncthreads();
 	send_shares(a, o, windows, m);
+	// Counts of more blocks than a warp has lanes are awaited in rounds. They go ahead of all selections.
+	if (a.blocks > 32) __syncthreads();
 	send_selections(a, o, windows, own, m);
 	u64 tokens = sources.look(a, o);
 	// Before any data of the peers is awaited: they may have made another call.
