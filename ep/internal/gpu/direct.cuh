@@ -7,8 +7,8 @@
 //	totals    2 turns x [ranks][experts + ranks + 1, or token-major 1] counts, each with the operation's
 //	          number: a source's selections of each expert, its tokens for each rank, its tokens
 //	records   2 turns x [ranks][capacity][top-k] pairs: the local expert + 1 of a selection, or 0 if it
-//	          goes elsewhere; weight. Token-major of two words, only the selections that come here, those
-//	          of a block from its first token's place on: what it is, weight, each with the operation's number
+//	          goes elsewhere; weight. Token-major 2 turns x [ranks][blocks][largest share x top-k] of two
+//	          words, only the selections that come here: what it is, weight, each with the operation's number
 //	shares    2 turns x [ranks][blocks][local] counts as in totals: what the lower blocks of the source send
 //	          here; or token-major 2 turns x [ranks][ranks][blocks], the tokens of the source's block for each
 //	          rank, and behind them 2 turns x [ranks][blocks][local + words + 1]: its selections of each

@@ -48,7 +48,7 @@ constexpr bool EVEN = WEFT_EVEN != 0;
 // tokens for each rank.
 __device__ __forceinline__ u32 columns(const RowMap &a) { return a.shape.experts + a.group.ranks; }
 
-// words is how many words have a bit for each token of a block's largest share.
+// words is how many words have a bit for each token of the largest share.
 __device__ __forceinline__ u32 words(const RowMap &a) { return (a.share + 31) / 32; }
 
 // NO_ROWS is the base of a masked rank's rows: no capacity reaches it.
@@ -63,8 +63,8 @@ __device__ __forceinline__ u64 records_at(const RowMap &a, const Operation &o) {
 }
 
 // selection_at is where the i-th selection stands that a block of src tells a rank, token-major: two words that are
-// their own flags, what it is and its weight. Each block has room for its
-// largest share, so the place does not depend on how many tokens src has.
+// their own flags, what it is and its weight. A block has room for a largest share, so the place does not depend on how
+// many tokens src has.
 constexpr u32 SELECTION_BYTES = 2 * sizeof(u64); // Go: selectionBytes
 __device__ __forceinline__ u64 selection_at(const RowMap &a, const Operation &o, u32 src, u32 block, u32 i) {
 	u32 source = (u32)(o.epoch & 1) * a.group.ranks + src;

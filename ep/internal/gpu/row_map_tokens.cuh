@@ -16,6 +16,9 @@
 // that it has to tell before it awaits anything of peers, so what is missing is its sender's own delay. It awaits all
 // that its own number of each rank tells it, and counts of every block of every rank.
 //
+// Selections may come before the counts that say how many there are. A thread reads those that it takes first while
+// others still count, and looks at their numbers when it knows how many come: a word that was early is read again.
+//
 // What is told stands in one of two buffers: a source stores there again two operations later at the earliest. It has
 // then ended the operation between, in which it heard of each block of this rank, and those began when this rank's
 // prepare had ended. That end also orders what a block has emptied before what comes next.
