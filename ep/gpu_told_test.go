@@ -119,7 +119,9 @@ func (p *played) selections(topk []int32, block, rank int) (words []int) {
 }
 
 // place is where a word of the i-th selection stands that a block tells.
-func place(told ep.Told, block, i, word int) unsafe.Pointer { return unsafe.Add(told.Selection(block, i), 8*word) }
+func place(told ep.Told, block, i, word int) unsafe.Pointer {
+	return unsafe.Add(told.Selection(block, i), 8*word)
+}
 
 // share is the range of a block's selections.
 func (p *played) share(topk []int32, block int) (from, to int) {
