@@ -1,6 +1,7 @@
 package ep_test
 
 import (
+	"context"
 	"fmt"
 	"iter"
 	"maps"
@@ -108,6 +109,41 @@ func TestScalesOnGPUs(t *testing.T) {
 						}
 					})
 				}
+			}
+		}
+	})
+}
+
+// TestColumnsOnGPUs has column-major scales of token-major rows, of which a warp sends those of 32 tokens at a time: of
+// one token, of as many as a warp takes and one more, of tokens that go nowhere, of rows that are dropped, and of ranks
+// without tokens.
+func TestColumnsOnGPUs(t *testing.T) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		const ranks = 2
+		for name, change := range map[string]func(*ep.Spec){
+			"host's counts": func(s *ep.Spec) { s.Counts = ep.HostCounts },
+			"GPU's counts":  func(*ep.Spec) {},
+			"dropped rows":  func(s *ep.Spec) { s.Capacity, s.Overflow = 90, ep.OverflowDrop },
+		} {
+			for _, bulk := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s/bulk %v", name, bulk), func(t *testing.T) {
+					if bulk {
+						t.Cleanup(ep.SetBulk())
+					}
+					s := sized(tokenRows, ranks)
+					s.Payload, s.ScaleOrder, s.Hidden, s.MaxTokens, s.SMs = ep.FP8, ep.ColumnMajorScales, 1408, 100, 0
+					s.Tuning.Dispatch.Blocks = 2
+					change(&s)
+					members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+						for i, tokens := range [][]int{{1, 0}, {66, 65}, {100, 99}, {0, 0}, {7, 100}} {
+							b := routed(s, uint64(i), tokens, spread(s, uint64(i))).Batch()
+							if err := r.batch(ctx, b); err != nil {
+								return fmt.Errorf("tokens %v: %w", tokens, err)
+							}
+						}
+						return nil
+					})
+				})
 			}
 		}
 	})

@@ -128,6 +128,36 @@ struct Destinations {
 	}
 };
 
+// by_columns says that send_columns sends the scales, and not who sends the rows.
+__device__ __forceinline__ bool by_columns(const Push &a) {
+	return WEFT_QUANTIZE == 0 && (a.flags & COLUMN_SCALES) != 0 && (a.flags & ROW_PER_TOKEN) != 0;
+}
+
+// send_columns stores the scales of the share's tokens, column-major, at the ranks that have an expert for them. Of 32
+// neighbours those for a rank have rows one behind another there, so what a warp stores of a column fills lines. Sent
+// token by token they would be words of four bytes, each in a line of its own, and links carry few of those. All
+// threads of the block call it. The last warps go first, of which fewer carry rows.
+__device__ __forceinline__ void send_columns(const Push &a, const Operation &o, const Target *targets, Share share) {
+	u32 lane = threadIdx.x & 31, n = (share.to - share.from + 31) / 32 * a.group.ranks;
+#pragma unroll 1
+	for (u32 i = (blockDim.x - 1 - threadIdx.x) / 32; i < n; i += blockDim.x / 32) {
+		u32 t = share.from + i / a.group.ranks * 32 + lane, r = next_rank(a.group, i % a.group.ranks);
+		u32 row = 0; // + 1
+		if (holds(o.mask, r)) continue;
+#pragma unroll 1
+		for (u32 k = 0; t < share.to && k < a.shape.topk; k++) {
+			u64 at = (u64)t * a.shape.topk + k;
+			u32 dest = a.dest_rows[at];
+			if ((dest & LEADER) != 0 && rank_of(a.shape, (a.home[at].target & 0xFFFF) - 1) == r) row = dest & ~LEADER;
+		}
+		if (row == 0) continue;
+		const u32 *from = a.scales + (u64)t * a.scale_words;
+		u32 *to = targets[r].scales + targets[r].scale_at(a, row - 1, 0);
+#pragma unroll 4
+		for (u32 word = 0; word < a.scale_words; word++) to[(u64)word * targets[r].zone] = from[word];
+	}
+}
+
 // send_piece stores a piece of a token's row, and its part of the scales, at every rank that has an
 // expert for it.
 __device__ __forceinline__ void send_piece(const Push &a, const Operation &o, const Target *targets, u32 t, u32 pc,
@@ -146,7 +176,7 @@ __device__ __forceinline__ void send_piece(const Push &a, const Operation &o, co
 			if (p.scale[u] >= 0) to.scales[to.scale_at(a, row, (u32)p.scale[u])] = p.word[u];
 		}
 #else
-		for (u32 j = lane; j < a.piece_words; j += 32) {
+		for (u32 j = lane; !by_columns(a) && j < a.piece_words; j += 32) {
 			u32 word = pc * a.piece_words + j;
 			if (word < a.scale_words) to.scales[to.scale_at(a, row, word)] = a.scales[(u64)t * a.scale_words + word];
 		}
@@ -164,7 +194,7 @@ __device__ __forceinline__ void send_bulk(const Push &a, const Operation &o, con
 		carrier.fetch(a.x + (u64)t * a.row_bytes + from, bytes);
 		Destinations p(a, t, lane);
 		u32 first = __ballot_sync(0xFFFFFFFFu, p.leads());
-		for (u32 todo = c == 0 ? first : 0; todo != 0; todo &= todo - 1) {
+		for (u32 todo = c == 0 && !by_columns(a) ? first : 0; todo != 0; todo &= todo - 1) {
 			u32 row, r = p.next(todo, row);
 			if (holds(o.mask, r)) continue;
 			for (u32 word = lane; word < a.scale_words; word += 32) {
@@ -328,6 +358,7 @@ template <bool WEIGHTS> __device__ __forceinline__ void push(const Push &a) {
 		if (__syncthreads_or(w.over) != 0) return;
 		Share share(a.tokens);
 		if (WEIGHTS) send_weights(a, o, share);
+		if (by_columns(a)) send_columns(a, o, targets, share);
 		u32 n = bulk ? 0 : (share.to - share.from) * a.pieces.by;
 		for (u32 i = warp; i < n; i += warps) {
 			u32 pc, t = share.from + a.pieces.quotient(i, pc);
