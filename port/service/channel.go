@@ -186,7 +186,8 @@ func (c *Channel) PutWithSignalAndFlush(ctx context.Context, dst, src, n int) er
 	return c.put(ctx, dst, src, n, channel.Channel.PutWithSignalAndFlush)
 }
 
-// Flush returns when the sources of what was put may change, and adds have taken effect.
+// Flush returns when the sources of what was put may change, and adds have taken effect. It fails if the peer leaves
+// before that.
 func (c *Channel) Flush(ctx context.Context) error {
 	return c.give(ctx, "port flush", func(ctx context.Context, c channel.Channel) error { return c.Flush(ctx) })
 }

@@ -25,6 +25,8 @@ def main() -> None:
             channel.wait()  # the peer's row is there, and it has read the one before the last
             assert (rows[1 + i % 2] == i + channel.peer / 2).all()
             channel.flush()  # rows[0] may change
+        channel.signal()
+        channel.wait()  # the peer has flushed, too: a flush fails once the other rank has left
         print(f"rank {comm.rank}: {ROUNDS} rows came by {channel.kind.name}")
 
 

@@ -277,7 +277,8 @@ class Channel(Resource):
         self._check(self._lib.port_put_with_signal_and_flush(self._handle, *_places(dst_offset, src_offset, size)))
 
     def flush(self) -> None:
-        """Waits until the sources of what was put may change, and adds have taken effect."""
+        """Waits until the sources of what was put may change, and adds have taken effect. It fails if the peer leaves
+        before that."""
         self._check(self._lib.port_flush(self._handle))
 
     def atomic_add(self, dst_offset: int, value: int) -> None:
