@@ -124,19 +124,28 @@ func TestColumnsOnGPUs(t *testing.T) {
 			"host's counts": func(s *ep.Spec) { s.Counts = ep.HostCounts },
 			"GPU's counts":  func(*ep.Spec) {},
 			"dropped rows":  func(s *ep.Spec) { s.Capacity, s.Overflow = 90, ep.OverflowDrop },
+			"dropped rows, host's counts": func(s *ep.Spec) {
+				s.Capacity, s.Overflow, s.Counts = 90, ep.OverflowDrop, ep.HostCounts
+			},
 		} {
 			for _, bulk := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s/bulk %v", name, bulk), func(t *testing.T) {
-					if bulk {
-						t.Cleanup(ep.SetBulk())
-					}
 					s := sized(tokenRows, ranks)
+					if !bulk {
+						s.Tuning.Dispatch.Bulk = -1
+					}
 					s.Payload, s.ScaleOrder, s.Hidden, s.MaxTokens, s.SMs = ep.FP8, ep.ColumnMajorScales, 1408, 100, 0
 					s.Tuning.Dispatch.Blocks = 2
 					change(&s)
 					members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
 						for i, tokens := range [][]int{{1, 0}, {66, 65}, {100, 99}, {0, 0}, {7, 100}} {
-							b := routed(s, uint64(i), tokens, spread(s, uint64(i))).Batch()
+							pick := spread(s, uint64(i))
+							b := routed(s, uint64(i), tokens, func(rank, token, k int) int32 {
+								if token%7 == 3 {
+									return -1
+								}
+								return pick(rank, token, k)
+							}).Batch()
 							if err := r.batch(ctx, b); err != nil {
 								return fmt.Errorf("tokens %v: %w", tokens, err)
 							}

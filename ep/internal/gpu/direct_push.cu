@@ -134,10 +134,11 @@ __device__ __forceinline__ bool by_columns(const Push &a) {
 }
 
 // send_columns stores the scales of the share's tokens, column-major, at the ranks that have an expert for them. Of 32
-// neighbours those for a rank have rows one behind another there, so what a warp stores of a column fills lines. Sent
-// token by token they would be words of four bytes, each in a line of its own, and links carry few of those. All
-// threads of the block call it. The last warps go first, of which fewer carry rows.
+// neighbours those for a rank have rows one behind another there, so what a warp stores of a column stands side by
+// side. Sent token by token they would be words of four bytes, each in a line of its own, and links carry few of those.
+// All threads of the block call it. The last warps go first: they carry no rows where those go by bulk copies.
 __device__ __forceinline__ void send_columns(const Push &a, const Operation &o, const Target *targets, Share share) {
+	constexpr u32 FLIGHT = 8; // words that a lane reads before it stores any
 	u32 lane = threadIdx.x & 31, n = (share.to - share.from + 31) / 32 * a.group.ranks;
 #pragma unroll 1
 	for (u32 i = (blockDim.x - 1 - threadIdx.x) / 32; i < n; i += blockDim.x / 32) {
@@ -153,8 +154,16 @@ __device__ __forceinline__ void send_columns(const Push &a, const Operation &o, 
 		if (row == 0) continue;
 		const u32 *from = a.scales + (u64)t * a.scale_words;
 		u32 *to = targets[r].scales + targets[r].scale_at(a, row - 1, 0);
-#pragma unroll 4
-		for (u32 word = 0; word < a.scale_words; word++) to[(u64)word * targets[r].zone] = from[word];
+#pragma unroll 1
+		for (u32 first = 0; first < a.scale_words; first += FLIGHT) {
+			u32 v[FLIGHT];
+#pragma unroll
+			for (u32 j = 0; j < FLIGHT; j++) v[j] = first + j < a.scale_words ? from[first + j] : 0;
+#pragma unroll
+			for (u32 j = 0; j < FLIGHT; j++) {
+				if (first + j < a.scale_words) to[(u64)(first + j) * targets[r].zone] = v[j];
+			}
+		}
 	}
 }
 

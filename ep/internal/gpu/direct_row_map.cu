@@ -101,15 +101,15 @@ __device__ __forceinline__ bool map_tokens(const RowMap &a, const Operation &o, 
 	sources.learn(a, o, w, tokens);
 	find_token_rows(a, o, w, sources, m);
 	// What is read now is on its way while others still count.
-	Coming coming;
-	coming.read(a, o, 0, first_coming());
+	ReadAhead ahead;
+	ahead.read(a, o, 0, first_coming());
 	OwnTokens again(a); // to read the selections again is better than to keep them in registers
 	if (__syncthreads_or(w.over) != 0) return false;
 	WEFT_TRACED(o.trace.first_at(SITE_COUNTED);)
 	number_arrived(a, sources, m);
 	assign_own_tokens(a, again, m);
 	clear_absent(a, sources);
-	take_selections(a, o, w, sources, m, coming);
+	take_selections(a, o, w, sources, m, ahead);
 	return __syncthreads_or(w.over) == 0;
 }
 

@@ -67,8 +67,8 @@ __device__ __forceinline__ u64 records_at(const RowMap &a, const Operation &o) {
 // many tokens src has.
 constexpr u32 SELECTION_BYTES = 2 * sizeof(u64); // Go: selectionBytes
 __device__ __forceinline__ u64 selection_at(const RowMap &a, const Operation &o, u32 src, u32 block, u32 i) {
-	u32 source = (u32)(o.epoch & 1) * a.group.ranks + src;
-	return a.records + ((u64)(source * a.blocks + block) * a.share * a.shape.topk + i) * SELECTION_BYTES;
+	u32 turn = (u32)(o.epoch & 1) * a.group.ranks;
+	return a.records + ((u64)((turn + src) * a.blocks + block) * a.share * a.shape.topk + i) * SELECTION_BYTES;
 }
 
 // total_at is where src's total of a column stands, for rows by expert. tokens_at is where the number of its tokens

@@ -16,8 +16,9 @@
 // that it has to tell before it awaits anything of peers, so what is missing is its sender's own delay. It awaits all
 // that its own number of each rank tells it, and counts of every block of every rank.
 //
-// Selections may come before the counts that say how many there are. A thread reads those that it takes first while
-// others still count, and looks at their numbers when it knows how many come: a word that was early is read again.
+// Selections may come before the counts that say how many there are. Of the first four sources a thread reads those
+// that it takes first while others still count. It looks at their numbers when it knows how many come, and reads a
+// place again whose selection had not come.
 //
 // What is told stands in one of two buffers: a source stores there again two operations later at the earliest. It has
 // then ended the operation between, in which it heard of each block of this rank, and those began when this rank's
@@ -355,8 +356,13 @@ __device__ __forceinline__ void number_arrived(const RowMap &a, const Sources &s
 	}
 }
 
-// Coming are the words of a selection of each of some sources, as a thread has read them.
-struct Coming {
+// tells says whether a source's block tells an i-th selection.
+__device__ __forceinline__ bool tells(const RowMap &a, const TokenMap &m, u32 src, u32 i) {
+	return src < a.group.ranks && i < m.coming[src];
+}
+
+// ReadAhead are the words of a selection of each of some sources, as a thread has read them.
+struct ReadAhead {
 	static constexpr u32 SOURCES = 4;
 	ulonglong2 v[SOURCES];
 
@@ -371,17 +377,17 @@ struct Coming {
 		}
 	}
 
-	// await waits until those have come that are to come, in m.coming. False: the wait gave up.
+	// await waits for the i-th selection of each of the sources that tell so many, by m.coming. False: the wait gave up.
 	__device__ __forceinline__ bool await(const RowMap &a, const Operation &o, const TokenMap &m, u32 first, u32 i) {
 		constexpr u32 POLLS = 16; // of all of them, before it waits for one
-		u32 epoch = (u32)selection_epoch(o);
+		u32 epoch = (u32)selection_epoch(o); // all of it would take registers, and a report has the lower half
 #pragma unroll 1
 		for (u32 polls = 0;; polls++) {
 			u32 late = SOURCES;
 #pragma unroll
 			for (u32 j = SOURCES; j-- > 0;) {
 				bool whole = (u32)(v[j].x >> 32) == epoch && (u32)(v[j].y >> 32) == epoch;
-				if (first + j < a.group.ranks && i < m.coming[first + j] && !whole) late = j;
+				if (tells(a, m, first + j, i) && !whole) late = j;
 			}
 			if (late == SOURCES) return true;
 			if (polls >= POLLS) {
@@ -403,13 +409,13 @@ __device__ __forceinline__ u32 first_coming() { return blockDim.x - 1 - threadId
 // token has no row. It empties their places. `ahead` has been read of the first sources, at first_coming. If a wait
 // gave up, w.over says so on its thread. All threads of the block call it.
 __device__ __forceinline__ void take_selections(const RowMap &a, const Operation &o, Wait &w, const Sources &sources,
-												const TokenMap &m, Coming ahead) {
+												const TokenMap &m, ReadAhead ahead) {
 	SelectionBits bits(a);
 #pragma unroll 1
-	for (u32 first = 0; first < a.group.ranks; first += Coming::SOURCES) {
+	for (u32 first = 0; first < a.group.ranks; first += ReadAhead::SOURCES) {
 		u32 most = 0;
 #pragma unroll
-		for (u32 j = 0; j < Coming::SOURCES; j++)
+		for (u32 j = 0; j < ReadAhead::SOURCES; j++)
 			most = max(most, first + j < a.group.ranks ? m.coming[first + j] : 0);
 #pragma unroll 1
 		for (u32 i = first_coming(); i < most; i += blockDim.x) {
@@ -419,9 +425,9 @@ __device__ __forceinline__ void take_selections(const RowMap &a, const Operation
 				return;
 			}
 #pragma unroll
-			for (u32 j = 0; j < Coming::SOURCES; j++) {
+			for (u32 j = 0; j < ReadAhead::SOURCES; j++) {
 				u32 src = first + j;
-				if (src >= a.group.ranks || i >= m.coming[src]) continue;
+				if (!tells(a, m, src, i)) continue;
 				WEFT_TRACED(if (threadIdx.x % 32 == 0 && src != a.group.rank) o.trace.arrived(src, 1);)
 				store16(o.own + selection_at(a, o, src, blockIdx.x, i), make_uint4(0, 0, 0, 0));
 				u32 what = (u32)ahead.v[j].x, weight = (u32)ahead.v[j].y;
