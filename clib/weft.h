@@ -1262,7 +1262,8 @@ weft_status weft_port_put_with_signal(weft_port_channel channel, uint64_t dst, u
 /* The same, and weft_port_flush. */
 weft_status weft_port_put_with_signal_and_flush(weft_port_channel channel, uint64_t dst, uint64_t src, uint64_t bytes);
 
-/* Waits until the sources of what was put may change, and adds have taken effect. */
+/* Waits until the sources of what was put may change, and adds have taken effect. It fails if the peer leaves before
+   that. */
 weft_status weft_port_flush(weft_port_channel channel);
 
 /* Adds to the 64-bit word at dst of the peer's memory, at an address that is a multiple of 8. Processors of ranks do

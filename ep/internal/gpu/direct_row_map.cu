@@ -92,7 +92,8 @@ __device__ __forceinline__ bool map_tokens(const RowMap &a, const Operation &o, 
 	WEFT_TRACED(o.trace.signalled_first(1);)
 	__syncthreads();
 	send_shares(a, o, windows, m);
-	// Counts of more blocks than a warp has lanes are awaited in rounds. They go ahead of all selections.
+	// With more blocks than a warp has lanes a sum reads counts in several rounds. Measured, prepares then last shorter
+	// where the counts of a block go ahead of all its selections. With 24 blocks they do not.
 	if (a.blocks > 32) __syncthreads();
 	send_selections(a, o, windows, own, m);
 	u64 tokens = sources.look(a, o);
