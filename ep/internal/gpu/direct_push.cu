@@ -133,37 +133,40 @@ __device__ __forceinline__ bool by_columns(const Push &a) {
 	return WEFT_QUANTIZE == 0 && (a.flags & COLUMN_SCALES) != 0 && (a.flags & ROW_PER_TOKEN) != 0;
 }
 
-// send_columns stores the scales of the share's tokens, column-major, at the ranks that have an expert for them. Of 32
-// neighbours those for a rank have rows one behind another there, so what a warp stores of a column stands side by
-// side. Sent token by token they would be words of four bytes, each in a line of its own, and links carry few of those.
-// All threads of the block call it. The last warps go first: they carry no rows where those go by bulk copies.
-__device__ __forceinline__ void send_columns(const Push &a, const Operation &o, const Target *targets, Share share) {
-	constexpr u32 FLIGHT = 8; // words that a lane reads before it stores any
-	u32 lane = threadIdx.x & 31, n = (share.to - share.from + 31) / 32 * a.group.ranks;
+// Column-major scales go in parts: COLUMNS scales of 32 neighbouring tokens to one rank. The tokens' rows stand one
+// behind another there, so what a warp stores of a column stands side by side. Sent token by token the scales would be
+// words of four bytes, each in a line of its own, and links carry few of those.
+constexpr u32 COLUMNS = 8; // so many scales are the 32 bytes that a load brings
+
+// column_parts is the number of parts of a share; 0 if its scales do not go by columns.
+__device__ __forceinline__ u32 column_parts(const Push &a, Share share) {
+	if (!by_columns(a)) return 0;
+	return (share.to - share.from + 31) / 32 * a.group.ranks * ((a.scale_words + COLUMNS - 1) / COLUMNS);
+}
+
+// send_columns stores part i of the share's scales, one token a lane. Parts for other ranks of the same scales are
+// neighbours, so that caches have them.
+__device__ __forceinline__ void send_columns(const Push &a, const Operation &o, const Target *targets, Share share,
+											 u32 i, u32 lane) {
+	u32 r = next_rank(a.group, i % a.group.ranks), parts = (a.scale_words + COLUMNS - 1) / COLUMNS;
+	i /= a.group.ranks;
+	u32 t = share.from + i / parts * 32 + lane, first = i % parts * COLUMNS;
+	u32 row = 0; // + 1
+	if (holds(o.mask, r)) return;
 #pragma unroll 1
-	for (u32 i = (blockDim.x - 1 - threadIdx.x) / 32; i < n; i += blockDim.x / 32) {
-		u32 t = share.from + i / a.group.ranks * 32 + lane, r = next_rank(a.group, i % a.group.ranks);
-		u32 row = 0; // + 1
-		if (holds(o.mask, r)) continue;
-#pragma unroll 1
-		for (u32 k = 0; t < share.to && k < a.shape.topk; k++) {
-			u64 at = (u64)t * a.shape.topk + k;
-			u32 dest = a.dest_rows[at];
-			if ((dest & LEADER) != 0 && rank_of(a.shape, (a.home[at].target & 0xFFFF) - 1) == r) row = dest & ~LEADER;
-		}
-		if (row == 0) continue;
-		const u32 *from = a.scales + (u64)t * a.scale_words;
-		u32 *to = targets[r].scales + targets[r].scale_at(a, row - 1, 0);
-#pragma unroll 1
-		for (u32 first = 0; first < a.scale_words; first += FLIGHT) {
-			u32 v[FLIGHT];
+	for (u32 k = 0; t < share.to && k < a.shape.topk; k++) {
+		u64 at = (u64)t * a.shape.topk + k;
+		u32 dest = a.dest_rows[at];
+		if ((dest & LEADER) != 0 && rank_of(a.shape, (a.home[at].target & 0xFFFF) - 1) == r) row = dest & ~LEADER;
+	}
+	if (row == 0) return;
+	const u32 *from = a.scales + (u64)t * a.scale_words;
+	u32 *to = targets[r].scales + targets[r].scale_at(a, row - 1, first), v[COLUMNS];
 #pragma unroll
-			for (u32 j = 0; j < FLIGHT; j++) v[j] = first + j < a.scale_words ? from[first + j] : 0;
+	for (u32 j = 0; j < COLUMNS; j++) v[j] = first + j < a.scale_words ? from[first + j] : 0;
 #pragma unroll
-			for (u32 j = 0; j < FLIGHT; j++) {
-				if (first + j < a.scale_words) to[(u64)(first + j) * targets[r].zone] = v[j];
-			}
-		}
+	for (u32 j = 0; j < COLUMNS; j++) {
+		if (first + j < a.scale_words) to[(u64)j * targets[r].zone] = v[j];
 	}
 }
 
@@ -197,8 +200,12 @@ __device__ __forceinline__ void send_piece(const Push &a, const Operation &o, co
 // send_bulk sends the share's rows by bulk copies. The warps that carry call it.
 __device__ __forceinline__ void send_bulk(const Push &a, const Operation &o, const Target *targets, Carrier &carrier,
 										  Share share, u32 warp, u32 lane) {
-	u32 n = (share.to - share.from) * a.chunks.by;
-	for (u32 i = warp; i < n; i += a.carriers) {
+	u32 n = (share.to - share.from) * a.chunks.by, columns = column_parts(a, share);
+	for (u32 i = warp; i < n || i < columns; i += a.carriers) {
+		if (i >= n) {
+			send_columns(a, o, targets, share, i, lane);
+			continue;
+		}
 		u32 c, t = share.from + a.chunks.quotient(i, c), from = c * a.chunk, bytes = min(a.chunk, a.row_bytes - from);
 		carrier.fetch(a.x + (u64)t * a.row_bytes + from, bytes);
 		Destinations p(a, t, lane);
@@ -216,6 +223,7 @@ __device__ __forceinline__ void send_bulk(const Push &a, const Operation &o, con
 			if (!holds(o.mask, r)) carrier.store(targets[r].rows + (u64)row * a.row_bytes + from, bytes);
 		}
 		carrier.commit();
+		if (i < columns) send_columns(a, o, targets, share, i, lane); // while the row leaves
 	}
 	carrier.finish();
 }
@@ -367,8 +375,8 @@ template <bool WEIGHTS> __device__ __forceinline__ void push(const Push &a) {
 		if (__syncthreads_or(w.over) != 0) return;
 		Share share(a.tokens);
 		if (WEIGHTS) send_weights(a, o, share);
-		if (by_columns(a)) send_columns(a, o, targets, share);
-		u32 n = bulk ? 0 : (share.to - share.from) * a.pieces.by;
+		u32 n = bulk ? 0 : (share.to - share.from) * a.pieces.by, columns = bulk ? 0 : column_parts(a, share);
+		for (u32 i = warp; i < columns; i += warps) send_columns(a, o, targets, share, i, lane);
 		for (u32 i = warp; i < n; i += warps) {
 			u32 pc, t = share.from + a.pieces.quotient(i, pc);
 			send_piece(a, o, targets, t, pc, lane);
