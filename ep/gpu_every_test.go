@@ -114,9 +114,9 @@ func TestScalesOnGPUs(t *testing.T) {
 	})
 }
 
-// TestColumnsOnGPUs has column-major scales of token-major rows, of which a warp sends those of 32 tokens at a time: of
+// TestColumnsOnGPUs has column-major scales of token-major rows, of which a warp sends eight of 32 tokens at a time: of
 // one token, of as many as a warp takes and one more, of tokens that go nowhere, of rows that are dropped, and of ranks
-// without tokens.
+// without tokens. A row has one scale more than two times eight.
 func TestColumnsOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
@@ -134,7 +134,7 @@ func TestColumnsOnGPUs(t *testing.T) {
 					if !bulk {
 						s.Tuning.Dispatch.Bulk = -1
 					}
-					s.Payload, s.ScaleOrder, s.Hidden, s.MaxTokens, s.SMs = ep.FP8, ep.ColumnMajorScales, 1408, 100, 0
+					s.Payload, s.ScaleOrder, s.Hidden, s.MaxTokens, s.SMs = ep.FP8, ep.ColumnMajorScales, 17*ep.ScaleBlock, 100, 0
 					s.Tuning.Dispatch.Blocks = 2
 					change(&s)
 					members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
