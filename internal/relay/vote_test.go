@@ -53,6 +53,7 @@ func newBoard(perProcess []int) *board {
 			Absent:  func(context.Context, int) bool { return false },
 			learned: func(last, next control.Decision, chosen bool) { b.learn(i, last, next, chosen) },
 		})
+		n.retry = time.AfterFunc(0, func() {}) // attempts begin anew by retryNow alone, and never while the test looks
 		b.nodes = append(b.nodes, n)
 		near := make([][]byte, b.size)
 		for _, r := range p.Ranks {
@@ -123,7 +124,7 @@ func (b *board) settle() {
 	}
 }
 
-// retry is what a process does a moment after its attempt was overtaken.
+// retryNow is what a process does a moment after its attempt was overtaken.
 func (n *Node) retryNow() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
