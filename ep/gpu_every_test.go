@@ -2,6 +2,7 @@ package ep_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"maps"
@@ -12,6 +13,7 @@ import (
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
 	"github.com/weftgo/weft/ep"
+	"github.com/weftgo/weft/internal/eptest"
 )
 
 // TestEveryKernelOnGPUs runs every kernel that moves rows, on small batches: those for one purpose,
@@ -115,27 +117,31 @@ func TestScalesOnGPUs(t *testing.T) {
 }
 
 // TestColumnsOnGPUs has column-major scales of token-major rows, of which a warp sends eight of 32 tokens at a time: of
-// one token, of as many as a warp takes and one more, of tokens that go nowhere, of rows that are dropped, and of ranks
-// without tokens. A row has one scale more than two times eight.
+// one token, of as many as a warp takes and one more, of tokens that go nowhere, of rows that are dropped, of ranks
+// without tokens, and while a rank is masked. A row has one scale more than two times eight.
 func TestColumnsOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
-		const ranks = 2
-		for name, change := range map[string]func(*ep.Spec){
-			"host's counts": func(s *ep.Spec) { s.Counts = ep.HostCounts },
-			"GPU's counts":  func(*ep.Spec) {},
-			"dropped rows":  func(s *ep.Spec) { s.Capacity, s.Overflow = 90, ep.OverflowDrop },
-			"dropped rows, host's counts": func(s *ep.Spec) {
-				s.Capacity, s.Overflow, s.Counts = 90, ep.OverflowDrop, ep.HostCounts
-			},
-		} {
-			for _, bulk := range []bool{false, true} {
+		for _, bulk := range []bool{false, true} {
+			columns := func(ranks int) ep.Spec {
+				s := sized(tokenRows, ranks)
+				s.Payload, s.ScaleOrder, s.Hidden, s.MaxTokens, s.SMs = ep.FP8, ep.ColumnMajorScales, 17*ep.ScaleBlock, 100, 0
+				s.Tuning.Dispatch.Blocks = 2
+				if !bulk {
+					s.Tuning.Dispatch.Bulk = -1
+				}
+				return s
+			}
+			for name, change := range map[string]func(*ep.Spec){
+				"host's counts": func(s *ep.Spec) { s.Counts = ep.HostCounts },
+				"GPU's counts":  func(*ep.Spec) {},
+				"dropped rows":  func(s *ep.Spec) { s.Capacity, s.Overflow = 90, ep.OverflowDrop },
+				"dropped rows, host's counts": func(s *ep.Spec) {
+					s.Capacity, s.Overflow, s.Counts = 90, ep.OverflowDrop, ep.HostCounts
+				},
+			} {
 				t.Run(fmt.Sprintf("%s/bulk %v", name, bulk), func(t *testing.T) {
-					s := sized(tokenRows, ranks)
-					if !bulk {
-						s.Tuning.Dispatch.Bulk = -1
-					}
-					s.Payload, s.ScaleOrder, s.Hidden, s.MaxTokens, s.SMs = ep.FP8, ep.ColumnMajorScales, 17*ep.ScaleBlock, 100, 0
-					s.Tuning.Dispatch.Blocks = 2
+					const ranks = 2
+					s := columns(ranks)
 					change(&s)
 					members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
 						for i, tokens := range [][]int{{1, 0}, {66, 65}, {100, 99}, {0, 0}, {7, 100}} {
@@ -154,6 +160,25 @@ func TestColumnsOnGPUs(t *testing.T) {
 					})
 				})
 			}
+			t.Run(fmt.Sprintf("a masked rank/bulk %v", bulk), func(t *testing.T) {
+				const ranks, out = 3, 1
+				s := columns(ranks)
+				b := evenly(s, ranks, 1, s.MaxTokens).Batch(out)
+				over := make(chan struct{})
+				members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+					err := eptest.Meet(r.Comm) // all have their handles
+					if r.Rank() == out {
+						return await(ctx, over) // it may have been masked before it had met everyone
+					}
+					if err != nil {
+						return err
+					}
+					if r.Rank() == 0 {
+						defer close(over)
+					}
+					return errors.Join(r.SetMask(ctx, out), r.batch(ctx, b))
+				})
+			})
 		}
 	})
 }

@@ -53,7 +53,9 @@ func newBoard(perProcess []int) *board {
 			Absent:  func(context.Context, int) bool { return false },
 			learned: func(last, next control.Decision, chosen bool) { b.learn(i, last, next, chosen) },
 		})
-		n.retry = time.AfterFunc(0, func() {}) // attempts begin anew by retryNow alone, and never while the test looks
+		// With a timer in place, even one that has run out, the node sets none of its own, which would send while the
+		// test looks at wires. Attempts begin anew by retryNow.
+		n.retry = time.AfterFunc(0, func() {})
 		b.nodes = append(b.nodes, n)
 		near := make([][]byte, b.size)
 		for _, r := range p.Ranks {

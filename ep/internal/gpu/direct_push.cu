@@ -128,7 +128,7 @@ struct Destinations {
 	}
 };
 
-// by_columns says that send_columns sends the scales, and not who sends the rows.
+// by_columns says whether scales go apart from their rows, by send_columns.
 __device__ __forceinline__ bool by_columns(const Push &a) {
 	return WEFT_QUANTIZE == 0 && (a.flags & COLUMN_SCALES) != 0 && (a.flags & ROW_PER_TOKEN) != 0;
 }
@@ -138,17 +138,20 @@ __device__ __forceinline__ bool by_columns(const Push &a) {
 // words of four bytes, each in a line of its own, and links carry few of those.
 constexpr u32 COLUMNS = 8; // so many scales are the 32 bytes that a load brings
 
+// token_parts is the number of parts that 32 tokens have for one rank.
+__device__ __forceinline__ u32 token_parts(const Push &a) { return (a.scale_words + COLUMNS - 1) / COLUMNS; }
+
 // column_parts is the number of parts of a share; 0 if its scales do not go by columns.
 __device__ __forceinline__ u32 column_parts(const Push &a, Share share) {
 	if (!by_columns(a)) return 0;
-	return (share.to - share.from + 31) / 32 * a.group.ranks * ((a.scale_words + COLUMNS - 1) / COLUMNS);
+	return (share.to - share.from + 31) / 32 * a.group.ranks * token_parts(a);
 }
 
-// send_columns stores part i of the share's scales, one token a lane. Parts for other ranks of the same scales are
-// neighbours, so that caches have them.
+// send_columns stores part i of the share's scales, one token a lane. Parts of the same scales for several ranks follow
+// each other, so that all but the first find them in a cache.
 __device__ __forceinline__ void send_columns(const Push &a, const Operation &o, const Target *targets, Share share,
 											 u32 i, u32 lane) {
-	u32 r = next_rank(a.group, i % a.group.ranks), parts = (a.scale_words + COLUMNS - 1) / COLUMNS;
+	u32 r = next_rank(a.group, i % a.group.ranks), parts = token_parts(a);
 	i /= a.group.ranks;
 	u32 t = share.from + i / parts * 32 + lane, first = i % parts * COLUMNS;
 	u32 row = 0; // + 1
